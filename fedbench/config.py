@@ -1,0 +1,135 @@
+"""Typed schema of a run. The four components (data set, partition, model, method) have schemas of their own.
+
+Everything here validates on construction, so an impossible config fails before any data is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedbench.errors import ConfigError, unknown
+
+
+def _one_of(what: str, value: str, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise unknown(what, value, options)
+
+
+def _positive(what: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigError(f"{what} must be positive, got {value}")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The local optimiser, built anew for every client, round and stage."""
+
+    name: str = "sgd"  # sgd or adam
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None  # global gradient norm a client-step is clipped to
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer", self.name, ("sgd", "adam"))
+        _positive("protocol.optimizer.lr", self.lr)
+        _positive("protocol.optimizer.clip", self.clip)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"protocol.optimizer.momentum must lie in [0, 1), got {self.momentum}")
+        if self.weight_decay < 0:
+            raise ConfigError(f"protocol.optimizer.weight_decay must not be negative, got {self.weight_decay}")
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """Local work of one client in one round: E epochs or K iterations of mini-batches."""
+
+    epochs: int | None = 1
+    iterations: int | None = None  # if set, takes the place of epochs
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.epochs is None and self.iterations is None:
+            raise ConfigError("protocol.local needs epochs or iterations")
+        _positive("protocol.local.epochs", self.epochs)
+        _positive("protocol.local.iterations", self.iterations)
+        _positive("protocol.local.batch_size", self.batch_size)
+
+
+@dataclass(frozen=True)
+class TestConfig:
+    """Where test and validation samples come from, and which test sets are scored.
+
+    A partition that fixes its own test sets (FedCollab's scenarios) overrides `pool` and `fraction`.
+    """
+
+    __test__ = False  # not a pytest class
+
+    sets: str = "local"  # local: the client's own samples | global: the whole test set | both
+    weighting: str = "none"  # global set: none, or label_shares (weighted by the client's label distribution)
+    pool: bool = False  # concatenate the train and the test split before partitioning
+    fraction: float = 0.2  # share of a client's samples held out as its local test set
+    val_fraction: float = 0.0  # share of a client's training samples held out for validation
+
+    def __post_init__(self) -> None:
+        _one_of("protocol.test.sets", self.sets, ("local", "global", "both"))
+        _one_of("protocol.test.weighting", self.weighting, ("none", "label_shares"))
+        for name, value in (("fraction", self.fraction), ("val_fraction", self.val_fraction)):
+            if not 0 <= value < 1:
+                raise ConfigError(f"protocol.test.{name} must lie in [0, 1), got {value}")
+
+
+@dataclass(frozen=True)
+class ProtocolConfig:
+    """What the papers leave scattered: how long, how, and how a number is read off."""
+
+    name: str = "custom"
+    rounds: int = 200
+    cohort: float = 1.0  # clients a round: a share in (0, 1], or a count if above 1
+    local: LocalConfig = field(default_factory=LocalConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
+    test: TestConfig = field(default_factory=TestConfig)
+    score: str = "received"  # received: before local training | trained: after the client's latest training
+    average: str = "client"  # client: mean over clients | pooled: over samples
+    report: str = "last"  # last | best_test | best_val | mean_last_5
+    eval_every: int = 1  # rounds between evaluations; the last rounds are always scored
+
+    def __post_init__(self) -> None:
+        _one_of("protocol.score", self.score, ("received", "trained"))
+        _one_of("protocol.average", self.average, ("client", "pooled"))
+        _one_of("protocol.report", self.report, ("last", "best_test", "best_val", "mean_last_5"))
+        _positive("protocol.rounds", self.rounds)
+        _positive("protocol.cohort", self.cohort)
+        _positive("protocol.eval_every", self.eval_every)
+        if self.cohort > 1 and self.cohort != int(self.cohort):
+            raise ConfigError(f"protocol.cohort above 1 is a number of clients, got {self.cohort}")
+        if self.report == "best_val" and self.test.val_fraction == 0:
+            raise ConfigError("protocol.report=best_val needs protocol.test.val_fraction > 0")
+
+    def cohort_size(self, clients: int) -> int:
+        """Clients drawn a round out of `clients` registered ones (at least one)."""
+        size = int(self.cohort) if self.cohort > 1 else max(1, round(self.cohort * clients))
+        if size > clients:
+            raise ConfigError(f"protocol.cohort={size} is more than the {clients} clients of the partition")
+        return size
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    """Where and how clients are trained; never changes a result beyond rounding."""
+
+    name: str = "auto"
+    device: str = "auto"  # auto | cpu | cuda | cuda:<i>
+    engine: str = "auto"  # auto | looped | workers | stacked
+    workers: int = 0  # processes of the workers engine; 0: one a core
+    threads: int = 0  # torch threads in this process; 0: torch's own choice
+    chunk: int = 0  # clients trained at once by the stacked engine; 0: as many as memory takes
+
+    def __post_init__(self) -> None:
+        _one_of("hardware.engine", self.engine, ("auto", "looped", "workers", "stacked"))
+        if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
+            raise unknown("hardware.device", self.device, ("auto", "cpu", "cuda", "cuda:0"))
+        for name in ("workers", "threads", "chunk"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"hardware.{name} must not be negative")

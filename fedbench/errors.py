@@ -1,0 +1,52 @@
+"""Errors a user can act on: each is one line that names the reason and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedbenchError(Exception):
+    """Base of every error that the command line prints as one line, without a traceback."""
+
+
+class UnknownName(FedbenchError):
+    """A name that no registry, config group or schema knows."""
+
+
+class ConfigError(FedbenchError):
+    """A value that is well-typed but impossible (alpha = 0, more clients than samples, ...)."""
+
+
+class DataMissing(FedbenchError):
+    """A data set that is not on this machine; says where it was looked for and what fetches it."""
+
+
+class DataCorrupt(FedbenchError):
+    """A data file that is truncated, altered or of another format."""
+
+
+class CheckpointError(FedbenchError):
+    """A checkpoint that is unreadable or belongs to another configuration."""
+
+
+class Diverged(FedbenchError):
+    """Training produced a value that is not finite; says in which round and on which client."""
+
+
+def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
+    """The `count` options closest to `name`, joined for a message (all of them if few).
+
+    Case is ignored, and an option that starts with `name` or is a prefix of it counts as close.
+    """
+    pool = sorted(set(options))
+    lowered = {option.lower(): option for option in pool}
+    close = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.5)
+    prefixed = [o for o in lowered if o.startswith(name.lower()) or name.lower().startswith(o)]
+    found = list(dict.fromkeys([lowered[o] for o in [*close, *prefixed]]))[:count]
+    return ", ".join(found or (pool if len(pool) <= 12 else [*pool[:12], "..."]))
+
+
+def unknown(kind: str, name: str, options: Iterable[str]) -> UnknownName:
+    """The error for an unknown `kind` (method, data set, key, ...) called `name`."""
+    return UnknownName(f"unknown {kind} '{name}'; nearest: {nearest(name, options)}")

@@ -1,0 +1,97 @@
+"""Named components: a registry maps a name to a frozen dataclass whose fields are its typed schema.
+
+Data sets, partitions, models and methods are all built the same way: the YAML under conf/ gives
+`name:` and the fields, the registry imports the class (only then) and checks every key and type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+from fedbench.errors import ConfigError, unknown
+
+T = TypeVar("T")
+
+RESERVED = ("name", "preset")  # keys of a component's YAML that are not hyper-parameters
+
+
+class Registry(Generic[T]):
+    """Lazy, explicit map from names to dataclasses of one kind."""
+
+    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+        """`entries` maps a name to "package.module:Class"; nothing is imported before it is used."""
+        self.kind = kind
+        self._entries = dict(entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def get(self, name: str) -> type[T]:
+        """The class called `name`.
+
+        Raises:
+            UnknownName: with the nearest names.
+        """
+        if name not in self._entries:
+            raise unknown(self.kind, name, self._entries)
+        module, _, attribute = self._entries[name].partition(":")
+        return cast("type[T]", getattr(importlib.import_module(module), attribute))
+
+    def build(self, config: Mapping[str, Any]) -> T:
+        """Instantiate the component that `config` describes: `name`, and its fields.
+
+        A field whose value is itself a mapping with a `name` is left to the class (`__post_init__`).
+
+        Raises:
+            UnknownName: unknown name or unknown field, with the nearest ones.
+            ConfigError: a value of the wrong type or an impossible value.
+        """
+        if "name" not in config:
+            raise ConfigError(f"{self.kind}: the config has no 'name'; one of: {', '.join(self)}")
+        cls = self.get(str(config["name"]))
+        given = {key: value for key, value in config.items() if key not in RESERVED}
+        return typed(cls, given, f"{self.kind} '{config['name']}'")
+
+
+def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build dataclass `cls` from `values`, checking names and types; `where` opens any message."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    fields = {field.name for field in dataclasses.fields(cast("Any", cls)) if field.init}
+    for key in values:
+        if key not in fields:
+            raise unknown(f"key of {where}", str(key), fields)
+    try:
+        schema = OmegaConf.structured(cls)
+        merged = OmegaConf.to_container(OmegaConf.merge(schema, OmegaConf.create(dict(values))), resolve=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        key = f" ({error.full_key})" if getattr(error, "full_key", None) else ""
+        raise ConfigError(f"{where}{key}: {reason}") from error
+    return _construct(cls, cast("dict[str, Any]", merged))
+
+
+def _construct(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Nested construction: fields that are dataclasses become instances, lists become tuples where declared."""
+    import typing
+
+    hints = typing.get_type_hints(cls)
+    built: dict[str, Any] = {}
+    for field in dataclasses.fields(cast("Any", cls)):
+        if not field.init or field.name not in values:
+            continue
+        value = values[field.name]
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            value = _construct(cast("type[Any]", hint), value)
+        elif typing.get_origin(hint) is tuple and isinstance(value, list):
+            value = tuple(value)
+        built[field.name] = value
+    return cls(**built)
