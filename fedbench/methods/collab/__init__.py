@@ -1,0 +1,1 @@
+"""FedCollab's two stages before training: pairwise distances (discriminators) and coalitions (solver)."""
