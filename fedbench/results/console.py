@@ -1,0 +1,189 @@
+"""What a run prints: progress while it goes on, its result at the end, and many runs side by side."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from fedbench.results.history import PHASES, TIMING_PREFIX, Record
+from fedbench.results.observer import Labels, Observer
+from fedbench.results.units import decimals, human_bytes, human_seconds, mean_std, number
+
+GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable when they agree on these
+COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
+LOWER_IS_BETTER = ("rsd",)
+
+
+class Progress(Observer):
+    """A progress bar on a terminal; elsewhere a plain line about every tenth of the rounds."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        mode: str = "auto",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`mode`: auto (bar on a terminal, else lines), bar, lines or none. `clock` counts seconds."""
+        self._console = console or Console()
+        self._mode = ("bar" if self._console.is_terminal else "lines") if mode == "auto" else mode
+        self._clock = clock
+        self._bar: Bar | None = None
+        self._rounds = self._first = self._done = self._shown = 0
+        self._phase = ""
+        self._accuracy = ""
+
+    def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """Show what runs."""
+        self._rounds, self._began = rounds, self._clock()
+        self._first = self._done = self._shown = resumed_from
+        self._phase = self._accuracy = ""
+        name = " ".join(part for part in (labels.method, labels.variant, f"seed {labels.seed}") if part)
+        if self._mode == "lines":
+            where = f"{labels.dataset}, {labels.partition}, {labels.model}"
+            resumed = f", resumed after round {resumed_from}" if resumed_from else ""
+            self._line(f"{name} on {where}: {rounds} rounds{resumed}")
+        if self._mode == "bar":
+            self._bar = _bar(self._console)
+            self._bar.add_task(name, total=rounds, completed=resumed_from, accuracy="", phase="")
+            self._bar.start()
+
+    def phase(self, name: str) -> None:
+        """Show the phase; as a line only for what comes before the rounds."""
+        if self._mode == "lines" and name == PHASES[0] and name != self._phase:
+            self._line("preparing")
+        self._phase = name
+        self._refresh()
+
+    def advance(self, done: int) -> None:
+        """Move on to `done` rounds."""
+        self._done = done
+        self._refresh()
+        step = max(1, math.ceil(self._rounds / 10))
+        due = done // step > self._shown // step or done == self._rounds
+        if self._mode == "lines" and due and done > self._shown:
+            self._shown = done
+            left = (self._clock() - self._began) / max(1, done - self._first) * (self._rounds - done)
+            ending = f", {human_seconds(left)} left" if done < self._rounds else ""
+            self._line(f"round {done}/{self._rounds}{self._accuracy and ', ' + self._accuracy}{ending}")
+
+    def record(self, record: Record) -> None:
+        """Show the accuracy of the test set the run is judged by."""
+        self._accuracy = f"acc {decimals(100 * record.tallies[record.primary()].mean())} %"
+        self.advance(record.round)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """End the bar and print the closing table."""
+        self.close()
+        if self._mode != "none":
+            self._console.print(run_table(result))
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _refresh(self) -> None:
+        if self._bar is not None:
+            task = self._bar.tasks[0].id
+            self._bar.update(task, completed=self._done, accuracy=self._accuracy, phase=self._phase)
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def run_table(result: Mapping[str, Any]) -> Table:
+    """The closing table of one run, from its result row."""
+    title = ", ".join(str(result[name]) for name in ("method", "variant", *GROUP) if result.get(name))
+    table = Table(title=Text(f"{title}, seed {result['seed']}"), show_header=False, title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, heading in COLUMNS.items():
+        table.add_row(heading, decimals(result.get(name)))
+    table.add_row("read at", f"{result['report']}, {result['test_set']} test set")
+    table.add_row("traffic up", human_bytes(result["bytes_up"]))
+    table.add_row("traffic down", human_bytes(result["bytes_down"]))
+    table.add_section()
+    for name, value in result.items():
+        if name.startswith(TIMING_PREFIX):
+            table.add_row(name.removeprefix(TIMING_PREFIX), human_seconds(value))
+    return table
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Many runs: a section for each (data set, partition, model, protocol), a line for each method.
+
+    Cells are mean ± sample standard deviation over the runs, the best mean of a section is bold. A run that
+    appears twice (same key) counts once; more runs than seeds are shown as such, since they mix configurations.
+    """
+    table = Table()
+    table.add_column("method")
+    table.add_column("seeds", justify="right")
+    for heading in COLUMNS.values():
+        table.add_column(heading, justify="right")
+    unique = {row.get("key") or index: row for index, row in enumerate(rows)}
+    for where, section in _grouped(list(unique.values()), GROUP).items():
+        table.add_section()
+        table.add_row(Text(", ".join(filter(None, where)), style="italic"))
+        _add_section(table, section)
+    return table
+
+
+def _add_section(table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    methods = _grouped(rows, ("method", "variant"))
+    values = {
+        name: {
+            method: [known for row in runs if (known := number(row.get(name))) is not None]
+            for method, runs in methods.items()
+        }
+        for name in COLUMNS
+    }
+    best = {name: _best(column, name in LOWER_IS_BETTER) for name, column in values.items()}
+    for method, runs in methods.items():
+        seeds = len({row.get("seed") for row in runs})
+        count = str(seeds) if seeds == len(runs) else f"{seeds} ({len(runs)} runs)"
+        cells = [
+            Text(mean_std(values[name][method]), style="bold" if method in best[name] else "")
+            for name in COLUMNS
+        ]
+        table.add_row(Text("  " + " ".join(filter(None, method))), count, *cells)
+
+
+def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
+    """Methods whose mean, as printed, is the best of those that have one; none if there is nothing to beat."""
+    means = {key: round(math.fsum(known) / len(known), 2) for key, known in column.items() if known}
+    if len(means) < 2:
+        return set()
+    target = min(means.values()) if lower else max(means.values())
+    return {key for key, mean in means.items() if mean == target}
+
+
+def _grouped(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
+    """Rows by their values of `names`, in order of first appearance."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row.get(name) or "") for name in names), []).append(row)
+    return groups
+
+
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[phase]}", markup=False),
+        console=console,
+    )

@@ -1,0 +1,85 @@
+"""Atomic files: a reader sees the previous version or the new one, whole, whenever the writer is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TEMPORARY = ".tmp-"  # prefix of files being written; one that outlived its writer is garbage
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; when the block ends well it takes the place of `path`, durably.
+
+    When the block raises, `path` is left as it was and the temporary file is removed.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-{path.name}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as handle:
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut, where the platform can open folders."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left in `folder`. Call it only while no other process writes there."""
+    for leftover in folder.glob(f"{TEMPORARY}*"):
+        leftover.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` (UTF-8) to `path`, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` to `path`, atomically, as standard JSON: a number that is not finite becomes null."""
+    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write `rows` to `path`, atomically; columns in order of first appearance, a missing value is empty.
+
+    Floats are written with as many digits as they need to be read back exactly.
+    """
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    return repr(float(value)) if isinstance(value, float) else value

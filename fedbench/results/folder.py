@@ -1,0 +1,185 @@
+"""The folder of a run: runs/<dataset>/<partition>/<method>/seed<k>-<key8>/.
+
+Every file is written atomically. `result.json` is written last: a run is finished when it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.errors import FedbenchError
+from fedbench.results.files import replacing, sweep, write_csv, write_json, write_text
+from fedbench.results.history import History
+from fedbench.results.lock import FolderLock
+from fedbench.results.observer import Labels
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+RESULT = "result.json"
+CHECKPOINT = "checkpoint.safetensors"
+MODEL = "model.safetensors"
+CLIENTS = "clients.csv"
+
+Status = Literal["new", "partial", "finished"]
+
+
+class Savable(Protocol):
+    """A partition, as far as its files are concerned."""
+
+    def save(self, path: Path) -> object:
+        """Write the client indices to `path` (.npz)."""
+
+
+class RunFolder:
+    """Names and writes the files of one run. As a context manager it holds the folder's lock."""
+
+    def __init__(self, runs_dir: Path | str, key: str, labels: Labels) -> None:
+        """`key` is the hash of what determines the result; nothing is created before the folder is entered."""
+        parts = (labels.dataset, labels.partition, labels.method)
+        self.runs_dir = Path(runs_dir)
+        self.path = self.runs_dir.joinpath(*map(_slug, parts), f"seed{labels.seed}-{key[:8]}")
+        self.key = key
+        self.labels = labels
+        self._lock = FolderLock(self.path)
+
+    @property
+    def checkpoint(self) -> Path:
+        """File of the checkpoint (fedbench.engine.checkpoint)."""
+        return self.path / CHECKPOINT
+
+    def status(self) -> Status:
+        """finished: has a result; partial: has a checkpoint to go on from; new: neither."""
+        if (self.path / RESULT).is_file():
+            return "finished"
+        return "partial" if self.checkpoint.is_file() else "new"
+
+    def __enter__(self) -> Self:
+        """Create the folder, lock it and remove what a killed process left half-written.
+
+        Raises:
+            FedbenchError: another process runs in it.
+        """
+        self._lock.acquire()
+        sweep(self.path)
+        if self.status() == "finished":  # killed between its result and the removal of its checkpoint
+            self.checkpoint.unlink(missing_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unlock; a folder that nothing was written to disappears."""
+        self._lock.release()
+        folder = self.path
+        while folder != self.runs_dir.parent:
+            try:
+                folder.rmdir()
+            except OSError:  # not empty
+                break
+            folder = folder.parent
+
+    def clear(self) -> None:
+        """Forget the run, so that it starts anew."""
+        for name in (CHECKPOINT, RESULT, MODEL):
+            (self.path / name).unlink(missing_ok=True)
+
+    def write_config(self, yaml: str) -> None:
+        """config.yaml: the resolved config."""
+        write_text(self.path / "config.yaml", yaml)
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """environment.json (fedbench.results.environment)."""
+        write_json(self.path / "environment.json", environment)
+
+    def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
+        """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
+        with replacing(self.path / "partition.npz") as temporary:
+            partition.save(temporary)
+        write_csv(self.path / "partition.csv", statistics)
+
+    def write_history(self, history: History) -> None:
+        """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
+        write_csv(self.path / "rounds.csv", history.rows())
+        self._write_npz("tallies", history.arrays())
+
+    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """clients.csv: one row a client (fedbench.results.summary.client_rows)."""
+        write_csv(self.path / CLIENTS, rows)
+
+    def write_collaboration(self, matrix: NDArray[Any]) -> None:
+        """collaboration.npz (array W) and .csv: row i holds the weights [N, N] client i gives to the others."""
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
+        self._write_npz("collaboration", {"W": matrix})
+        rows = [
+            {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
+            for index, weights in enumerate(matrix)
+        ]
+        write_csv(self.path / "collaboration.csv", rows)
+
+    def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Write `model` if it is to be kept, then `result`, and drop the checkpoint: the run is finished."""
+        if model is not None:
+            from fedbench.engine import checkpoint
+
+            checkpoint.save(self.path / MODEL, model, {}, key=self.key)
+        write_json(self.path / RESULT, {**result, "key": self.key})
+        self.checkpoint.unlink(missing_ok=True)
+
+    def result(self) -> dict[str, Any]:
+        """The row of a finished run.
+
+        Raises:
+            FedbenchError: it is unreadable, or of another configuration.
+        """
+        row = read_result(self.path / RESULT)
+        if row.get("key") != self.key:
+            raise FedbenchError(
+                f"{self.path} belongs to another configuration; delete the folder to run this one"
+            )
+        return row
+
+    def accuracies(self) -> NDArray[np.float64]:
+        """Reported accuracies [N] of a finished run, as fractions: what Local lends to IPR and RSD.
+
+        Raises:
+            FedbenchError: clients.csv is missing or unreadable.
+        """
+        import pandas as pd
+
+        path = self.path / CLIENTS
+        try:
+            percent = pd.read_csv(path, float_precision="round_trip")["acc"].to_numpy(dtype=np.float64)
+        except (OSError, ValueError, KeyError) as error:
+            raise FedbenchError(f"cannot read {path}; delete the folder to run it again") from error
+        return percent / 100
+
+    def _write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        with replacing(self.path / f"{name}.npz") as temporary:
+            np.savez_compressed(temporary, allow_pickle=False, **dict(arrays))
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The row in a result.json; null values are None. Raises FedbenchError when it is unreadable."""
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FedbenchError(f"cannot read {path}; delete it to run again") from error
+    if not isinstance(row, dict):
+        raise FedbenchError(f"{path} holds no result; delete it to run again")
+    return row
+
+
+def _slug(name: str) -> str:
+    """`name` as a folder name on any system: letters, digits and . _ + = , - only, no leading dot."""
+    return re.sub(r"[^A-Za-z0-9._+=,-]", "_", name)[:80].lstrip(".") or "_"
