@@ -1,0 +1,1 @@
+"""Data: files to arrays (datasets), labels and a seed to client indices (partitions), and their split."""

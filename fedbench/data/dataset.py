@@ -1,0 +1,145 @@
+"""What a loaded data set is, and the base of the dataclasses that describe where one comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.errors import ConfigError, DataCorrupt
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A loaded data set: the training samples first, then the test samples.
+
+    Construction checks that the arrays fit each other.
+
+    Raises:
+        DataCorrupt: shapes, types, label range or values that cannot be right.
+    """
+
+    name: str
+    x: NDArray[Any]  # uint8 or float32 [n, C, H, W]; may be a read-only memory map
+    y: Ints  # [n], in [0, classes)
+    num_train: int  # x[:num_train] is the official training split, the rest the test split
+    classes: int
+    mean: tuple[float, ...]  # a channel, in units of x / scale
+    std: tuple[float, ...]
+    scale: float = 255.0  # model input = (x / scale - mean) / std
+    domain: Ints | None = None  # [n], for data sets made of several domains
+
+    def __post_init__(self) -> None:
+        for reason in self._faults():
+            raise DataCorrupt(f"data set '{self.name}': {reason}")
+
+    def _faults(self) -> list[str]:
+        n, channels = len(self.x), self.x.shape[1] if self.x.ndim == 4 else 0
+        if self.x.ndim != 4 or 0 in self.x.shape:
+            return [f"images must be a non-empty [n, C, H, W], got shape {self.x.shape}"]
+        faults = []
+        if self.x.dtype not in (np.uint8, np.float32):
+            faults.append(f"images must be uint8 or float32, got {self.x.dtype}")
+        if self.y.shape != (n,) or self.y.dtype != np.int64:
+            faults.append(f"labels must be int64 [{n}], got {self.y.dtype} {self.y.shape}")
+        elif self.y.min() < 0 or self.y.max() >= self.classes:
+            faults.append(f"labels span {self.y.min()}..{self.y.max()}, expected 0..{self.classes - 1}")
+        if not 0 < self.num_train <= n:
+            faults.append(f"num_train is {self.num_train} of {n} samples")
+        if len(self.mean) != channels or len(self.std) != channels:
+            faults.append(f"mean and std need {channels} values, got {len(self.mean)} and {len(self.std)}")
+        if not (np.isfinite([*self.mean, *self.std]).all() and min([*self.std, self.scale]) > 0):
+            faults.append(f"mean {self.mean} must be finite, std {self.std} and scale {self.scale} positive")
+        if self.x.dtype == np.float32 and not np.isfinite(self.x).all():
+            faults.append("images hold values that are not finite")
+        if self.domain is not None and self.domain.shape != (n,):
+            faults.append(f"domains must have shape [{n}], got {self.domain.shape}")
+        return faults
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one sample."""
+        channels, height, width = self.x.shape[1:]
+        return channels, height, width
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """12 hex digits over the shape, every label and 64 spread images: tells two data sets apart."""
+        digest = hashlib.sha256(f"{self.name} {self.x.shape} {self.x.dtype} {self.num_train}".encode())
+        digest.update(np.ascontiguousarray(self.y).tobytes())
+        digest.update(np.ascontiguousarray(self.x[spread(len(self), min(64, len(self)))]).tobytes())
+        return digest.hexdigest()[:12]
+
+
+def spread(n: int, count: int) -> Ints:
+    """`count` indices evenly spread over range(n), so that a sorted data set keeps all its classes."""
+    return np.arange(count, dtype=np.int64) * n // count
+
+
+def reduced(data: Dataset, limit: int) -> Dataset:
+    """At most `limit` evenly spread training samples, and the same share of the test samples."""
+    if limit >= data.num_train:
+        return data
+    tests = len(data) - data.num_train
+    kept = min(tests, max(1, tests * limit // data.num_train))
+    index = np.concatenate([spread(data.num_train, limit), data.num_train + spread(tests, kept)])
+    domain = None if data.domain is None else data.domain[index]
+    return dataclasses.replace(data, x=data.x[index], y=data.y[index], num_train=limit, domain=domain)
+
+
+@dataclass(frozen=True)
+class State:
+    """Whether a data set can be loaded on this machine."""
+
+    ready: bool
+    where: str  # the folder or package it comes from; "" if missing
+    looked: tuple[str, ...]  # every place looked at, in order
+    how: str  # one line: how to get it
+
+
+@dataclass(frozen=True)
+class DataSource(ABC):
+    """Describes a data set; the fields are its options in YAML. Subclasses implement `read` and `state`."""
+
+    name: ClassVar[str]
+
+    model: str = "mlp"  # the model that fits by default (model=auto)
+    limit: int | None = None  # keep at most so many training samples, and the same share of the test samples
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"dataset.limit must be at least 1, got {self.limit}")
+
+    @property
+    def label(self) -> str:
+        """The name in tables and run folders."""
+        return self.name if self.limit is None else f"{self.name}-{self.limit}"
+
+    def load(self) -> Dataset:
+        """The data set, reduced to `limit`.
+
+        Raises:
+            DataMissing: it is not on this machine.
+            DataCorrupt: a file is truncated, altered or of another format.
+        """
+        data = self.read()
+        return data if self.limit is None else reduced(data, self.limit)
+
+    @abstractmethod
+    def read(self) -> Dataset:
+        """The whole data set."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Whether it is ready, where, and how to get it; reads no sample."""

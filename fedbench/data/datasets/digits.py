@@ -1,0 +1,69 @@
+"""Digits: 1,797 handwritten digits of 8 x 8 (Alpaydin & Kaynak 1998), shipped inside scikit-learn.
+
+There is no official test split: a fixed random fifth of each class is the test split (1,442 + 355 samples).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.data.cache import FORMAT, cached_arrays
+from fedbench.data.dataset import Dataset, DataSource, State
+from fedbench.engine.rng import numpy_rng
+from fedbench.errors import DataMissing
+
+INSTALL = "pip install scikit-learn"
+
+
+@dataclass(frozen=True)
+class Digits(DataSource):
+    """Ten digits, values 0..16; works without a network."""
+
+    name: ClassVar[str] = "digits"
+
+    model: str = "mlp"
+    mean: tuple[float, ...] = (0.3050,)
+    std: tuple[float, ...] = (0.3759,)
+
+    def state(self) -> State:
+        """Ready where scikit-learn is installed."""
+        ready = importlib.util.find_spec("sklearn") is not None
+        return State(ready, "scikit-learn" if ready else "", ("scikit-learn",), f"run `{INSTALL}`")
+
+    def read(self) -> Dataset:
+        """See `DataSource.read`. The arrays are cached because importing scikit-learn takes a second."""
+        if not self.state().ready:
+            raise DataMissing(
+                f"data set 'digits' comes with scikit-learn, which is not here: run `{INSTALL}`"
+            )
+        version = importlib.metadata.version("scikit-learn")
+        arrays = cached_arrays(f"digits-{version}-{FORMAT}", _shipped)
+        count = int(arrays["num_train"][0])
+        return Dataset("digits", arrays["x"], arrays["y"], count, 10, self.mean, self.std, scale=16.0)
+
+
+def _shipped() -> Mapping[str, NDArray[Any]]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    test = _stratified_fifth(labels)
+    order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
+    x = images.astype(np.uint8).reshape(-1, 1, 8, 8)[order]
+    return {"x": x, "y": labels.astype(np.int64)[order], "num_train": np.array([np.sum(~test)])}
+
+
+def _stratified_fifth(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """A mask of 20 % of each class (rounded down), the same on every machine."""
+    rng = numpy_rng(0, "digits", "test split")
+    mask = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        mask[rng.permutation(members)[: len(members) // 5]] = True
+    return mask

@@ -1,0 +1,99 @@
+"""Procedural images for tests and machines without data: no file, any size, one number for the difficulty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.data.dataset import Dataset, DataSource, State
+from fedbench.engine.rng import numpy_rng
+from fedbench.errors import ConfigError
+
+GRID = 4  # a prototype is GRID x GRID normal numbers, interpolated: smooth, so it survives small shifts
+CONTRAST = 40.0  # grey levels a unit of prototype or noise
+CHUNK = 4096  # images drawn at once: bounds the memory of the float intermediates
+
+
+@dataclass(frozen=True)
+class Synthetic(DataSource):
+    """One smooth random prototype a class; a sample is its prototype, shifted a little, plus normal noise."""
+
+    name: ClassVar[str] = "synthetic"
+
+    model: str = "mlp"
+    classes: int = 10
+    channels: int = 1
+    size: int = 16  # height and width in pixels
+    train: int = 2000  # training samples, classes equally frequent up to one
+    test: int = 500  # test samples
+    difficulty: float = 2.0  # noise in units of a prototype's standard deviation; 0 is trivial
+    seed: int = 0  # of the images; independent of the run's seed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("classes", "channels", "size", "train"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"dataset.{field} must be at least 1, got {getattr(self, field)}")
+        if self.test < 0 or not 0 <= self.difficulty < float("inf"):
+            raise ConfigError("dataset.test and dataset.difficulty must not be negative")
+
+    def state(self) -> State:
+        """Always ready."""
+        return State(True, "procedural", (), "nothing to fetch")
+
+    def read(self) -> Dataset:
+        """See `DataSource.read`."""
+        total = self.train + self.test
+        rng = numpy_rng(self.seed, "synthetic", "labels")
+        y = np.concatenate(
+            [rng.permutation(np.arange(count) % self.classes) for count in (self.train, self.test)]
+        )
+        prototypes = self._prototypes()
+        x = np.empty((total, self.channels, self.size, self.size), dtype=np.uint8)
+        for start in range(0, total, CHUNK):
+            x[start : start + CHUNK] = self._samples(prototypes, y[start : start + CHUNK], start)
+        mean, std = _moments(x[: self.train])
+        return Dataset(self.name, x, y.astype(np.int64), self.train, self.classes, mean, std)
+
+    def _prototypes(self) -> NDArray[np.float64]:
+        """[classes, channels, size, size], each of mean 0 and standard deviation 1."""
+        rng = numpy_rng(self.seed, "synthetic", "prototypes")
+        coarse = rng.standard_normal((self.classes, self.channels, GRID, GRID))
+        weights = _interpolation(GRID, self.size)
+        fine = weights @ coarse @ weights.T
+        fine -= fine.mean((1, 2, 3), keepdims=True)
+        spread: NDArray[np.float64] = fine / np.maximum(fine.std((1, 2, 3), keepdims=True), 1e-9)
+        return spread
+
+    def _samples(self, prototypes: NDArray[np.float64], y: NDArray[Any], start: int) -> NDArray[np.uint8]:
+        rng = numpy_rng(self.seed, "synthetic", "samples", start)
+        reach = self.size // 8  # largest shift in pixels, each way
+        shift = rng.integers(-reach, reach + 1, size=(len(y), 2))
+        pixels = np.arange(self.size)
+        rows = (pixels + shift[:, :1]) % self.size  # [n, size]
+        columns = (pixels + shift[:, 1:]) % self.size
+        channels = np.arange(self.channels)[:, None, None]
+        clean = prototypes[
+            y[:, None, None, None], channels, rows[:, None, :, None], columns[:, None, None, :]
+        ]
+        noisy = clean + self.difficulty * rng.standard_normal(clean.shape)
+        # Divided by the noise too, so that a difficult image is not merely a saturated one.
+        levels = 127.5 + CONTRAST * noisy / np.hypot(1.0, self.difficulty)
+        images: NDArray[np.uint8] = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+        return images
+
+
+def _interpolation(coarse: int, fine: int) -> NDArray[np.float64]:
+    """The matrix [fine, coarse] of linear interpolation between equally spaced points."""
+    position = np.linspace(0, coarse - 1, fine)
+    return np.maximum(0.0, 1.0 - np.abs(position[:, None] - np.arange(coarse)))
+
+
+def _moments(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation a channel, in units of x / 255 (a constant image counts as deviation 1)."""
+    flat = x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1) / 255.0
+    std = flat.std(1)
+    return tuple(map(float, flat.mean(1))), tuple(map(float, np.where(std > 0, std, 1.0)))

@@ -1,0 +1,1 @@
+"""Readers of the on-disk formats that several data sets share."""

@@ -1,0 +1,73 @@
+"""The idx format of MNIST and its successors: magic, big-endian dimensions, then unsigned bytes."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.errors import DataCorrupt
+
+GZIP_MAGIC = b"\x1f\x8b"
+UNSIGNED_BYTES = 0x08
+STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+def idx_files(folder: Path) -> list[Path] | None:
+    """Training images, labels, test images, labels in `folder`, raw or .gz; None unless all are there."""
+    found = []
+    for stem in STEMS:
+        names = (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte")
+        file = next((folder / name for name in names if (folder / name).is_file()), None)
+        if file is None:
+            return None
+        found.append(file)
+    return found
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array in an idx file of unsigned bytes, plain or gzipped.
+
+    Raises:
+        DataCorrupt: damaged compression, another magic, or a length that the dimensions contradict.
+    """
+    content = path.read_bytes()
+    if content[:2] == GZIP_MAGIC:
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataCorrupt(f"{path} is truncated or damaged ({error}); fetch it again") from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTES or content[3] == 0:
+        raise DataCorrupt(f"{path} is no idx file of unsigned bytes (it starts with {content[:4].hex()})")
+    rank = content[3]
+    start = 4 + 4 * rank
+    if len(content) < start:
+        raise DataCorrupt(f"{path} ends inside its header")
+    dims = struct.unpack(f">{rank}I", content[4:start])
+    if len(content) - start != math.prod(dims):
+        raise DataCorrupt(
+            f"{path} holds {len(content) - start} bytes, its header announces {math.prod(dims)}"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(dims)
+
+
+def read_pair(images: Path, labels: Path, size: int, classes: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Images [n, 1, size, size] and labels [n] of one split, checked against each other.
+
+    Raises:
+        DataCorrupt: wrong dimensions, numbers that differ, or a label outside 0..classes-1.
+    """
+    x, y = read_idx(images), read_idx(labels)
+    if x.ndim != 3 or x.shape[1:] != (size, size):
+        raise DataCorrupt(f"{images} holds shape {x.shape}, expected [n, {size}, {size}]")
+    if y.shape != (len(x),):
+        raise DataCorrupt(f"{labels} holds shape {y.shape}, expected [{len(x)}] as in {images.name}")
+    if len(y) and y.max() >= classes:
+        raise DataCorrupt(f"{labels} holds label {y.max()}, expected 0..{classes - 1}")
+    return x[:, None], y.astype(np.int64)

@@ -1,0 +1,200 @@
+"""From a partition's assignment to the train, validation and test samples of every client."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.config import TestConfig
+from fedbench.data.dataset import Dataset, Ints
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
+from fedbench.engine.rng import numpy_rng
+from fedbench.errors import ConfigError, DataCorrupt
+
+SETS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which samples each client trains, validates and tests on: sorted, into train followed by test."""
+
+    label: str
+    seed: int
+    dataset: str  # name-fingerprint of the data set
+    classes: int
+    train: list[Ints]  # of each client, never empty
+    val: list[Ints]
+    test: list[Ints]  # empty where only the global test set is scored, or where a client has a single sample
+    rotation: np.ndarray | None = None  # float64 [N], degrees
+    label_map: Ints | None = None  # [N, classes]: a client sees label y as label_map[client, y]
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @cached_property
+    def hash(self) -> str:
+        """12 hex digits over the data set, every client's samples and transforms; not over label and seed.
+
+        So a split that was made elsewhere and read from a file has the hash of the same split made here.
+        """
+        digest = hashlib.sha256(f"{self.dataset} {self.classes} {len(self)}".encode())
+        for name in SETS:
+            for samples in getattr(self, name):
+                digest.update(f"|{len(samples)}:".encode() + np.asarray(samples, dtype="<i8").tobytes())
+        for name in ("rotation", "label_map"):
+            value = getattr(self, name)
+            digest.update(b"|none" if value is None else f"|{value.dtype.str}".encode() + value.tobytes())
+        return digest.hexdigest()[:12]
+
+    def label_counts(self, y: Ints) -> Ints:
+        """Training and validation samples of each label, as the client sees it: int64 [N, classes]."""
+        counts = np.zeros((len(self), self.classes), dtype=np.int64)
+        for client, parts in enumerate(zip(self.train, self.val, strict=True)):
+            labels = y[np.concatenate(parts)]
+            if self.label_map is not None:
+                labels = self.label_map[client][labels]
+            counts[client] = np.bincount(labels, minlength=self.classes)
+        return counts
+
+    def statistics(self, y: Ints) -> list[dict[str, int]]:
+        """One row a client: samples of each set, and of each class (`class_<c>`, training and validation)."""
+        return [
+            {"client": client}
+            | {name: len(getattr(self, name)[client]) for name in SETS}
+            | {f"class_{label}": int(count) for label, count in enumerate(counts)}
+            for client, counts in enumerate(self.label_counts(y))
+        ]
+
+    def save(self, path: Path) -> None:
+        """Write the exchange form: `train_<i>`, `val_<i>`, `test_<i>` of each client, and their origin."""
+        arrays: dict[str, Any] = {
+            f"{name}_{i}": samples for name in SETS for i, samples in enumerate(getattr(self, name))
+        }
+        for name in ("label", "seed", "dataset", "classes", "rotation", "label_map"):
+            if getattr(self, name) is not None:
+                arrays[name] = np.array(getattr(self, name))
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        partial.write_bytes(buffer.getvalue())
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Partition:
+        """Read what `save` wrote.
+
+        Raises:
+            DataCorrupt: not a file of this form, or a damaged one.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            clients = range(sum(name.startswith("train_") for name in arrays))
+            sets = {name: [arrays[f"{name}_{i}"].astype(np.int64) for i in clients] for name in SETS}
+            return cls(
+                label=str(arrays["label"]),
+                seed=int(arrays["seed"]),
+                dataset=str(arrays["dataset"]),
+                classes=int(arrays["classes"]),
+                rotation=arrays.get("rotation"),
+                label_map=arrays.get("label_map"),
+                **sets,
+            )
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise DataCorrupt(f"{path} is no partition written by fedbench ({error})") from error
+
+
+def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed: int) -> Partition:
+    """Divide `dataset` among clients: a function of its arguments alone.
+
+    Raises:
+        ConfigError: the settings are impossible, or would test on training samples.
+    """
+    pooled = test.pool or spec.pools
+    _refuse_contradictions(spec, dataset, test, pooled)
+    index = np.arange(len(dataset) if pooled else dataset.num_train)
+    domain = None if dataset.domain is None else dataset.domain[index]
+    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain)
+    assignment = spec.assign(pool, numpy_rng(seed, "partition", spec.label))
+    train, tests = _train_test(assignment, test, spec.label, seed)
+    train, val = _split(train, test.val_fraction, seed, spec.label, "val")
+    partition = Partition(
+        label=spec.label,
+        seed=seed,
+        dataset=f"{dataset.name}-{dataset.fingerprint}",
+        classes=dataset.classes,
+        train=[np.sort(part) for part in train],
+        val=[np.sort(part) for part in val],
+        test=[np.sort(part) for part in tests],
+        rotation=assignment.rotation,
+        label_map=assignment.label_map,
+    )
+    _check(partition, len(dataset))
+    return partition
+
+
+def _refuse_contradictions(spec: PartitionSpec, dataset: Dataset, test: TestConfig, pooled: bool) -> None:
+    if test.sets != "local" and pooled:
+        source = f"partition {spec.label} trains" if spec.pools else "protocol.test.pool=true trains"
+        raise ConfigError(
+            f"{source} on the test split too, so it cannot be the global test set; "
+            "use protocol.test.sets=local"
+        )
+    if test.sets != "local" and dataset.num_train == len(dataset):
+        raise ConfigError(f"{dataset.name} has no test split; use protocol.test.sets=local")
+    if test.sets != "global" and test.fraction == 0 and not spec.fixes_test:
+        raise ConfigError(
+            f"protocol.test.sets={test.sets} needs protocol.test.fraction above 0 with partition {spec.label}"
+        )
+
+
+def _train_test(
+    assignment: Assignment, test: TestConfig, label: str, seed: int
+) -> tuple[Sequence[Ints], Sequence[Ints]]:
+    if assignment.train is not None and assignment.test is not None:
+        return assignment.train, assignment.test
+    if assignment.clients is None:
+        raise ConfigError(f"partition {label} assigned neither clients nor train and test sets")
+    return _split(assignment.clients, 0.0 if test.sets == "global" else test.fraction, seed, label, "test")
+
+
+def _split(clients: Sequence[Ints], fraction: float, seed: int, *keys: str) -> tuple[list[Ints], list[Ints]]:
+    """(kept, held out) of each client: a random `held_out(n, fraction)` of its n samples are held out."""
+    kept, held = [], []
+    for client, samples in enumerate(clients):
+        count = held_out(len(samples), fraction)
+        order = numpy_rng(seed, "split", *keys, client).permutation(np.sort(samples))
+        kept.append(order[count:])
+        held.append(order[:count])
+    return kept, held
+
+
+def held_out(samples: int, fraction: float) -> int:
+    """How many of `samples` are held out: the nearest number (half up), but at least one and never all.
+
+    None at fraction 0; a single sample is kept for training.
+    """
+    if fraction == 0 or samples < 2:
+        return 0
+    return min(max(int(fraction * samples + 0.5), 1), samples - 1)
+
+
+def _check(partition: Partition, samples: int) -> None:
+    """Every client trains on something, and no sample is handed out twice."""
+    empty = [client for client, part in enumerate(partition.train) if len(part) == 0]
+    if empty:
+        raise ConfigError(f"partition {partition.label} leaves client {empty[0]} without a training sample")
+    used = np.concatenate([part for name in SETS for part in getattr(partition, name)])
+    if len(used) and not 0 <= used.min() <= used.max() < samples:
+        raise ConfigError(f"partition {partition.label} uses sample {used.max()}, the data set has {samples}")
+    if len(np.unique(used)) != len(used):
+        raise ConfigError(f"partition {partition.label} hands out a sample more than once")
