@@ -133,3 +133,50 @@ class HardwareConfig:
         for name in ("workers", "threads", "chunk"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"hardware.{name} must not be negative")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run saves what it needs to go on after an interruption; 0 switches a rule off."""
+
+    seconds: float = 20.0  # at most this much training is lost
+    rounds: int = 0  # one every so many rounds
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "rounds"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"checkpoint.{name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class WandbConfig:
+    """Logging to Weights & Biases; a run never depends on it."""
+
+    enabled: bool = False
+    project: str = "fedbench"
+    entity: str | None = None
+    mode: str = "offline"  # offline | online | disabled
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _one_of("wandb.mode", self.mode, ("offline", "online", "disabled"))
+
+
+@dataclass(frozen=True)
+class SettingsConfig:
+    """What a run needs besides its components: the seed, and where and how results are kept and shown."""
+
+    seed: int = 0
+    runs_dir: str = "runs"
+    force: bool = False  # repeat a run that has finished
+    save_models: bool = False  # keep the final client models beside the results
+    progress: str = "auto"  # auto | bar | lines | none
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+    def __post_init__(self) -> None:
+        _one_of("progress", self.progress, ("auto", "bar", "lines", "none"))
+        if self.seed < 0:
+            raise ConfigError(f"seed must not be negative, got {self.seed}")
+        if not self.runs_dir:
+            raise ConfigError("runs_dir must not be empty")

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from fedbench.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 T = TypeVar("T")
 
@@ -60,38 +64,46 @@ class Registry(Generic[T]):
 
 
 def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build dataclass `cls` from `values`, checking names and types; `where` opens any message."""
+    """Build dataclass `cls` from `values`, checking names and types; `where` opens any message.
+
+    Raises:
+        UnknownName: a key that is no field, with the nearest fields.
+        ConfigError: a field without a value, or a value of the wrong type.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    fields = {field.name for field in dataclasses.fields(cast("Any", cls)) if field.init}
+    fields = [field for field in dataclasses.fields(cast("Any", cls)) if field.init]
     for key in values:
-        if key not in fields:
-            raise unknown(f"key of {where}", str(key), fields)
+        if key not in {field.name for field in fields}:
+            raise unknown(f"key of {where}", str(key), [field.name for field in fields])
+    for field in fields:
+        has_default = {field.default, field.default_factory} != {dataclasses.MISSING}
+        if not has_default and field.name not in values:
+            raise ConfigError(f"{where}: '{field.name}' must be given")
+    # One level at a time: OmegaConf refuses to merge into a frozen dataclass inside another.
+    hints = typing.get_type_hints(cls)
+    nested = {
+        key: typed(cast("type[Any]", hints[key]), value, f"{where}.{key}")
+        for key, value in values.items()
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
+    }
+    flat = {key: value for key, value in values.items() if key not in nested}
     try:
-        schema = OmegaConf.structured(cls)
-        merged = OmegaConf.to_container(OmegaConf.merge(schema, OmegaConf.create(dict(values))), resolve=True)
+        merged = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(flat))
+        checked = OmegaConf.to_container(
+            OmegaConf.masked_copy(cast("DictConfig", merged), list(flat)), resolve=True, throw_on_missing=True
+        )
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         key = f" ({error.full_key})" if getattr(error, "full_key", None) else ""
         raise ConfigError(f"{where}{key}: {reason}") from error
-    return _construct(cls, cast("dict[str, Any]", merged))
+    return cls(**nested, **_tuples(cast("dict[str, Any]", checked), hints))
 
 
-def _construct(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Nested construction: fields that are dataclasses become instances, lists become tuples where declared."""
-    import typing
-
-    hints = typing.get_type_hints(cls)
-    built: dict[str, Any] = {}
-    for field in dataclasses.fields(cast("Any", cls)):
-        if not field.init or field.name not in values:
-            continue
-        value = values[field.name]
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-            value = _construct(cast("type[Any]", hint), value)
-        elif typing.get_origin(hint) is tuple and isinstance(value, list):
-            value = tuple(value)
-        built[field.name] = value
-    return cls(**built)
+def _tuples(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the lists that are declared as tuples made tuples, so that the dataclass is hashable."""
+    return {
+        key: tuple(value) if isinstance(value, list) and typing.get_origin(hints[key]) is tuple else value
+        for key, value in values.items()
+    }

@@ -1,0 +1,54 @@
+# fedbench: `make` or `make help` lists the targets. A machine with Python 3.10-3.12 and make is enough.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install quickstart test test-full lint format wheel clean
+
+# A python on the PATH may be another version's, or a shim that fails when run: try each.
+USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
+PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.10 python3 python,\
+	$(shell $(p) -c "$(USABLE)" >/dev/null 2>&1 && echo $(p))))
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CHECKS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## make .venv with fedbench and its tools (redone when pyproject.toml changes)
+
+$(INSTALLED): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 with venv found; install one (Debian: apt install" \
+		"python3 python3-venv) or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c "$(USABLE)" || { echo "$(PYTHON) does not run as Python 3.10, 3.11 or 3.12 with venv; name another:" \
+		"make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "installing into $(VENV) (PyTorch is large: this takes minutes)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+quickstart: $(INSTALLED) ## train Local, FedAvg and FedCollab on digits and compare them (two minutes)
+	$(BIN)/python -m fedbench -m method=local,fedavg,fedcollab dataset=digits
+
+test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (ten minutes)
+	$(CHECKS) -m "not slow"
+
+test-full: lint ## test, and the slow ones
+	$(CHECKS)
+
+lint: $(INSTALLED) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## let ruff rewrite the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(INSTALLED) ## build the wheel into dist/
+	$(BIN)/python -m hatchling build -t wheel
+
+clean: ## remove .venv, caches and built files; results in runs/ stay
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

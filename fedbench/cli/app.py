@@ -1,0 +1,117 @@
+"""The Hydra application: one run, or a sweep of runs in this process and one table at its end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedbench import compose
+from fedbench.cli import errors
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+OK, CRASHED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes; 130 is the shell's for Ctrl-C
+
+
+@dataclass
+class Jobs:
+    """Hydra's task function: runs a job, keeps its row or its failure, and never raises an Exception.
+
+    Hydra would stop a sweep with a traceback after its last job; so each failure is reported when it happens,
+    the other jobs go on, and the exit code tells.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    code: int = OK  # the worst so far
+
+    def __call__(self, config: DictConfig) -> None:
+        """Run one job."""
+        try:
+            run = compose.resolve(config)
+            from fedbench.run import execute
+
+            self.rows.append(dict(execute(run).row))
+        except Exception as error:  # noqa: BLE001 - reported, and the exit code tells
+            code = report(error)
+            self.code = code if self.code == OK else min(self.code, code)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line `arguments` (default: the process's own) and return its exit code."""
+    import hydra
+
+    from fedbench.cli import sources
+
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    jobs = Jobs()
+    sources.register()
+    _register_scratch()
+    try:
+        with _arguments(arguments):
+            hydra.main(str(compose.conf_dir()), compose.CONFIG_NAME, version_base="1.3")(_task(jobs))()
+    except KeyboardInterrupt:
+        print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
+        return report(error)
+    if len(jobs.rows) > 1:
+        from fedbench.cli.table import show
+
+        show(jobs.rows)
+    return jobs.code
+
+
+def report(error: Exception) -> int:
+    """Print one line for what a user can act on, else a traceback; return the exit code it deserves."""
+    line = None if os.environ.get("FEDBENCH_DEBUG") == "1" else errors.one_line(error)
+    if line is None:
+        traceback.print_exception(error)
+        return CRASHED if errors.one_line(error) is None else REFUSED
+    sys.stdout.flush()
+    print(f"error: {line}", file=sys.stderr)
+    return REFUSED
+
+
+def _task(jobs: Jobs) -> Any:
+    """`jobs` as a function: Hydra looks at its task's name and module."""
+
+    def run(config: DictConfig) -> None:
+        jobs(config)
+
+    return run
+
+
+@contextmanager
+def _arguments(arguments: list[str]) -> Iterator[None]:
+    """Hydra reads sys.argv, and prints errors itself unless it is told to raise them."""
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["fedbench", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
+
+
+def _register_scratch() -> None:
+    """The resolver behind `hydra.sweep.dir`: Hydra insists on a folder, the runs have their own."""
+    from omegaconf import OmegaConf
+
+    def scratch() -> str:
+        folder = tempfile.mkdtemp(prefix="fedbench-sweep-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    OmegaConf.register_new_resolver("fedbench.scratch", scratch, use_cache=True, replace=True)

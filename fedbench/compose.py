@@ -1,0 +1,172 @@
+"""From overrides to a config, from a config to the typed, built components of one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from fedbench.config import HardwareConfig, ProtocolConfig, SettingsConfig
+from fedbench.errors import ConfigError
+from fedbench.registry import Registry, typed
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from fedbench.data.dataset import DataSource
+    from fedbench.data.partitions.base import PartitionSpec
+    from fedbench.methods.base import Method
+
+CONFIG_NAME = "config"
+REGISTRIES = {  # config group -> where its registry is; imported when a component is first built
+    "dataset": "fedbench.data.datasets:DATASETS",
+    "partition": "fedbench.data.partitions:PARTITIONS",
+    "model": "fedbench.models:MODELS",
+    "method": "fedbench.methods:METHODS",
+}
+SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
+NOT_RESULT = {"dataset": ("root", "download", "model")}  # fields that change no result (model: has its own)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: validated, every component built, nothing left to look up."""
+
+    dataset: DataSource
+    partition: PartitionSpec
+    model: Any
+    method: Method
+    protocol: ProtocolConfig
+    hardware: HardwareConfig
+    settings: SettingsConfig
+    labels: Mapping[str, str]  # group -> what a table calls the choice, as "fedcollab(ditto)" or "dir0.1"
+    plain: Mapping[str, Any]  # the resolved config, as saved with the run
+
+    @property
+    def seed(self) -> int:
+        """Keys everything random in the run."""
+        return self.settings.seed
+
+
+def conf_dir() -> Path:
+    """The folder of YAMLs: inside the installed package, or at the top of a source checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / f"{CONFIG_NAME}.yaml").is_file():
+            return folder
+    raise ConfigError(f"no conf/ folder in or beside {package}; install fedbench-harness again")
+
+
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
+    """The config that `python -m fedbench OVERRIDES` would run; also works inside a running job."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    from fedbench.cli import sources
+
+    sources.register()
+    outer = GlobalHydra.instance().hydra  # a job that is running must find its own Hydra again
+    GlobalHydra.instance().hydra = None
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), job_name="fedbench", version_base="1.3"):
+            return hydra.compose(CONFIG_NAME, list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def resolve(config: DictConfig) -> RunConfig:
+    """Check a composed config and build its components.
+
+    Raises:
+        UnknownName: a name or key that does not exist, with the nearest ones.
+        ConfigError: a value of the wrong type, an impossible or a missing value.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+    return from_plain(cast("dict[str, Any]", plain))
+
+
+def from_plain(plain: Mapping[str, Any]) -> RunConfig:
+    """`resolve` for a plain nested dict, such as the one saved with a run or an altered copy of it."""
+    groups = {**REGISTRIES, **SCHEMAS}
+    for group in groups:
+        if not isinstance(plain.get(group), Mapping):
+            raise ConfigError(f"{group}: no option chosen; add {group}=NAME")
+    built = {group: registry(group).build(plain[group]) for group in REGISTRIES}
+    schemas = {group: typed(SCHEMAS[group], plain[group], group) for group in SCHEMAS}
+    settings = {key: value for key, value in plain.items() if key not in groups}
+    return RunConfig(
+        **built,
+        **schemas,
+        settings=typed(SettingsConfig, settings, "the config"),
+        labels={group: label(group, plain[group], built.get(group)) for group in groups},
+        plain=plain,
+    )
+
+
+def label(group: str, config: Mapping[str, Any], component: object = None) -> str:
+    """What tables and folders call the choice that `config` makes in `group`, built as `component`.
+
+    The component's own `label` if it has one (a family's has its number), else the name with a preset's
+    suffix, and a base method that is not FedAvg.
+    """
+    text = "_".join(str(config[key]) for key in ("name", "preset") if config.get(key))
+    text = str(getattr(component, "label", text))
+    base = config.get("base")
+    if isinstance(base, Mapping) and (inner := label(group, base)) != "fedavg":
+        text += f"({inner})"
+    return text
+
+
+def run_key(run: RunConfig) -> str:
+    """16 hexadecimal digits of a hash over all that determines the run's result, and its labels.
+
+    Built from the components' fields, so neither the order of keys nor a default written out changes it.
+    Hardware, folders, logging and display are left out.
+    """
+    content: dict[str, Any] = {"seed": run.seed}
+    for group in (*REGISTRIES, "protocol"):
+        fields = _canonical(getattr(run, group))
+        hidden = NOT_RESULT.get(group, ())
+        content[group] = {key: value for key, value in fields.items() if key not in hidden}
+        content[group]["label"] = run.labels[group]
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def registry(group: str) -> Registry[Any]:
+    """The registry of a config group's components."""
+    module, _, attribute = REGISTRIES[group].partition(":")
+    return cast("Registry[Any]", getattr(importlib.import_module(module), attribute))
+
+
+def family_field(group: str, file: Path) -> str | None:
+    """The field that a number behind the name of the component in `file` sets; None if it is no family."""
+    from omegaconf import OmegaConf
+
+    if group not in REGISTRIES:
+        return None
+    name = cast("DictConfig", OmegaConf.load(file)).get("name")
+    return getattr(registry(group).get(str(name)), "family_field", None) or None
+
+
+def _canonical(value: Any) -> Any:
+    """Plain JSON for a component: its class and fields, nested ones too."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {**fields, "class": type(value).__name__}
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,0 +1,63 @@
+"""Every YAML under conf/ composes, builds its component, and hides no field of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from fedbench import compose
+from fedbench.compose import REGISTRIES, SCHEMAS, resolve
+
+CONF = compose.conf_dir()
+GROUPS = (*REGISTRIES, *SCHEMAS)
+FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.glob("*/*.yaml"))
+PARTIAL = {"model/auto"}  # points at another file's component and leaves its fields to their defaults
+
+
+def options(group: str) -> list[str]:
+    return [name.removeprefix(f"{group}/") for name in FILES if name.startswith(f"{group}/")]
+
+
+def test_no_file_escapes_these_tests() -> None:
+    found = [Path(folder, name) for folder, _, names in os.walk(CONF) for name in names]
+    assert {file.suffix for file in found} == {".yaml"}
+    assert len(found) == len(FILES) + 1  # and config.yaml
+    assert sorted({name.partition("/")[0] for name in FILES}) == sorted(GROUPS)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_composes_and_builds(file: str) -> None:
+    group, _, name = file.partition("/")
+    run = resolve(compose.compose([f"{group}={name}"]))
+    component, given = getattr(run, group), run.plain[group]
+    cls = compose.registry(group).get(given["name"]) if group in REGISTRIES else SCHEMAS[group]
+    assert type(component) is cls
+    if file in PARTIAL:
+        return
+    suffix = f"_{given['preset']}" if "preset" in given else ""
+    assert given["name"] + suffix == name, "a file is called after the component it configures"
+    fields = {field.name for field in dataclasses.fields(component) if field.init}
+    assert set(given) - {"name", "preset"} == fields - {"name"}, "every field can be seen and overridden"
+    assert compose.run_key(run) == compose.run_key(compose.from_plain(run.plain))
+
+
+@pytest.mark.parametrize("group", REGISTRIES)
+def test_every_registered_component_has_a_file(group: str) -> None:
+    named = {str(compose.compose([f"{group}={name}"])[group].name) for name in options(group)}
+    assert sorted(named) == list(compose.registry(group))
+
+
+@pytest.mark.parametrize("base", [name for name in options("method") if name != "fedcollab"])
+def test_every_method_composes_inside_fedcollab(base: str) -> None:
+    run = resolve(compose.compose(["method=fedcollab", f"method/base={base}"]))
+    assert run.plain["method"]["base"] == resolve(compose.compose([f"method={base}"])).plain["method"]
+    assert run.labels["method"] == ("fedcollab" if base == "fedavg" else f"fedcollab({base})")
+
+
+def test_defaults_are_the_paper_s_method_on_digits() -> None:
+    run = resolve(compose.compose())
+    chosen = {group: run.labels[group] for group in ("dataset", "partition", "method")}
+    assert chosen == {"dataset": "digits", "partition": "label_shift", "method": "fedcollab"}
