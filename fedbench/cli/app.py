@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ class Jobs:
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
+    overrides: list[dict[str, str]] = field(default_factory=list)  # of each row: key -> value
     code: int = OK  # the worst so far
 
     def __call__(self, config: DictConfig) -> None:
@@ -40,6 +41,7 @@ class Jobs:
             from fedbench.run import execute
 
             self.rows.append(dict(execute(run).row))
+            self.overrides.append(_overrides())
         except Exception as error:  # noqa: BLE001 - reported, and the exit code tells
             code = report(error)
             self.code = code if self.code == OK else min(self.code, code)
@@ -64,9 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
         return report(error)
     if len(jobs.rows) > 1:
-        from fedbench.cli.table import show
-
-        show(jobs.rows)
+        _compare(jobs)
     return jobs.code
 
 
@@ -88,6 +88,35 @@ def _task(jobs: Jobs) -> Any:
         jobs(config)
 
     return run
+
+
+def _overrides() -> dict[str, str]:
+    """The overrides of the running job."""
+    from hydra.core.hydra_config import HydraConfig
+
+    pairs = (override.partition("=") for override in HydraConfig.get().overrides.task)
+    return {key: value for key, _, value in pairs}
+
+
+def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
+    """What tells the runs of a sweep apart besides their groups' options and their seeds: "mu=0.1", for example."""
+    keys = dict.fromkeys(key for run in overrides for key in run if "." in key)
+    varied = [key for key in keys if len({run.get(key) for run in overrides}) > 1]
+    return [
+        " ".join(f"{key.removeprefix('method.')}={run[key]}" for key in varied if key in run)
+        for run in overrides
+    ]
+
+
+def _compare(jobs: Jobs) -> None:
+    """Print all rows of a sweep as one table."""
+    from rich.console import Console
+
+    from fedbench.results.console import comparison_table
+
+    named = zip(jobs.rows, variants(jobs.overrides), strict=True)
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(comparison_table([{**row, "variant": variant} for row, variant in named]))
 
 
 @contextmanager
