@@ -96,7 +96,7 @@ class Partition:
             DataCorrupt: not a file of this form, or a damaged one.
         """
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
             clients = range(sum(name.startswith("train_") for name in arrays))
             sets = {name: [arrays[f"{name}_{i}"].astype(np.int64) for i in clients] for name in SETS}

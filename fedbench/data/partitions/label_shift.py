@@ -10,12 +10,14 @@ Twenty clients, five of each type, drawn from the train and the test split toget
 | 15-19 (small) | 9 | 6, 7, 8 | 14 | 350 |
 
 Which label plays which part is fixed; the seed draws the samples. Fashion-MNIST has exactly the 7,000 samples
-that labels 1-3 take. On a smaller data set `scale` shrinks all counts, each down to a minimum that keeps it
-meaningful: a small client one sample a label, a test set more than a handful.
+that labels 1-3 take. On a smaller data set `scale` shrinks all counts, two of them down to a minimum: small clients
+keep enough samples for FedCollab to tell them from large ones, test sets more than a handful. On digits a shared
+label has 9 (large), 3 (small) and 8 (test) samples: 32 / 11 training and 28 test samples a client.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,7 +44,7 @@ class LabelShift(PartitionSpec):
     large: int = 600  # training samples a shared label on clients 0-9
     small: int = 4  # training samples a shared label on clients 10-19
     test: int = 100  # test samples a shared label on every client
-    min_small: int = 1  # `scale` does not shrink `small` below this
+    min_small: int = 3  # `scale` does not shrink `small` below this
     min_test: int = 8  # `scale` does not shrink `test` below this
     scale: float | None = None  # of all three; null: 1, or the largest that the data set allows
 
@@ -73,21 +75,27 @@ class LabelShift(PartitionSpec):
         Raises:
             ConfigError: there are too few samples, at `scale` or at any scale.
         """
+        stock = available[:LABELS]
         if self.scale is None:
-            candidates = range(self.large, 0, -1)
+            # What is needed grows with `large`: bisect for the largest that the stock covers (at least 1).
+            sizes = range(1, self.large + 1)
+            large = max(1, bisect_right(sizes, 0, key=lambda size: int(self._lacking(size, stock).max() > 0)))
         else:
             large = max(1, int(self.scale * self.large + 1e-9))
-            candidates = range(large, large - 1, -1)
-        for large in candidates:
-            train, test = self._tables(large)
-            lacking = (train + test).sum(0) - available[:LABELS]
-            if (lacking <= 0).all():
-                return train, test
+        lacking = self._lacking(large, stock)
+        if (lacking <= 0).all():
+            return self._tables(large)
         label = int(np.argmax(lacking))
         raise ConfigError(
             f"label_shift needs {available[label] + lacking[label]} samples of label {label}, there are "
             f"{available[label]}; lower partition.scale, min_small or min_test, or raise dataset.limit"
         )
+
+    def _lacking(self, large: int, stock: Ints) -> Ints:
+        """Samples of each label that are needed beyond the stock [10]."""
+        train, test = self._tables(large)
+        lacking: Ints = (train + test).sum(0) - stock
+        return lacking
 
     def _tables(self, large: int) -> tuple[Ints, Ints]:
         """(train, test) samples if large clients get `large` of a shared label, the other counts in proportion."""
