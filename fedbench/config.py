@@ -37,7 +37,9 @@ class OptimizerConfig:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"protocol.optimizer.momentum must lie in [0, 1), got {self.momentum}")
         if self.weight_decay < 0:
-            raise ConfigError(f"protocol.optimizer.weight_decay must not be negative, got {self.weight_decay}")
+            raise ConfigError(
+                f"protocol.optimizer.weight_decay must not be negative, got {self.weight_decay}"
+            )
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class ProtocolConfig:
     score: str = "received"  # received: before local training | trained: after the client's latest training
     average: str = "client"  # client: mean over clients | pooled: over samples
     report: str = "last"  # last | best_test | best_val | mean_last_5
+    per_client: bool = False  # best_val: each client at its own best round (FedSaC's code)
     eval_every: int = 1  # rounds between evaluations; the last rounds are always scored
 
     def __post_init__(self) -> None:
