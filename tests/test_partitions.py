@@ -230,6 +230,9 @@ def test_homo_is_even_and_iid():
     np.testing.assert_array_equal(counts.sum(0), [120] * 10)
     # Hypergeometric: 171 of 1200 samples, 120 of a class: mean 17.1, standard deviation 3.6.
     assert abs(counts - 120 / 7).max() < 5 * 3.6
+    other = make_partition(build("homo", num_clients=7), TOY, Protocol(sets="global"), 1)
+    shared = len(np.intersect1d(partition.train[0], other.train[0]))
+    assert shared < 50  # by chance 171 / 7 = 24
 
 
 @pytest.mark.parametrize("name", ["homo", "dir"])

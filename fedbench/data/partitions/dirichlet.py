@@ -3,7 +3,7 @@
 FedSaC and pFedSim redraw until every client holds `min_size` samples, and give no more of the remaining
 classes to a client that already holds its fair share of all samples (`cap`, from Li et al., NIID-Bench, ICDE
 2022). The cap is what pFedSim's published sizes need: CIFAR-10 over 100 clients has a standard deviation of
-486 +- 45 (alpha 0.1) and 191 +- 17 (0.5) with it, 563 +- 49 and 264 +- 20 without; the paper prints 487 and 170.
+479 +- 49 (alpha 0.1) and 191 +- 18 (0.5) with it, 560 +- 51 and 264 +- 20 without; the paper prints 487 and 170.
 """
 
 from __future__ import annotations
