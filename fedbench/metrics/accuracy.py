@@ -19,8 +19,11 @@ TIE = 1e-9
 class Tally:
     """Correct predictions and samples tested, one entry a client: `correct` [N], `total` [N], float64.
 
-    Entries are whole numbers, except where classes are weighted (`weighted`). The arrays are copied and
-    read-only. Raises ValueError when they are not a possible count (shape, sign, more correct than tested).
+    Entries are whole numbers, except where classes are weighted (`weighted`). The arrays are copied,
+    so a buffer may be used again.
+
+    Raises:
+        ValueError: when they are not a possible count (shape, sign, more correct than tested).
     """
 
     correct: Floats
@@ -28,9 +31,7 @@ class Tally:
 
     def __post_init__(self) -> None:
         for name in ("correct", "total"):
-            values = np.array(getattr(self, name), dtype=np.float64)
-            values.setflags(write=False)
-            object.__setattr__(self, name, values)
+            object.__setattr__(self, name, np.array(getattr(self, name), dtype=np.float64))
         if self.correct.ndim != 1 or self.correct.shape != self.total.shape:
             raise ValueError(f"a tally needs two [N] arrays, got {self.correct.shape} and {self.total.shape}")
         possible = (self.correct >= 0) & (self.correct <= self.total * (1 + TIE)) & np.isfinite(self.total)

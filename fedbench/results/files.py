@@ -81,5 +81,11 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows that `write_csv` wrote, as text."""
+    with path.open(encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
 def _cell(value: Any) -> Any:
     return repr(float(value)) if isinstance(value, float) else value

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.errors import FedbenchError
-from fedbench.results.files import replacing, sweep, write_csv, write_json, write_text
+from fedbench.results.files import read_csv, replacing, sweep, write_csv, write_json, write_text
 from fedbench.results.history import History
 from fedbench.results.lock import FolderLock
 from fedbench.results.observer import Labels
@@ -127,6 +127,10 @@ class RunFolder:
         ]
         write_csv(self.path / "collaboration.csv", rows)
 
+    def write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """arrays.npz: what the method found before training (distances, coalitions)."""
+        self._write_npz("arrays", arrays)
+
     def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:
         """Write `model` if it is to be kept, then `result`, and drop the checkpoint: the run is finished."""
         if model is not None:
@@ -155,18 +159,19 @@ class RunFolder:
         Raises:
             FedbenchError: clients.csv is missing or unreadable.
         """
-        import pandas as pd
-
         path = self.path / CLIENTS
         try:
-            percent = pd.read_csv(path, float_precision="round_trip")["acc"].to_numpy(dtype=np.float64)
+            percent = [float(row["acc"]) for row in read_csv(path)]
         except (OSError, ValueError, KeyError) as error:
             raise FedbenchError(f"cannot read {path}; delete the folder to run it again") from error
-        return percent / 100
+        if not percent:
+            raise FedbenchError(f"{path} holds no clients; delete the folder to run it again")
+        return np.array(percent, dtype=np.float64) / 100
 
     def _write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        named: dict[str, Any] = dict(arrays)
         with replacing(self.path / f"{name}.npz") as temporary:
-            np.savez_compressed(temporary, allow_pickle=False, **dict(arrays))
+            np.savez_compressed(temporary, **named)
 
 
 def read_result(path: Path) -> dict[str, Any]:

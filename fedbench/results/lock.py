@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from pathlib import Path
@@ -47,11 +48,12 @@ class FolderLock:
 
     def release(self) -> None:
         """Let go. Removes the lock's file; the folder stays."""
-        if self._handle is not None:
-            self._path.unlink(missing_ok=True)  # before the lock is gone: nobody else may be using it
+        if self._handle in _held:  # not in a forked child
+            with contextlib.suppress(OSError):  # some systems keep open files
+                self._path.unlink()  # before the lock is gone: nobody else may be using it
             _held.discard(self._handle)
             self._handle.close()
-            self._handle = None
+        self._handle = None
 
     def _is_current(self, handle: IO[str]) -> bool:
         try:

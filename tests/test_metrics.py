@@ -1,0 +1,247 @@
+"""Metrics against values worked out by hand and exact rational arithmetic."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from fedbench.errors import ConfigError, UnknownName
+from fedbench.metrics.accuracy import Tally, weighted
+from fedbench.metrics.fairness import fairness
+from fedbench.metrics.report import report
+from fedbench.metrics.tta import improvement, time_to_accuracy
+
+
+def tally(correct, total):
+    return Tally(np.array(correct), np.array(total))
+
+
+class TestTally:
+    def test_per_client_mean_and_pooled_differ_when_sizes_do(self):
+        counts = tally([9, 1, 0], [10, 2, 100])
+        assert counts.accuracy().tolist() == [0.9, 0.5, 0.0]
+        assert counts.mean() == pytest.approx(1.4 / 3, abs=1e-15)
+        assert counts.pooled() == pytest.approx(10 / 112, abs=1e-15)
+        assert counts.averaged("client") == counts.mean()
+        assert counts.averaged("pooled") == counts.pooled()
+
+    def test_a_client_without_test_samples_counts_in_neither(self):
+        counts = tally([3, 0], [4, 0])
+        assert counts.accuracy()[0] == 0.75
+        assert math.isnan(counts.accuracy()[1])
+        assert counts.mean() == 0.75
+        assert counts.pooled() == 0.75
+
+    def test_nobody_has_test_samples(self):
+        counts = tally([0, 0], [0, 0])
+        assert math.isnan(counts.mean())
+        assert math.isnan(counts.pooled())
+
+    def test_does_not_alias_a_buffer_that_is_used_again(self):
+        buffer = np.array([1.0, 2.0])
+        counts = Tally(buffer, np.array([4, 4]))
+        buffer[:] = 0
+        assert counts.accuracy().tolist() == [0.25, 0.5]
+
+    @pytest.mark.parametrize(
+        ("correct", "total"),
+        [([5], [4]), ([-1], [4]), ([math.nan], [4]), ([1], [math.inf]), ([1, 2], [3]), ([[1]], [[1]])],
+    )
+    def test_refuses_impossible_counts(self, correct, total):
+        with pytest.raises(ValueError, match=r"tally|count"):
+            tally(correct, total)
+
+
+class TestWeighted:
+    def test_by_hand(self):
+        # q = (3/4, 1/4): (.75 * 8 + .25 * 1) / (.75 * 10 + .25 * 20) = 6.25 / 12.5
+        got = weighted(np.array([[8, 1]]), np.array([10, 20]), np.array([[0.75, 0.25]]))
+        assert got.correct.tolist() == [6.25]
+        assert got.total.tolist() == [12.5]
+        assert got.mean() == 0.5
+
+    def test_against_exact_fractions(self):
+        rng = np.random.default_rng(0)
+        total = rng.integers(1, 50, size=(6, 4))
+        correct = rng.integers(0, total + 1)
+        labels = rng.integers(0, 30, size=(6, 4)) + np.eye(6, 4, dtype=int)
+        shares = labels / labels.sum(axis=1, keepdims=True)
+        got = weighted(correct, total, shares).accuracy()
+        for i in range(6):
+            q = [Fraction(int(n), int(labels[i].sum())) for n in labels[i]]
+            top = sum(w * int(c) for w, c in zip(q, correct[i], strict=True))
+            bottom = sum(w * int(t) for w, t in zip(q, total[i], strict=True))
+            assert got[i] == pytest.approx(float(top / bottom), rel=1e-14)
+
+    def test_equal_shares_of_a_balanced_set_is_plain_accuracy(self):
+        correct = np.array([[3, 5, 7]])
+        assert weighted(correct, np.array([10, 10, 10]), np.full((1, 3), 1 / 3)).mean() == pytest.approx(0.5)
+
+    def test_classes_a_client_does_not_hold_do_not_matter(self):
+        shares = np.array([[1.0, 0.0], [1.0, 0.0]])
+        got = weighted(np.array([[4, 0], [4, 9]]), np.array([8, 9]), shares)
+        assert got.accuracy().tolist() == [0.5, 0.5]
+
+    def test_refuses_shapes_that_do_not_agree(self):
+        with pytest.raises(ValueError, match="do not agree"):
+            weighted(np.ones((2, 3)), np.ones(2), np.ones((2, 3)))
+
+
+class TestFairness:
+    def test_by_hand(self):
+        # gains 10, -5, 0, 15 points: half of the clients gain; mean 5, variance (25 + 100 + 25 + 100) / 4
+        got = fairness(np.array([0.6, 0.45, 0.5, 0.65]), np.full(4, 0.5))
+        assert got.gains == pytest.approx([10, -5, 0, 15])
+        assert got.ipr == 50.0
+        assert got.rsd == pytest.approx(math.sqrt(62.5))
+
+    def test_population_not_sample_deviation(self):
+        assert fairness(np.array([0.5, 0.7]), np.array([0.5, 0.5])).rsd == pytest.approx(10.0)
+
+    @pytest.mark.parametrize("total", [3, 7, 10, 49, 350, 10_000_019])
+    def test_ties_are_exact_whatever_road_a_ratio_came_along(self, total):
+        for correct in {1, total // 3, total // 2, total - 1}:
+            ratio = correct / total
+            roads = [ratio, ratio * 100 / 100, 1 - (total - correct) / total, sum([ratio] * 5) / 5]
+            roads += [float(np.sum(np.full(7, 0.1) * correct) / np.sum(np.full(7, 0.1) * total))]
+            for road in roads:
+                assert fairness(np.array([road]), np.array([ratio])).ipr == 0.0
+                assert fairness(np.array([ratio]), np.array([road])).ipr == 0.0
+
+    def test_one_sample_more_is_a_gain_even_on_a_large_test_set(self):
+        total = 10_000_019
+        assert fairness(np.array([5_000_001 / total]), np.array([5_000_000 / total])).ipr == 100.0
+
+    def test_local_against_itself(self):
+        same = np.array([0.3, 0.9])
+        got = fairness(same, same)
+        assert (got.ipr, got.rsd) == (0.0, 0.0)
+
+    def test_clients_without_test_samples_are_left_out(self):
+        got = fairness(np.array([0.6, math.nan, 0.4]), np.array([0.5, 0.5, 0.5]))
+        assert got.ipr == 50.0
+        assert got.rsd == pytest.approx(10.0)
+        assert math.isnan(got.gains[1])
+        nobody = fairness(np.array([math.nan]), np.array([0.5]))
+        assert math.isnan(nobody.ipr)
+        assert math.isnan(nobody.rsd)
+
+    def test_refuses_another_federation(self):
+        with pytest.raises(ValueError, match="client by client"):
+            fairness(np.zeros(3), np.zeros(2))
+
+
+# Two clients with ten test samples each, seven evaluations; client means 0, .3, .5, .7, .5, .7, .45
+ROUNDS = [0, 10, 20, 30, 40, 50, 60]
+TEST = [tally(c, [10, 10]) for c in ([0, 0], [2, 4], [4, 6], [6, 8], [9, 1], [7, 7], [5, 4])]
+VAL = [tally(c, [5, 5]) for c in ([0, 0], [4, 1], [3, 3], [3, 2], [1, 4], [2, 4], [1, 1])]
+
+
+class TestReport:
+    def read(self, rule, **options):
+        got = report(rule, ROUNDS, TEST, **options)
+        return got.tally.accuracy().tolist(), got.rounds.tolist()
+
+    def test_last(self):
+        assert self.read("last") == ([0.5, 0.4], [[60, 60]])
+
+    def test_best_test_takes_the_first_of_equals(self):
+        assert self.read("best_test") == ([0.6, 0.8], [[30, 30]])
+
+    def test_best_val_for_the_mean(self):
+        # validation means 0, .5, .6, .5, .5, .6, .2: the first .6
+        assert self.read("best_val", val=VAL) == ([0.4, 0.6], [[20, 20]])
+
+    def test_best_val_per_client(self):
+        # client 0 is best at round 10, client 1 first at round 40
+        assert self.read("best_val", val=VAL, per_client=True) == ([0.2, 0.1], [[10, 40]])
+
+    def test_best_val_per_client_without_validation_samples_takes_the_federations(self):
+        val = [tally([counts.correct[0], 0], [5, 0]) for counts in VAL]
+        assert self.read("best_val", val=val, per_client=True) == ([0.2, 0.4], [[10, 10]])
+
+    def test_mean_last_5(self):
+        got = report("mean_last_5", ROUNDS, TEST)
+        assert got.tally.accuracy() == pytest.approx([(4 + 6 + 9 + 7 + 5) / 50, (6 + 8 + 1 + 7 + 4) / 50])
+        assert got.rounds[:, 0].tolist() == [20, 30, 40, 50, 60]
+        assert got.tally.pooled() == pytest.approx(np.mean([counts.pooled() for counts in TEST[2:]]))
+
+    def test_mean_last_5_leaves_the_untrained_model_out(self):
+        got = report("mean_last_5", ROUNDS[:3], TEST[:3])
+        assert got.tally.accuracy() == pytest.approx([0.3, 0.5])
+        alone = report("mean_last_5", [0], [tally([1, 1], [10, 10])])
+        assert alone.tally.accuracy().tolist() == [0.1, 0.1]
+
+    def test_the_average_decides_which_round_is_best(self):
+        # a small client that improves and a large one that gets worse
+        test = [tally([0, 80], [10, 100]), tally([9, 70], [10, 100])]
+        assert report("best_test", [1, 2], test, average="client").rounds.tolist() == [[2, 2]]
+        assert report("best_test", [1, 2], test, average="pooled").rounds.tolist() == [[1, 1]]
+
+    def test_rounding_does_not_make_a_later_tie_the_best(self):
+        third = Tally(np.array([1.0]), np.array([3.0]))
+        noisy = Tally(np.array([1.0 + 3e-16]), np.array([3.0]))
+        assert report("best_test", [1, 2], [third, noisy]).rounds.tolist() == [[1]]
+
+    def test_nothing_to_choose_by_is_the_last_round(self):
+        empty = [tally([0], [0]), tally([0], [0])]
+        assert report("best_test", [1, 2], empty).rounds.tolist() == [[2]]
+
+    def test_a_round_without_samples_is_never_the_best(self):
+        test = [tally([0], [0]), tally([1], [9]), tally([0], [0])]
+        assert report("best_test", [1, 2, 3], test).rounds.tolist() == [[2]]
+
+    def test_best_val_without_validation_data(self):
+        with pytest.raises(ConfigError, match="val_fraction"):
+            report("best_val", ROUNDS, TEST)
+
+    def test_unknown_rule_names_the_nearest(self):
+        with pytest.raises(UnknownName, match="best_test"):
+            report("best", ROUNDS, TEST)
+
+    def test_one_global_model_by_the_federations_validation_round(self):
+        common = [tally([c], [10]) for c in range(7)]
+        assert report("best_val", ROUNDS, common, VAL).rounds.tolist() == [[20]]
+        with pytest.raises(ValueError, match="per client"):
+            report("best_val", ROUNDS, common, VAL, per_client=True)
+
+    def test_refuses_nothing_and_unequal_lengths(self):
+        with pytest.raises(ValueError, match="at least one"):
+            report("last", [], [])
+        with pytest.raises(ValueError, match="each evaluated round"):
+            report("last", [1], TEST)
+
+
+class TestTimeToAccuracy:
+    def test_first_round_that_reaches(self):
+        got = time_to_accuracy(
+            [0, 5, 10, 15], [0.1, 0.5, 0.4, 0.6], 0.5, [0.0, 2.5, 5.0, 7.5], [0, 7, 14, 21]
+        )
+        assert (got.rounds, got.seconds, got.bytes) == (5, 2.5, 7)
+        assert got.reached
+
+    def test_censored(self):
+        got = time_to_accuracy([0, 5], [math.nan, 0.5], 0.51)
+        assert not got.reached
+        assert (got.rounds, got.seconds, got.bytes, got.horizon) == (None, None, None, 5)
+
+    def test_a_run_reaches_its_own_best(self):
+        best = sum([1 / 3] * 5) / 5  # a mean of equal numbers, rounded
+        assert time_to_accuracy([1], [1 / 3], max(best, best * 100 / 100) + 1e-16).reached
+
+    def test_improvement(self):
+        slow, fast = (time_to_accuracy([0, rounds], [0.0, 1.0], 0.5) for rounds in (90, 30))
+        never = time_to_accuracy([0, 90], [0.0, 0.1], 0.5)
+        at_once = time_to_accuracy([0], [0.9], 0.5)
+        assert improvement(slow, fast) == 3.0
+        assert improvement(slow, never) is None
+        assert improvement(never, fast) is None
+        assert improvement(slow, at_once) == math.inf
+        assert improvement(at_once, at_once) == 1.0
+
+    def test_refuses_nothing(self):
+        with pytest.raises(ValueError, match="at least one"):
+            time_to_accuracy([], [], 0.5)
