@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedbench import compose
+from fedbench import __version__, compose
 from fedbench.cli import errors
 
 if TYPE_CHECKING:
@@ -49,11 +49,14 @@ class Jobs:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line `arguments` (default: the process's own) and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:  # Hydra would print its own
+        print(f"fedbench {__version__}")
+        return OK
     import hydra
 
     from fedbench.cli import sources
 
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     jobs = Jobs()
     sources.register()
     _register_scratch()

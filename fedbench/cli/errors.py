@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import traceback
 from collections.abc import Iterable
@@ -19,8 +18,6 @@ from omegaconf.errors import OmegaConfBaseException
 from fedbench.compose import REGISTRIES
 from fedbench.errors import FedbenchError, nearest
 
-OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-
 
 def one_line(error: BaseException) -> str | None:
     """The message for `error`, or None if it is a defect of the program that needs a traceback."""
@@ -36,8 +33,8 @@ def one_line(error: BaseException) -> str | None:
         return _flat(str(error))
     if type(error).__module__.startswith("yaml."):
         return f"a config file is not valid YAML: {_flat(str(error))}"
-    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
-        return f"{error.strerror}: {error.filename}"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"  # a full disk, a folder that may not be written
     return None
 
 

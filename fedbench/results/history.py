@@ -80,7 +80,10 @@ class History:
         return tuple(name for name in TEST_SETS if self.having(name))
 
     def report(self, test_set: str, rule: str, average: str = "client", per_client: bool = False) -> Reported:
-        """Apply a report rule (fedbench.metrics.report) to the rounds that scored `test_set`."""
+        """Apply a report rule (fedbench.metrics.report) to the rounds that scored `test_set`.
+
+        The one global model has no client of its own: it is read at the federation's best-validation round.
+        """
         with_val = rule == "best_val" and bool(self.having(test_set, VALIDATION))
         records = self.having(test_set, VALIDATION) if with_val else self.having(test_set)
         return report(
@@ -89,7 +92,7 @@ class History:
             [record.tallies[test_set] for record in records],
             [record.tallies[VALIDATION] for record in records] if with_val else None,
             average,
-            per_client,
+            per_client and test_set != COMMON,
         )
 
     def rows(self) -> list[dict[str, Any]]:

@@ -1,0 +1,123 @@
+"""A data set on the device, and which client owns which samples.
+
+Images stay in one array (uint8 where the files are); a client is a list of indices. Batches are gathered and normalised
+on the device: no copies per client, no data loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.data.dataset import Dataset
+from fedbench.data.split import Partition
+from fedbench.engine.contract import Batch, Population
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Index lists of all clients end to end: two tensors, however many clients."""
+
+    values: Tensor  # int64 [sum of sizes], on the device
+    offsets: Tensor  # int64 [N + 1], on the CPU
+
+    @classmethod
+    def of(cls, lists: Sequence[np.ndarray], device: torch.device) -> Ragged:
+        """From one index array a client."""
+        values = np.concatenate([np.asarray(each, dtype=np.int64) for each in lists])
+        offsets = np.cumsum([0, *(len(each) for each in lists)])
+        return cls(torch.from_numpy(values).to(device), torch.from_numpy(offsets))
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Samples of each client, int64 [N]."""
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self.values[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+
+class Federation:
+    """N clients over one data set. Sets of samples are called train, val, local (test) and global (test)."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Move `dataset` to `device`; inputs, and so models, are of `dtype` (float64 for exact comparisons)."""
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.name = dataset.name
+        self.classes = dataset.classes
+        self.shape = tuple(int(n) for n in dataset.x.shape[1:])
+        self.x = torch.from_numpy(np.array(dataset.x)).to(self.device)
+        labels = np.array(dataset.y)
+        if partition.label_map is not None:
+            for client, owned in enumerate(self._owned(partition)):
+                labels[owned] = partition.label_map[client][labels[owned]]
+        self.y = torch.from_numpy(labels).to(self.device)
+        channels = (1, -1, *[1] * (len(self.shape) - 1))
+        self.mean = torch.tensor(dataset.mean, dtype=dtype, device=self.device).view(channels)
+        self.inverse = (1 / (torch.tensor(dataset.std, dtype=dtype) * dataset.scale)).to(self.device)
+        self.inverse = self.inverse.view(channels)
+        self.offset = self.mean * dataset.scale
+        self.sets = {
+            "train": Ragged.of(partition.train, self.device),
+            "val": Ragged.of(partition.val, self.device),
+            "local": Ragged.of(partition.test, self.device),
+        }
+        self.global_test = torch.arange(dataset.num_train, len(dataset.y), device=self.device)
+        self.population = self._population()
+
+    def _owned(self, partition: Partition) -> list[np.ndarray]:
+        return [
+            np.concatenate(parts)
+            for parts in zip(partition.train, partition.val, partition.test, strict=True)
+        ]
+
+    def _population(self) -> Population:
+        train = self.sets["train"]
+        owner = torch.repeat_interleave(torch.arange(len(train)), train.sizes).to(self.device)
+        flat = owner * self.classes + self.y[train.values]
+        counts = torch.bincount(flat, minlength=len(train) * self.classes).view(-1, self.classes)
+        return Population(train.sizes.to(torch.float64), counts.to("cpu", torch.float64))
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.sets["train"])
+
+    def size(self, client: int) -> int:
+        """Training samples of a client."""
+        return int(self.sets["train"].sizes[client])
+
+    def indices(self, name: str, client: int) -> Tensor:
+        """Sample indices of one of a client's sets; `global` is the same for all."""
+        return self.global_test if name == "global" else self.sets[name][client]
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """(x [..., C, H, W] normalised, y [...]) of samples `indices` [...]."""
+        x = self.x[indices].to(self.dtype)
+        x = (x - self.offset) * self.inverse
+        return x, self.y[indices]
+
+    def all_of(self, client: int) -> Batch:
+        """All training samples of a client as one batch."""
+        return Batch(*self.gather(self.sets["train"][client]))
+
+    def share_memory(self) -> Federation:
+        """Move the sample arrays to shared memory, so that worker processes read them without copies."""
+        for tensor in (self.x, self.y, *(each.values for each in self.sets.values())):
+            tensor.share_memory_()
+        return self

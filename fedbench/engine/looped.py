@@ -1,0 +1,157 @@
+"""The looped engine: one client after another, in this process. The plain loop that every fast path must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Clock, Stage
+from fedbench.engine.optim import Optimizer
+from fedbench.engine.trainer import Counts, Outcome, Trainer, check_finite, count_correct
+from fedbench.engine.trees import Tree
+
+EVALUATION_BATCH = 1024  # samples a forward pass in scoring
+
+
+class LoopedTrainer(Trainer):
+    """Trains clients one by one with minimal overhead."""
+
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """See Trainer.train."""
+        each = [
+            self.train_one(int(i), trees.row(message, k), trees.row(memory, k), clock, score)
+            for k, i in enumerate(ids)
+        ]
+        return gather(each)
+
+    def evaluate(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """See Trainer.evaluate."""
+        each = [
+            self.evaluate_one(int(i), trees.row(message, k), trees.row(memory, k), clock, score)
+            for k, i in enumerate(ids)
+        ]
+        return stack_counts(each)
+
+    def train_one(
+        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Outcome:
+        """Local work of one client; trees and results without a client axis."""
+        setup, method = self.setup, self.setup.method
+        view = setup.client(client, message, memory, clock)
+        with torch.no_grad():
+            work = trees.clone(method.start(view))
+        losses = self.descend(
+            client, work, view, method.stages(setup.protocol.local, clock), clock, "batches"
+        )
+        with torch.no_grad():
+            upload, kept = method.finish(work, view)
+            counts = self.count(client, method.model(work, view), score)
+        loss = float(torch.stack(losses).mean()) if losses else float("nan")
+        check_finite(clock, client, loss if losses else 0.0, upload)
+        return Outcome(upload, kept, torch.tensor(loss), counts)
+
+    def evaluate_one(
+        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """Scores of one client's personal model as received."""
+        setup, method = self.setup, self.setup.method
+        view = setup.client(client, message, memory, clock)
+        stages = method.adapt(setup.protocol.local, clock)
+        with torch.no_grad():
+            model = method.personal(view) if not stages else {}
+            work = trees.clone(method.start(view)) if stages else {}
+        if stages:
+            self.descend(client, work, view, stages, clock, "adapt")
+            with torch.no_grad():
+                model = method.model(work, view)
+        return self.count(client, model, score)
+
+    def descend(
+        self, client: int, work: Tree, view: Client, stages: Sequence[Stage], clock: Clock, purpose: str
+    ) -> list[Tensor]:
+        """Train `work` in place through `stages`; returns the loss of every step that had one."""
+        losses: list[Tensor] = []
+        owned = self.setup.federation.indices("train", client)
+        for stage in stages:
+            order, noise = self.setup.batches(client, stage, clock, purpose)
+            moves = moved(stage, work, view)
+            optimizer = Optimizer(
+                stage.optimizer or self.setup.protocol.optimizer, [work[name] for name in moves]
+            )
+            for step, positions in enumerate(order):
+                x, y = self.setup.federation.gather(owned[positions.to(owned.device)])
+                batch = Batch(x, y, None, {k: v[step].to(x.device) for k, v in noise.items()})
+                loss = step_once(stage, work, moves, view, batch, optimizer)
+                losses.extend(() if loss is None else (loss,))
+        return losses
+
+    @torch.no_grad()
+    def count(self, client: int, model: Tree, score: Sequence[str]) -> Counts:
+        """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
+        federation, task, method = self.setup.federation, self.setup.task, self.setup.method
+        counts: Counts = {}
+        for name in score:
+            correct = torch.zeros(task.classes, dtype=torch.float64)
+            total = torch.zeros(task.classes, dtype=torch.float64)
+            for indices in federation.indices(name, client).split(EVALUATION_BATCH):
+                x, y = federation.gather(indices)
+                hits, seen = count_correct(method.predict(model, x, task), y, task.classes)
+                correct += hits.cpu()
+                total += seen.cpu()
+            counts[name] = (correct, total)
+        return counts
+
+
+def moved(stage: Stage, work: Tree, view: Client) -> list[str]:
+    """Names of the leaves the optimiser moves in `stage`: selected, floating point, no statistics."""
+    return [
+        name
+        for name in view.task.select(work, stage.moves)
+        if work[name].is_floating_point() and not view.task.is_buffer(name)
+    ]
+
+
+def step_once(
+    stage: Stage, work: Tree, moves: Sequence[str], view: Client, batch: Batch, optimizer: Optimizer
+) -> Tensor | None:
+    """One optimiser step on `work` in place; the loss, where the stage has one."""
+    if stage.direction is not None:
+        directions = stage.direction(work, view, batch)
+        for name in directions.keys() - set(moves):
+            work[name].copy_(directions[name].detach())
+        optimizer.step([directions[name].detach() for name in moves])
+        return None
+    if stage.loss is None:
+        raise ValueError("a stage needs a loss or a direction")
+    params = [work[name].requires_grad_(True) for name in moves]
+    loss = stage.loss(work, view, batch)
+    grads = torch.autograd.grad(loss, params, allow_unused=True)
+    for leaf in params:
+        leaf.requires_grad_(False)
+    optimizer.step([torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)])
+    return loss.detach()
+
+
+def gather(each: Sequence[Outcome]) -> Outcome:
+    """Outcomes of single clients as one with a client axis."""
+    return Outcome(
+        trees.stack([one.uploads for one in each]),
+        trees.stack([one.memory for one in each]),
+        torch.stack([one.loss for one in each]),
+        stack_counts([one.counts for one in each]),
+    )
+
+
+def stack_counts(each: Sequence[Counts]) -> Counts:
+    """Counts of single clients [K] as [C, K]."""
+    return {
+        name: (torch.stack([one[name][0] for one in each]), torch.stack([one[name][1] for one in each]))
+        for name in (each[0] if each else {})
+    }

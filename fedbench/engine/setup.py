@@ -1,0 +1,72 @@
+"""What every engine needs to train clients: the method, the network, the data, the local work, the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbench.config import ProtocolConfig
+from fedbench.data.federation import Federation
+from fedbench.engine import rng, schedule
+from fedbench.engine.contract import Client, Clock, Cohort, Population, Stage
+from fedbench.engine.trees import Tree
+from fedbench.methods.base import Method
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """One simulation's fixed parts. Picklable: worker processes get a copy that shares the tensors."""
+
+    method: Method
+    task: Task
+    federation: Federation
+    protocol: ProtocolConfig
+    seed: int
+
+    @property
+    def population(self) -> Population:
+        """Sizes and label counts of all clients, on the CPU."""
+        return self.federation.population
+
+    def steps(self, client: int) -> int:
+        """Local steps of the protocol's plain local work on `client`."""
+        return schedule.steps(self.federation.size(client), self.protocol.local)
+
+    def cohort(self, ids: Tensor, clock: Clock, purpose: str = "server") -> Cohort:
+        """The clients `ids` [C] as server hooks see them."""
+        steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
+        generator = rng.torch_rng(self.seed, purpose, clock.round)
+        return Cohort(ids, clock, self.population, steps, generator)
+
+    def draw_cohort(self, clock: Clock) -> Tensor:
+        """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
+        count = self.federation.clients
+        size = self.protocol.cohort_size(count)
+        if size == count:
+            return torch.arange(count)
+        generator = rng.torch_rng(self.seed, "cohort", clock.round)
+        return torch.randperm(count, generator=generator)[:size].sort().values
+
+    def batches(self, client: int, stage: Stage, clock: Clock, purpose: str) -> tuple[list[Tensor], Tree]:
+        """(positions of each local step, per-step noise leaves [S, ...]) of one client's stage."""
+        keys = (clock.round, client, stage.order)
+        order = schedule.batches(
+            self.federation.size(client), self.protocol.local, stage, rng.torch_rng(self.seed, purpose, *keys)
+        )
+        noise = self.method.draw(rng.torch_rng(self.seed, purpose + "/noise", *keys), len(order), clock)
+        return order, noise
+
+    def client(self, client: int, message: Tree, memory: Tree, clock: Clock) -> Client:
+        """Client `client` as its hooks see it; its data are fetched when a hook asks."""
+        return Client(
+            self.task,
+            clock,
+            message,
+            memory,
+            torch.tensor(float(self.federation.size(client))),
+            torch.tensor(float(self.steps(client))),
+            lambda: self.federation.all_of(client),
+        )

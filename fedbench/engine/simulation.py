@@ -1,0 +1,185 @@
+"""The one loop over rounds: draw, send, train, aggregate, score. Every method runs through it without a branch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.engine import rng, trees
+from fedbench.engine.contract import Clock
+from fedbench.engine.preparation import Preparation
+from fedbench.engine.setup import Setup
+from fedbench.engine.trainer import Counts, Trainer, count_correct
+from fedbench.engine.trees import Tree
+from fedbench.metrics.accuracy import Tally, weighted
+from fedbench.results.history import History, Record
+from fedbench.results.observer import Observer
+
+EVALUATION_CLIENTS = 256  # clients messaged at once when all are scored
+
+
+@dataclass(eq=False)
+class State:
+    """All that a round changes, and so all that a checkpoint holds."""
+
+    server: Tree
+    memory: Tree  # leaves [N, ...]
+    round: int = 0  # rounds completed
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Tally] = field(default_factory=dict)  # latest score of each client after training
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+
+
+class Simulation:
+    """One run of one method: `prepare` once, then `step` until `done`."""
+
+    def __init__(self, setup: Setup, trainer: Trainer, observer: Observer | None = None) -> None:
+        """`observer` is told of phases and records."""
+        self.observer = observer or Observer()
+        self.setup = setup
+        self.trainer = trainer
+        protocol = setup.protocol
+        self.sets = {"local": ("local",), "global": ("global",), "both": ("local", "global")}[
+            protocol.test.sets
+        ]
+        if protocol.test.val_fraction > 0:
+            self.sets = (*self.sets, "val")
+
+    # ---- life
+
+    def begin(self) -> State:
+        """Initialise and prepare the method, and score it untrained (round 0)."""
+        setup = self.setup
+        server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
+        state = State(self._placed(server), self._placed(memory))
+        with self.timed(state, "prepare"), torch.no_grad():
+            preparation = Preparation(setup, self.trainer)
+            state.server, state.memory = setup.method.prepare(preparation, state.server, state.memory)
+        state.bytes_up, state.bytes_down = preparation.bytes_up, preparation.bytes_down
+        state.arrays = preparation.arrays
+        if setup.protocol.score == "received":
+            self._record(state, self._score(state), float("nan"))
+        return state
+
+    def _placed(self, tree: Tree) -> Tree:
+        """A tree on the federation's device, models in its precision."""
+        federation = self.setup.federation
+        return {
+            key: leaf.to(federation.device, federation.dtype if leaf.dtype == torch.float32 else leaf.dtype)
+            for key, leaf in tree.items()
+        }
+
+    def done(self, state: State) -> bool:
+        """Whether all rounds are completed."""
+        return state.round >= self.setup.protocol.rounds
+
+    def step(self, state: State) -> None:
+        """One round, in place."""
+        setup, method = self.setup, self.setup.method
+        clock = Clock(state.round, setup.protocol.rounds)
+        ids = setup.draw_cohort(clock)
+        cohort = setup.cohort(ids, clock)
+        due = self._due(state.round + 1)
+        after_training = due and setup.protocol.score == "trained"
+        with torch.no_grad():
+            with self.timed(state, "server"):
+                message = method.send(state.server, cohort)
+                memory = trees.take(state.memory, ids)
+            state.bytes_down += trees.row_bytes(message) * len(ids)
+            with self.timed(state, "train"), torch.enable_grad():
+                outcome = self.trainer.train(ids, message, memory, clock, self.sets if after_training else ())
+            state.bytes_up += trees.row_bytes(outcome.uploads) * len(ids)
+            with self.timed(state, "server"):
+                state.memory = trees.put(state.memory, ids, outcome.memory)
+                state.server = method.aggregate(state.server, outcome.uploads, cohort)
+        state.round += 1
+        self.observer.advance(state.round)
+        if due:
+            tallies = self._trained(state, ids, outcome.counts) if after_training else self._score(state)
+            self._record(state, tallies, float(outcome.loss.nanmean()))
+
+    # ---- scoring
+
+    def _due(self, completed: int) -> bool:
+        """Evaluate every `eval_every` rounds, and in the last rounds, which reports may average."""
+        protocol = self.setup.protocol
+        tail = 5 if protocol.report == "mean_last_5" else 1
+        return completed % protocol.eval_every == 0 or completed > protocol.rounds - tail
+
+    def _score(self, state: State) -> dict[str, Tally]:
+        """Score every client's personal model as received, and the global model where there is one."""
+        setup, method = self.setup, self.setup.method
+        clock = Clock(state.round, setup.protocol.rounds)
+        parts: list[Counts] = []
+        with self.timed(state, "evaluate"):
+            for ids in torch.arange(setup.federation.clients).split(EVALUATION_CLIENTS):
+                with torch.no_grad():
+                    message = method.send(state.server, setup.cohort(ids, clock, "evaluate"))
+                    memory = trees.take(state.memory, ids)
+                parts.append(self.trainer.evaluate(ids, message, memory, clock, self.sets))
+            counts = {
+                name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts]))
+                for name in self.sets
+            }
+            tallies = {name: self._tally(name, *counts[name]) for name in self.sets}
+            if "global" in self.sets:
+                tallies.update(self._score_common(state))
+        return tallies
+
+    def _tally(self, name: str, correct: Tensor, total: Tensor, ids: Tensor | None = None) -> Tally:
+        """Counts per class [C, K] as counts per client, by the protocol's weighting of the global set."""
+        if name == "global" and self.setup.protocol.test.weighting == "label_shares":
+            counts = self.setup.population.label_counts
+            chosen = counts if ids is None else counts[ids]
+            shares = chosen / chosen.sum(1, keepdim=True)
+            return weighted(correct.numpy(), total.numpy(), shares.numpy())
+        return Tally(correct.sum(1).numpy(), total.sum(1).numpy())
+
+    @torch.no_grad()
+    def _score_common(self, state: State) -> dict[str, Tally]:
+        """The global model on the global test set."""
+        setup = self.setup
+        model = setup.method.common(state.server, setup.task)
+        if model is None:
+            return {}
+        correct = total = 0.0
+        for indices in setup.federation.global_test.split(1024):
+            x, y = setup.federation.gather(indices)
+            hits, seen = count_correct(setup.task.apply(model, x), y, setup.task.classes)
+            correct, total = correct + float(hits.sum()), total + float(seen.sum())
+        return {"common": Tally(np.array([correct]), np.array([total]))}
+
+    def _trained(self, state: State, ids: Tensor, counts: Counts) -> dict[str, Tally]:
+        """Scores after local training: the cohort's are new, the others keep their latest."""
+        for name, (correct, total) in counts.items():
+            fresh = self._tally(name, correct, total, ids)
+            unknown = np.zeros(self.setup.federation.clients)
+            latest = state.scores.get(name, Tally(unknown, unknown))
+            correct_all, total_all = latest.correct.copy(), latest.total.copy()
+            correct_all[ids.numpy()], total_all[ids.numpy()] = fresh.correct, fresh.total
+            state.scores[name] = Tally(correct_all, total_all)
+        return dict(state.scores)
+
+    def _record(self, state: State, tallies: dict[str, Tally], loss: float) -> None:
+        record = Record(state.round, tallies, state.bytes_up, state.bytes_down, dict(state.seconds), loss)
+        state.history.add(record)
+        self.observer.record(record)
+
+    @contextmanager
+    def timed(self, state: State, phase: str) -> Iterator[None]:
+        """Add the wall time of a block to a phase's seconds."""
+        self.observer.phase(phase)
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            state.seconds[phase] = state.seconds.get(phase, 0.0) + time.perf_counter() - begin

@@ -1,0 +1,147 @@
+"""Trees: flat dictionaries from leaf names to tensors. Models, messages, uploads and states are all trees.
+
+Leaf names are a module's own ("conv.0.weight"), after an optional namespace ("personal/conv.0.weight").
+A leading axis of length C holds one client a row; "shared" leaves are expanded over it without copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+def join(**parts: Tree) -> Tree:
+    """One tree from several: each part's leaves under its name, `join(a=t)["a/x"] is t["x"]`."""
+    return {f"{name}/{key}": leaf for name, tree in parts.items() for key, leaf in tree.items()}
+
+
+def part(tree: Tree, name: str) -> Tree:
+    """The leaves under namespace `name`, without it: the inverse of `join`."""
+    start = len(name) + 1
+    return {key[start:]: leaf for key, leaf in tree.items() if key.startswith(name + "/")}
+
+
+def split(tree: Tree, names: Iterable[str]) -> tuple[Tree, Tree]:
+    """(leaves in `names`, the rest)."""
+    chosen = set(names)
+    return (
+        {key: leaf for key, leaf in tree.items() if key in chosen},
+        {key: leaf for key, leaf in tree.items() if key not in chosen},
+    )
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """`function` of every leaf."""
+    return {key: function(leaf) for key, leaf in tree.items()}
+
+
+def clone(tree: Tree) -> Tree:
+    """A deep, contiguous copy, detached from autograd."""
+    return {key: leaf.detach().clone(memory_format=torch.contiguous_format) for key, leaf in tree.items()}
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of one structure, stacked on a new client axis: leaves [C, ...]."""
+    return {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]} if trees else {}
+
+
+def row(tree: Tree, index: int) -> Tree:
+    """Client `index` of a stacked tree: views, without the client axis."""
+    return {key: leaf[index] for key, leaf in tree.items()}
+
+
+def take(tree: Tree, ids: Tensor) -> Tree:
+    """Rows `ids` [C] of a stacked tree (a copy); a shared leaf stays shared."""
+    return {
+        key: leaf[:1].expand(len(ids), *leaf.shape[1:]) if is_shared(leaf) else leaf[ids.to(leaf.device)]
+        for key, leaf in tree.items()
+    }
+
+
+def put(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
+    """`tree` with rows `ids` set to `rows` [C, ...]: in place, except that a shared leaf is copied first."""
+    updated = dict(tree)
+    for key, leaf in rows.items():
+        target = tree[key].clone(memory_format=torch.contiguous_format) if is_shared(tree[key]) else tree[key]
+        target[ids.to(target.device)] = leaf.to(target.dtype)
+        updated[key] = target
+    return updated
+
+
+def expand(tree: Tree, count: int) -> Tree:
+    """One model as the message to `count` clients: leaves [C, ...] with stride 0, no copies."""
+    return {key: leaf.unsqueeze(0).expand(count, *leaf.shape) for key, leaf in tree.items()}
+
+
+def is_shared(leaf: Tensor) -> bool:
+    """Whether a stacked leaf is one row expanded over the client axis."""
+    return leaf.dim() > 0 and leaf.stride(0) == 0
+
+
+def mean(tree: Tree, weights: Tensor) -> Tree:
+    """Weighted mean over the client axis; `weights` [C] sum to one. Integer leaves keep their type."""
+    return {key: leaf[0] for key, leaf in mix(weights.unsqueeze(0), tree).items()}
+
+
+def mix(matrix: Tensor, tree: Tree) -> Tree:
+    """Row i of the result is sum_j matrix[i, j] tree[j]: leaves [C, ...] -> [R, ...], matrix [R, C].
+
+    Raises:
+        ValueError: a row of `matrix` that is not a distribution.
+    """
+    check_stochastic(matrix)
+    mixed: Tree = {}
+    for key, leaf in tree.items():
+        weights = matrix.to(
+            device=leaf.device, dtype=leaf.dtype if leaf.is_floating_point() else torch.float64
+        )
+        values = (weights @ leaf.reshape(leaf.shape[0], -1).to(weights.dtype)).view(-1, *leaf.shape[1:])
+        mixed[key] = values if leaf.is_floating_point() else values.round().to(leaf.dtype)
+    return mixed
+
+
+def check_stochastic(matrix: Tensor) -> None:
+    """Assert that every row of an aggregation matrix is non-negative and sums to one."""
+    sums = matrix.sum(dim=-1)
+    if bool((matrix < -1e-6).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+        raise ValueError(f"aggregation matrix is not row-stochastic: row sums {sums.tolist()[:8]}")
+
+
+def flatten(tree: Tree) -> Tensor:
+    """All leaves of a stacked tree as one matrix [C, P], leaves in name order."""
+    return torch.cat([tree[key].reshape(tree[key].shape[0], -1) for key in sorted(tree)], dim=1)
+
+
+def unflatten(matrix: Tensor, like: Tree) -> Tree:
+    """The inverse of `flatten`: [C, P] back to leaves [C, ...] shaped as `like`'s rows."""
+    tree: Tree = {}
+    offset = 0
+    for key in sorted(like):
+        count = like[key][0].numel()
+        tree[key] = matrix[:, offset : offset + count].view(-1, *like[key].shape[1:])
+        offset += count
+    return tree
+
+
+def sum_of(terms: Iterable[Tensor]) -> Tensor:
+    """Sum of scalar tensors (0 if none)."""
+    return sum(terms, torch.zeros(()))
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Inner product of two trees over the leaves of `a`, a scalar."""
+    return sum_of((a[key] * b[key]).sum() for key in a)
+
+
+def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """||a - b||^2 over the leaves of `a`, a scalar."""
+    return sum_of((a[key] - b[key]).square().sum() for key in a)
+
+
+def row_bytes(tree: Tree) -> int:
+    """Bytes of one client's row of a stacked tree: what crosses the network."""
+    return sum(leaf[0].numel() * leaf.element_size() for leaf in tree.values())

@@ -1,0 +1,264 @@
+"""The workers engine: looped training in several single-threaded processes over shared memory.
+
+Small networks gain nothing from a second thread, two processes do not slow each other down. Processes start once a run;
+messages, memories and uploads pass through shared buffers, never through a pipe.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.multiprocessing as torch_multiprocessing
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer, stack_counts
+from fedbench.engine.setup import Setup
+from fedbench.engine.trainer import Counts, Outcome, Trainer
+from fedbench.engine.trees import Tree
+from fedbench.errors import FedbenchError
+
+BLOCKS_PER_WORKER = 6  # pieces a cohort is cut into, for balance
+
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class SharedTree:
+    """A stacked tree in one shared allocation; a shared leaf (stride 0) is stored once."""
+
+    buffer: Tensor  # uint8
+    spec: Spec  # name -> (shape with the client axis as stored, dtype)
+
+    @classmethod
+    def like(cls, spec: Spec) -> SharedTree:
+        """An allocation for leaves of `spec`."""
+        size = sum(_padded_bytes(shape, dtype) for shape, dtype in spec.values())
+        return cls(torch.empty(size, dtype=torch.uint8).share_memory_(), spec)
+
+    def leaves(self) -> Tree:
+        """The leaves as stored: views of the buffer."""
+        views: Tree = {}
+        offset = 0
+        for name, (shape, dtype) in self.spec.items():
+            count = torch.Size(shape).numel() * dtype.itemsize
+            views[name] = self.buffer[offset : offset + count].view(dtype).view(shape)
+            offset += _padded_bytes(shape, dtype)
+        return views
+
+
+def _padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    count = torch.Size(shape).numel() * dtype.itemsize
+    return -(-count // 64) * 64
+
+
+def spec_of(tree: Tree, rows: int | None = None) -> Spec:
+    """Spec to store `tree`: shared leaves get one row; `rows`, where given, is put in the client axis's place."""
+    spec: Spec = {}
+    for name, leaf in tree.items():
+        count = rows if rows is not None else (1 if trees.is_shared(leaf) else leaf.shape[0])
+        spec[name] = ((count, *leaf.shape[1:]), leaf.dtype)
+    return spec
+
+
+@dataclass(frozen=True)
+class Order:
+    """Work for one process: rows of the cohort, by client id."""
+
+    verb: str  # train or evaluate
+    rows: list[int]
+    ids: list[int]
+    clock: Clock
+    score: tuple[str, ...]
+
+
+class WorkersTrainer(Trainer):
+    """Deals blocks of clients to worker processes, the largest first."""
+
+    def __init__(self, setup: Setup, workers: int) -> None:
+        """Start `workers` processes; they live until `close`."""
+        super().__init__(setup)
+        setup.federation.share_memory()
+        context = torch_multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["fedbench.engine.workers"])
+        self._buffers: dict[str, SharedTree] = {}
+        self._links: list[Connection] = []
+        self._processes: list[Any] = []
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, setup), daemon=True)
+            process.start()
+            theirs.close()
+            self._links.append(ours)
+            self._processes.append(process)
+
+    def close(self) -> None:
+        """End the processes."""
+        for link in self._links:
+            link.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+        self._links, self._processes = [], []
+
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """See Trainer.train."""
+        self._share("message", message, spec_of(message))
+        self._share("memory", memory, spec_of(memory))
+        upload, kept = self._specimen(ids, message, memory, clock)
+        self._reserve("upload", spec_of(upload, len(ids)))
+        self._reserve("kept", spec_of(kept, len(ids)))
+        replies = self._deal("train", ids, clock, score)
+        return Outcome(
+            trees.clone(self._buffers["upload"].leaves()),
+            trees.clone(self._buffers["kept"].leaves()),
+            torch.stack([loss for loss, _ in replies]),
+            stack_counts([counts for _, counts in replies]),
+        )
+
+    def evaluate(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """See Trainer.evaluate."""
+        self._share("message", message, spec_of(message))
+        self._share("memory", memory, spec_of(memory))
+        return stack_counts([counts for _, counts in self._deal("evaluate", ids, clock, score)])
+
+    # ---- buffers
+
+    @torch.no_grad()
+    def _specimen(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> tuple[Tree, Tree]:
+        """(upload, memory) of an untrained client, one row: tells the shapes the workers will write."""
+        method = self.setup.method
+        view = self.setup.client(int(ids[0]), trees.row(message, 0), trees.row(memory, 0), clock)
+        upload, kept = method.finish(trees.clone(method.start(view)), view)
+        return trees.expand(upload, 1), trees.expand(kept, 1)
+
+    def _reserve(self, name: str, spec: Spec) -> None:
+        """Make buffer `name` fit `spec`, and tell the workers when it changed."""
+        if name not in self._buffers or self._buffers[name].spec != spec:
+            self._buffers[name] = SharedTree.like(spec)
+            for link in self._links:
+                link.send((name, self._buffers[name]))
+
+    def _share(self, name: str, tree: Tree, spec: Spec) -> None:
+        self._reserve(name, spec)
+        for key, leaf in self._buffers[name].leaves().items():
+            leaf.copy_(tree[key][: leaf.shape[0]])
+
+    # ---- dealing
+
+    def _blocks(self, ids: Tensor) -> list[list[int]]:
+        """Rows in blocks of similar work, the largest clients first."""
+        work = sorted(range(len(ids)), key=lambda row: -self.setup.federation.size(int(ids[row])))
+        total = sum(self.setup.federation.size(int(i)) for i in ids)
+        target = total / (BLOCKS_PER_WORKER * len(self._links))
+        blocks: list[list[int]] = []
+        filled = target
+        for row in work:
+            if filled >= target:
+                blocks.append([])
+                filled = 0.0
+            blocks[-1].append(row)
+            filled += self.setup.federation.size(int(ids[row]))
+        return blocks
+
+    def _deal(
+        self, verb: str, ids: Tensor, clock: Clock, score: Sequence[str]
+    ) -> list[tuple[Tensor, Counts]]:
+        """Hand out blocks as workers become free; (loss, counts) of each row in order."""
+        blocks = self._blocks(ids)[::-1]
+        replies: dict[int, tuple[Tensor, Counts]] = {}
+        busy: dict[Connection, Order] = {}
+        idle = list(self._links)
+        while blocks or busy:
+            while blocks and idle:
+                rows = blocks.pop()
+                order = Order(verb, rows, [int(ids[row]) for row in rows], clock, tuple(score))
+                link = idle.pop()
+                link.send(("order", order))
+                busy[link] = order
+            for ready in wait(list(busy)):
+                link = next(each for each in busy if each is ready)
+                replies.update(zip(busy.pop(link).rows, self._receive(link), strict=True))
+                idle.append(link)
+        return [replies[row] for row in range(len(ids))]
+
+    def _receive(self, link: Connection) -> list[tuple[Tensor, Counts]]:
+        try:
+            verdict, result = link.recv()
+        except EOFError:
+            raise FedbenchError(
+                "a worker process died (killed, or out of memory); the run resumes from its last checkpoint, "
+                "hardware.workers=1 or hardware.engine=looped needs less memory"
+            ) from None
+        if verdict == "error":
+            raise result
+        return [
+            (
+                torch.tensor(loss),
+                {name: (torch.tensor(a), torch.tensor(b)) for name, (a, b) in counts.items()},
+            )
+            for loss, counts in result
+        ]
+
+
+def serve(link: Connection, setup: Setup) -> None:
+    """A worker process: train or score the rows it is dealt until the link closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    torch.set_num_threads(1)
+    trainer = LoopedTrainer(setup)
+    leaves: dict[str, Tree] = {}
+    while True:
+        try:
+            name, payload = link.recv()
+        except (EOFError, OSError):
+            return
+        if name != "order":
+            leaves[name] = payload.leaves()
+            continue
+        try:
+            reply: tuple[str, Any] = (
+                "done",
+                [_one(trainer, payload, index, leaves) for index in range(len(payload.rows))],
+            )
+        except Exception as error:  # noqa: BLE001 - raised again by the parent
+            reply = ("error", error)
+        link.send(reply)
+
+
+def _one(trainer: LoopedTrainer, order: Order, index: int, leaves: dict[str, Tree]) -> tuple[float, Any]:
+    """Train or score one row; trees go to the shared buffers, numbers are returned (as plain lists)."""
+    row, client = order.rows[index], order.ids[index]
+    message = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["message"].items()}
+    memory = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["memory"].items()}
+    if order.verb == "evaluate":
+        return float("nan"), _plain(trainer.evaluate_one(client, message, memory, order.clock, order.score))
+    outcome = trainer.train_one(client, message, memory, order.clock, order.score)
+    for name, tree in (("upload", outcome.uploads), ("kept", outcome.memory)):
+        for key, leaf in tree.items():
+            leaves[name][key][row].copy_(leaf)
+    return float(outcome.loss), _plain(outcome.counts)
+
+
+def _plain(counts: Counts) -> dict[str, tuple[list[float], list[float]]]:
+    return {name: (a.tolist(), b.tolist()) for name, (a, b) in counts.items()}
+
+
+def available_workers() -> int:
+    """Cores this process may use."""
+    import os
+
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return multiprocessing.cpu_count()

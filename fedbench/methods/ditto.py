@@ -1,0 +1,69 @@
+"""Ditto: Li et al., Fair and Robust Federated Learning Through Personalization, ICML 2021.
+
+Algorithm 1: beside its share in FedAvg's global model w, client k keeps v_k and minimises
+h_k(v_k; w^t) = F_k(v_k) + lambda/2 ||v_k - w^t||^2 (Eq. Ditto); v_k is what is scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config import LocalConfig
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Clock, Population, Stage
+from fedbench.engine.trees import Tree
+from fedbench.methods.base import Method
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """A global model by FedAvg, and a personal one pulled towards it."""
+
+    lam: float = 1.0  # lambda, strength of the pull
+    personal_epochs: int | None = None  # epochs on v_k; null: as many as on w
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Li et al., ICML 2021"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """W and every v_k start from the same model."""
+        model = task.init(generator)
+        return model, trees.join(personal=trees.expand(model, population.clients))
+
+    def start(self, client: Client) -> Tree:
+        """Both models: global/* and personal/*."""
+        return {**trees.join(**{"global": client.message}), **client.memory}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Train w as FedAvg does, then v_k on the same mini-batches."""
+        return (
+            Stage(self.loss, moves=("global/*",)),
+            Stage(self.personal_loss, moves=("personal/*",), epochs=self.personal_epochs),
+        )
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_k(w)."""
+        return client.task.loss(trees.part(work, "global"), batch)
+
+    def personal_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_k(v_k) + lambda/2 ||v_k - w^t||^2 with w^t as received."""
+        personal = trees.part(work, "personal")
+        pull = trees.squared_distance(client.task.weights(client.message), personal)
+        return client.task.loss(personal, batch) + self.lam / 2 * pull
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload w, keep v_k."""
+        return trees.part(work, "global"), trees.join(personal=trees.part(work, "personal"))
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """v_k."""
+        return trees.part(work, "personal")
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """W."""
+        return server

@@ -1,0 +1,42 @@
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+
+Algorithm 1: w_{t+1} = sum_k (n_k / n) w_k. With `private` leaves it is the base of every method that averages a part of
+the model: those stay on their clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Client, Population
+from fedbench.engine.trees import Tree
+from fedbench.methods.base import Method
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Size-weighted average of the clients' models."""
+
+    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """One model: its shared leaves on the server, its private ones on every client."""
+        model = task.init(generator)
+        private, shared = trees.split(model, task.select(model, self.private))
+        return shared, trees.expand(private, population.clients)
+
+    def start(self, client: Client) -> Tree:
+        """The received leaves beside the client's own."""
+        return {**client.message, **client.memory}
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the shared leaves, keep the private ones."""
+        private, shared = trees.split(work, client.task.select(work, self.private))
+        return shared, private

@@ -1,0 +1,221 @@
+"""FedCollab: Bao et al., Optimizing the Collaboration Structure in Cross-Silo Federated Learning, ICML 2023.
+
+(1) Algorithm 1: a discriminator for every pair of clients estimates the distance D_ij of their distributions.
+(2) Algorithm 2: coalitions minimise Eq. 10 (its first line; the square in the second is a slip).
+(3) Any method, `base`, runs inside each coalition: one of its servers a coalition, its client hooks as they are.
+A newcomer joins the coalition that minimises Eq. 10 (Section 4.4, Appendix B.2); until then it is one of its own.
+Table 3's ablations: `quantities` or `distances` false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.config import LocalConfig
+from fedbench.engine import rng, trees
+from fedbench.engine.contract import Batch, Client, Clock, Cohort, Population, Stage
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.methods.base import Method
+from fedbench.methods.collab import solver
+from fedbench.methods.collab.discriminators import DiscriminatorConfig, train_discriminators
+from fedbench.models.task import Task
+
+if TYPE_CHECKING:
+    from fedbench.engine.preparation import Preparation
+
+
+@dataclass(frozen=True)
+class FedCollab(Method):
+    """Coalitions found before training, and a method inside each."""
+
+    base: Any = field(default_factory=lambda: {"name": "fedavg"})  # the method inside the coalitions
+    C: float = 10.0  # capacity constant of Eq. 7; the paper: 10 (label, feature shift), 8 (concept shift)
+    restarts: int = 100  # runs of Algorithm 2, the best kept
+    quantities: bool = True  # false: solve as if all clients had equally many samples
+    distances: bool = True  # false: solve as if all pairs were at the mean distance
+    newcomers: tuple[int, ...] = ()  # clients that train alone until `join_round`
+    join_round: int = 0
+    discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
+
+    family: ClassVar[str] = "clustered"
+    paper: ClassVar[str] = "Bao et al., ICML 2023"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, Mapping):
+            from fedbench.methods import METHODS
+
+            object.__setattr__(self, "base", METHODS.build(self.base))
+        if not isinstance(self.base, Method):
+            raise ConfigError(f"method.base must name a method, got {self.base!r}; e.g. method/base=fedavg")
+        if self.newcomers and self.join_round < 1:
+            raise ConfigError("method.newcomers need method.join_round of at least 1")
+
+    @property
+    def inner(self) -> Method:
+        """The base method, built."""
+        return cast("Method", self.base)
+
+    @property
+    def reads_data(self) -> frozenset[str]:
+        """As the base method."""
+        return self.inner.reads_data
+
+    # ---- the collaboration structure
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """One coalition of all, until `prepare`."""
+        server, memory = self.inner.init(task, population, generator)
+        return {
+            "coalition": torch.zeros(population.clients, dtype=torch.int64),
+            **_coalitions(server, 1),
+        }, memory
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Train the discriminators, solve for the coalitions, give each a copy of the base server."""
+        setup = preparation.setup
+        distances = self._distances(preparation)
+        base, memory = self.inner.prepare(preparation, trees.row(trees.part(server, "base"), 0), memory)
+        clients = setup.federation.clients
+        known = np.array([k for k in range(clients) if k not in self.newcomers])
+        sizes = setup.population.sizes.numpy()
+        if len(known) == 0 or max(self.newcomers, default=0) >= clients:
+            raise ConfigError(f"method.newcomers={list(self.newcomers)} do not fit {clients} clients")
+        generator = rng.numpy_rng(setup.seed, "coalitions")
+        inner, seen = self._solver_inputs(sizes[known], distances[np.ix_(known, known)])
+        solution = solver.solve(inner, seen, self.C, self.restarts, generator)
+        coalition = np.empty(clients, dtype=np.int64)
+        coalition[known] = solution.assignment
+        alone = solution.assignment.max() + 1 + np.arange(len(self.newcomers))
+        coalition[list(self.newcomers)] = alone
+        preparation.keep("distances", distances)
+        preparation.keep("coalition", coalition)
+        count = int(coalition.max()) + 1
+        state = {"coalition": torch.from_numpy(coalition), "distances": torch.from_numpy(distances)}
+        return {**state, **trees.clone(_coalitions(base, count))}, memory
+
+    def _distances(self, preparation: Preparation) -> np.ndarray:
+        setup = preparation.setup
+        federation = setup.federation
+        train = federation.sets["train"]
+        x, y = federation.gather(train.values)
+        rows = [torch.arange(int(a), int(b)) for a, b in zip(train.offsets, train.offsets[1:], strict=False)]
+        found = train_discriminators(
+            x.flatten(1), y, federation.classes, rows, self.discriminator, setup.seed
+        )
+        preparation.charge(found.bytes_up, found.bytes_down)
+        return found.matrix
+
+    def _solver_inputs(self, sizes: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sizes and distances as the solver is to see them (Table 3)."""
+        return (
+            sizes if self.quantities else solver.ignore_quantities(sizes),
+            distances if self.distances else solver.ignore_distances(distances),
+        )
+
+    def _admit(self, server: Tree, population: Population) -> Tree:
+        """Newcomers move into the coalitions that minimise Eq. 10, one after another."""
+        coalition = server["coalition"].cpu().numpy().copy()
+        sizes, distances = self._solver_inputs(population.sizes.numpy(), server["distances"].cpu().numpy())
+        members = [k for k in range(len(coalition)) if k not in self.newcomers]
+        for newcomer in self.newcomers:
+            rows = [*members, newcomer]
+            chosen = solver.assign_new(coalition[members], sizes[rows], distances[np.ix_(rows, rows)], self.C)
+            if chosen <= coalition[members].max():  # else it stays the coalition of its own that it is
+                coalition[newcomer] = chosen
+                members.append(newcomer)
+        return {**server, "coalition": torch.from_numpy(coalition).to(server["coalition"].device)}
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """A of Eq. 9: shares of a client's coalition."""
+        return torch.from_numpy(solver.matrix(server["coalition"].cpu().numpy(), population.sizes.numpy()))
+
+    # ---- one base server a coalition
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Each client hears from its coalition's server."""
+        members = server["coalition"].cpu()[cohort.ids]
+        parts = [
+            (chosen := members == k, self.inner.send(_one(server, k), cohort.where(chosen)))
+            for k in members.unique().tolist()
+        ]
+        if len(parts) == 1:
+            return parts[0][1]
+        message: Tree = {}
+        for chosen, part in parts:
+            for key, leaf in part.items():
+                whole = message.setdefault(key, leaf.new_empty(len(members), *leaf.shape[1:]))
+                whole[chosen.to(leaf.device)] = leaf
+        return message
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Each coalition's server folds in its own members' uploads; one without a member in the cohort waits."""
+        members = server["coalition"].cpu()[cohort.ids]
+        base = trees.part(server, "base")
+        for k in members.unique().tolist():
+            chosen = members == k
+            own = {key: leaf[chosen.to(leaf.device)] for key, leaf in uploads.items()}
+            updated = self.inner.aggregate(trees.row(base, k), own, cohort.where(chosen))
+            base = trees.put(
+                base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated)
+            )
+        server = {**server, **trees.join(base=base)}
+        joining = self.newcomers and cohort.clock.round + 1 == self.join_round
+        return self._admit(server, cohort.population) if joining else server
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """The base's global model, if there is one coalition only."""
+        return self.inner.common(_one(server, 0), task) if int(server["coalition"].max()) == 0 else None
+
+    # ---- one client: as the base method
+
+    def start(self, client: Client) -> Tree:
+        """As the base method."""
+        return self.inner.start(client)
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """As the base method."""
+        return self.inner.stages(local, clock)
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """As the base method."""
+        return self.inner.loss(work, client, batch)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """As the base method."""
+        return self.inner.finish(work, client)
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """As the base method."""
+        return self.inner.model(work, client)
+
+    def personal(self, client: Client) -> Tree:
+        """As the base method."""
+        return self.inner.personal(client)
+
+    def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
+        """As the base method."""
+        return self.inner.predict(model, x, task)
+
+    def draw(self, generator: torch.Generator, steps: int, clock: Clock) -> Tree:
+        """As the base method."""
+        return self.inner.draw(generator, steps, clock)
+
+    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """As the base method."""
+        return self.inner.adapt(local, clock)
+
+
+def _coalitions(server: Tree, count: int) -> Tree:
+    """`count` copies of a base server: leaves base/* [K, ...]."""
+    return trees.join(base=trees.expand(server, count))
+
+
+def _one(server: Tree, coalition: int) -> Tree:
+    return trees.row(trees.part(server, "base"), coalition)

@@ -1,0 +1,30 @@
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
+
+Eq. 2: client k minimises F_k(w) + mu/2 ||w - w^t||^2, w^t the received model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client
+from fedbench.engine.trees import Tree
+from fedbench.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with a proximal term."""
+
+    mu: float = 0.1  # weight of the proximal term
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020"
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_k(w) + mu/2 ||w - w^t||^2 over the received weights (no statistics)."""
+        proximal = trees.squared_distance(client.task.weights(client.message), work)
+        return super().loss(work, client, batch) + self.mu / 2 * proximal

@@ -1,0 +1,18 @@
+"""Local: every client trains alone; the reference of IPR and RSD. FedAvg with every leaf private."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbench.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Local(FedAvg):
+    """No communication at all."""
+
+    private: tuple[str, ...] = ("*",)
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "-"

@@ -1,0 +1,48 @@
+"""What describes a network: a frozen dataclass that builds it for an input shape and a number of classes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from fedbench.errors import ConfigError
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class Model(ABC):
+    """Base of all networks; a subclass's fields are its schema in the config."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Short name for tables, with what differs from the default."""
+
+    @abstractmethod
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """The network for one input of `shape` [C, H, W]; stages named, the last called `head`."""
+
+    def task(self, shape: tuple[int, ...], classes: int) -> Task:
+        """The network as a task.
+
+        Raises:
+            ConfigError: the network does not fit `shape`.
+        """
+        try:
+            return Task(partial(self.build, shape, classes), shape, classes)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"model {self.label} does not fit inputs of shape {list(shape)}: {reason}"
+            ) from error
+
+
+def flat_size(stage: nn.Module, shape: tuple[int, ...]) -> int:
+    """Number of values that `stage` yields for one input of `shape`, found by running it on no data."""
+    with torch.no_grad():
+        size: int = stage.to("meta")(torch.zeros(2, *shape, device="meta")).flatten(1).shape[1]
+        return size

@@ -1,0 +1,209 @@
+"""The task contract: what a method may ask of a model. Parameters are trees, the network is a pure function.
+
+A network is an `nn.Sequential` of named stages whose last is called `head` (the classifier layer), so it can be
+run up to or from any stage: `features = apply(until="head")`, `head = apply(since="head")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedbench.engine.contract import Batch
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.models.norm import BatchNorm, replace_batch_norm
+
+
+class Slice:
+    """Some stages of a network as a function of its leaves.
+
+    As torch.func.functional_call, but where each leaf goes is looked up once: for a small network that look-up costs
+    as much as the forward pass.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.norms = [module for module in net.modules() if isinstance(module, BatchNorm)]
+        self.slots: list[tuple[dict[str, Any], str, str, Tensor]] = []
+        for path, module in net.named_modules():
+            for store in (module._parameters, module._buffers):
+                for key, placeholder in store.items():
+                    if placeholder is not None:
+                        self.slots.append((store, key, f"{path}.{key}" if path else key, placeholder))
+
+    @contextmanager
+    def bound(self, model: Tree, mask: Tensor | None) -> Iterator[nn.Module]:
+        """The network with `model`'s leaves in place, batch normalisation told of padding by `mask`."""
+        for store, key, name, _ in self.slots:
+            store[key] = model[name]
+        for norm in self.norms:
+            norm.mask = mask
+        try:
+            yield self.net
+        finally:
+            for store, key, _, placeholder in self.slots:
+                store[key] = placeholder
+            for norm in self.norms:
+                norm.mask = None
+
+
+class Task:
+    """Classification with one kind of network: init, apply, features, head, loss, and names of leaf groups."""
+
+    def __init__(self, build: Callable[[], nn.Sequential], shape: tuple[int, ...], classes: int) -> None:
+        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K."""
+        self.shape = shape
+        self.classes = classes
+        self._build = build
+        self._nets = {train: self.fresh().train(train) for train in (False, True)}
+        net = self._nets[False]
+        self.stages = [name for name, _ in net.named_children()]
+        if not self.stages or self.stages[-1] != "head":
+            raise ConfigError("a network is an nn.Sequential of named stages whose last is called 'head'")
+        self.parameters = frozenset(name for name, _ in net.named_parameters())
+        self.buffers = frozenset(name for name, _ in net.named_buffers())
+        self.groups = self._groups(net)
+        self._slices: dict[tuple[bool, str | None, str | None], Slice] = {}
+
+    def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
+        """Pickle what makes the task, not the networks."""
+        return Task, (self._build, self.shape, self.classes)
+
+    def fresh(self) -> nn.Sequential:
+        """A new network with frozen, meaningless weights."""
+        with torch.random.fork_rng(devices=[]):
+            net = self._build()
+        replace_batch_norm(net)
+        return net.requires_grad_(False)
+
+    def _groups(self, net: nn.Module) -> dict[str, frozenset[str]]:
+        leaves = self.parameters | self.buffers
+        norm = {f"{m}." for m, module in net.named_modules() if isinstance(module, BatchNorm)}
+        linear = {f"{m}." for m, module in net.named_modules() if isinstance(module, nn.Linear)}
+        head = {name for name in leaves if name.startswith("head.")}
+
+        def under(prefixes: set[str]) -> frozenset[str]:
+            return frozenset(name for name in leaves if any(name.startswith(p) for p in prefixes))
+
+        return {
+            "@head": frozenset(head),
+            "@body": frozenset(leaves - head),
+            "@classifier": under(linear),  # every fully connected layer
+            "@norm": under(norm),  # batch norm: affine parameters and statistics
+            "@stats": self.buffers,  # batch norm: running statistics alone
+        }
+
+    # ---- leaves
+
+    def select(self, names: Iterable[str], selectors: Iterable[str]) -> list[str]:
+        """The `names` that a selector matches, in order.
+
+        A selector is a glob ("conv.*", "personal/*") or a group (@head, @body, @classifier, @norm, @stats), either
+        after a namespace ("personal/@head") or without one.
+        """
+        wanted = list(selectors)
+        return [name for name in names if any(self._matches(name, selector) for selector in wanted)]
+
+    def _matches(self, name: str, selector: str) -> bool:
+        space, _, group = selector.rpartition("/")
+        if not group.startswith("@"):
+            return fnmatchcase(name, selector)
+        if group not in self.groups:
+            raise ConfigError(f"unknown leaf group '{group}'; one of: {', '.join(self.groups)}")
+        prefix, _, leaf = name.rpartition("/")
+        return prefix == space and leaf in self.groups[group]
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether a leaf (in any namespace) is a statistic that the forward pass moves, not the optimiser."""
+        return name.rpartition("/")[2] in self.buffers
+
+    def weights(self, tree: Tree) -> Tree:
+        """The leaves of `tree` that are no statistics: what a distance between models is over."""
+        return {name: leaf for name, leaf in tree.items() if not self.is_buffer(name)}
+
+    def init(self, generator: torch.Generator) -> Tree:
+        """Fresh weights: the network's own initialisation, drawn from `generator`."""
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            net = replace_batch_norm(self._build())
+        return {k: v.detach().clone() for k, v in sorted(net.state_dict(keep_vars=True).items())}
+
+    # ---- the network as a function
+
+    def apply(
+        self,
+        model: Tree,
+        x: Tensor,
+        *,
+        train: bool = False,
+        mask: Tensor | None = None,
+        since: str | None = None,
+        until: str | None = None,
+    ) -> Tensor:
+        """Run stages [since, until) on x [B, ...]; in training, batch statistics in `model` are updated in place."""
+        with self._slice(train, since, until).bound(model, mask if train else None) as net:
+            out: Tensor = net(x)
+        return out
+
+    def _slice(self, train: bool, since: str | None, until: str | None) -> Slice:
+        key = (train, since, until)
+        if key not in self._slices:
+            first = self.stages.index(since) if since else 0
+            last = self.stages.index(until) if until else len(self.stages)
+            net = nn.Sequential()
+            for name in self.stages[first:last]:
+                net.add_module(name, self._nets[train].get_submodule(name))
+            self._slices[key] = Slice(net.train(train))
+        return self._slices[key]
+
+    def features(self, model: Tree, x: Tensor, *, train: bool = False, mask: Tensor | None = None) -> Tensor:
+        """What the classifier layer sees, [B, d]."""
+        return self.apply(model, x, train=train, mask=mask, until="head")
+
+    def head(self, model: Tree, z: Tensor) -> Tensor:
+        """Logits [B, K] from features z [B, d]."""
+        return self.apply(model, z, since="head")
+
+    def loss(self, model: Tree, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a batch, in training mode."""
+        logits = self.apply(model, batch.x, train=True, mask=batch.mask)
+        return self.criterion(logits, batch)
+
+    def criterion(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean cross-entropy of `logits` [B, K] over the batch's real samples."""
+        if batch.mask is None:
+            return functional.cross_entropy(logits, batch.y)
+        return batch.mean(functional.cross_entropy(logits, batch.y, reduction="none"))
+
+    def check_input(self, smallest_batch: int) -> None:
+        """Run one training step's forward pass on zeros, to refuse early what cannot work.
+
+        Raises:
+            ConfigError: the network does not fit the input's shape, or batch normalisation meets a single value.
+        """
+        model = self.init(torch.Generator().manual_seed(0))
+        x = torch.zeros(max(1, smallest_batch), *self.shape)
+        try:
+            logits = self.apply(model, x, train=True)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ConfigError(
+                f"batch normalisation cannot train on a batch of {smallest_batch} sample; use a model without it, "
+                "another batch size, or a partition with larger clients"
+            ) from error
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"the model does not fit inputs of shape {tuple(self.shape)}: {reason}"
+            ) from error
+        if logits.shape != (len(x), self.classes):
+            raise ConfigError(f"the model yields {tuple(logits.shape)}, expected {(len(x), self.classes)}")

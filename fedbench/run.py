@@ -1,0 +1,181 @@
+"""One run from config to result: build, resume or begin, simulate, score against Local, write."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedbench.compose import RunConfig, from_plain, run_key
+from fedbench.data.dataset import Dataset, DataSource
+from fedbench.data.federation import Federation
+from fedbench.data.split import Partition, make_partition
+from fedbench.engine import checkpoint
+from fedbench.engine.hardware import pick_device, pick_trainer
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.snapshot import pack, unpack
+from fedbench.metrics.accuracy import Floats
+from fedbench.results.console import Progress
+from fedbench.results.environment import environment, versions
+from fedbench.results.folder import RunFolder
+from fedbench.results.observer import Labels, Observer, Observers
+from fedbench.results.summary import Reading, client_rows, summarise
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its row and its folder."""
+
+    row: dict[str, Any]
+    folder: Path
+
+
+def execute(run: RunConfig) -> RunResult:
+    """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
+
+    Raises:
+        FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
+    """
+    key = run_key(run)
+    folder = RunFolder(run.settings.runs_dir, key, labels_of(run))
+    observer = observers(run, key, folder)
+    try:
+        if folder.status() == "finished" and not run.settings.force:
+            row = folder.result()
+            observer.finish(row)
+            return RunResult(row, folder.path)
+        with folder:
+            if run.settings.force:
+                folder.clear()
+            row = _simulate(run, key, folder, observer)
+            observer.finish(row)
+            return RunResult(row, folder.path)
+    finally:
+        observer.close()
+
+
+def labels_of(run: RunConfig) -> Labels:
+    """What people call the run."""
+    names = {group: run.labels[group] for group in ("dataset", "partition", "method", "protocol")}
+    return Labels(**names, model=run.model.label, seed=run.seed)
+
+
+def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
+    """Who is told how the run goes on."""
+    chosen: list[Observer] = [Progress(mode=run.settings.progress)]
+    wandb = run.settings.wandb
+    if wandb.enabled:
+        from fedbench.results.wandb_log import WandbObserver
+
+        account = {"project": wandb.project, "mode": wandb.mode}
+        chosen.append(
+            WandbObserver(key, folder.path, run.plain, entity=wandb.entity, tags=wandb.tags, **account)
+        )
+    return Observers(chosen)
+
+
+def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
+    """Data, network and method of a run, checked against each other."""
+    dataset = load(run.dataset)
+    partition = make_partition(run.partition, dataset, run.protocol.test, run.seed)
+    federation = Federation(dataset, partition, pick_device(run.hardware))
+    run.protocol.cohort_size(federation.clients)
+    task = run.model.task(federation.shape, federation.classes)
+    batch = run.protocol.local.batch_size
+    task.check_input(min(int(n) % batch or batch for n in federation.population.sizes))
+    return Setup(run.method, task, federation, run.protocol, run.seed), partition, dataset
+
+
+@functools.lru_cache(maxsize=2)
+def load(spec: DataSource) -> Dataset:
+    """The data set, read once for all runs of a sweep."""
+    return spec.load()
+
+
+def _simulate(run: RunConfig, key: str, folder: RunFolder, observer: Observer) -> dict[str, Any]:
+    setup, partition, dataset = build(run)
+    local, local_key = local_reference(run)
+    folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
+    folder.write_environment(environment(str(setup.federation.device)))
+    folder.write_partition(partition, partition.statistics(dataset.y))
+    trainer = pick_trainer(setup, run.hardware)
+    try:
+        simulation = Simulation(setup, trainer, observer)
+        resumed = folder.status() == "partial"
+        if resumed:
+            state = unpack(*checkpoint.load(folder.checkpoint, key=key), setup.federation.device)
+        observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
+        if not resumed:
+            state = simulation.begin()
+        _rounds(run, key, folder, simulation, state)
+    finally:
+        trainer.close()
+    return _write(run, key, folder, setup, partition, state, local, local_key)
+
+
+def _rounds(run: RunConfig, key: str, folder: RunFolder, simulation: Simulation, state: State) -> None:
+    """All rounds still to do, with a checkpoint whenever one is due."""
+    rule = run.settings.checkpoint
+    saved = time.monotonic()
+    while not simulation.done(state):
+        simulation.step(state)
+        by_time = 0 < rule.seconds <= time.monotonic() - saved
+        by_round = rule.rounds > 0 and state.round % rule.rounds == 0
+        if (by_time or by_round) and not simulation.done(state):
+            checkpoint.save(folder.checkpoint, *pack(state), key=key)
+            folder.write_history(state.history)
+            saved = time.monotonic()
+
+
+def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
+    """(accuracies [N], key) of Local under the same data, partition, model, protocol and seed, trained if missing.
+
+    (None, "") for Local itself.
+    """
+    if run.labels["method"] == "local":
+        return None, ""
+    settings = {"force": False, "save_models": False}
+    reference = from_plain({**run.plain, "method": {"name": "local"}, **settings})
+    result = execute(reference)
+    key = run_key(reference)
+    return RunFolder(run.settings.runs_dir, key, labels_of(reference)).accuracies(), key if result.row else ""
+
+
+def _write(
+    run: RunConfig,
+    key: str,
+    folder: RunFolder,
+    setup: Setup,
+    partition: Partition,
+    state: State,
+    local: Floats | None,
+    local_key: str,
+) -> dict[str, Any]:
+    """All files of a finished run; its row is written last."""
+    reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
+    folder.write_history(state.history)
+    sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
+    folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local))
+    matrix = setup.method.collaboration(state.server, setup.population)
+    if matrix is not None:
+        folder.write_collaboration(matrix.numpy())
+    if state.arrays:
+        folder.write_arrays(state.arrays)
+    row = summarise(
+        labels_of(run),
+        key,
+        state.history,
+        reading,
+        partition_hash=partition.hash,
+        local=local,
+        local_key=local_key,
+        versions=versions(),
+    )
+    models = pack(state)[0] if run.settings.save_models else None
+    folder.finish(row, models)
+    return folder.result()
