@@ -240,3 +240,14 @@ def test_meta_that_is_not_json_leaves_the_previous_checkpoint(tmp_path):
         checkpoint.save(tmp_path / "c", {}, {"round": object()})
     assert checkpoint.load(tmp_path / "c")[1] == {"round": 1}
     assert names(tmp_path) == ["c"]
+
+
+@pytest.mark.parametrize(("old", "new"), [(b'"F32"', b'"I32"'), (b"[2,3]", b"[3,2]"), (b'"a"', b'"b"')])
+def test_a_header_that_was_altered_and_still_parses_is_noticed(tmp_path, old, new):
+    path = tmp_path / "c"
+    checkpoint.save(path, {"a": torch.ones(2, 3)}, {})
+    content = path.read_bytes()
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+    with pytest.raises(CheckpointError, match="checksum"):
+        checkpoint.load(path)

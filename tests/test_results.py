@@ -157,6 +157,17 @@ class TestSummary:
         assert math.isnan(row["ipr"])
         assert math.isnan(row["rsd"])
 
+    def test_per_client_best_validation(self):
+        # client 0 is best on validation data at round 2, client 1 first at round 1
+        row = summarise(LABELS, KEY, a_history(), Reading("best_val", per_client=True), partition_hash="")
+        assert (row["report_first"], row["report_last"]) == (1, 2)
+        assert row["acc"] == pytest.approx((80 + 50) / 2)
+        assert row["acc_on_common"] == pytest.approx(3200 / 90)  # mean validation accuracy is best at round 2
+        rounds = [
+            row["round"] for row in client_rows(a_history(), Reading("best_val", per_client=True), sizes={})
+        ]
+        assert rounds == [2, 1]
+
     def test_client_rows(self):
         rows = client_rows(
             a_history(),
