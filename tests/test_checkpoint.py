@@ -61,6 +61,12 @@ def test_round_trip_is_bit_exact(tmp_path):
     assert json.dumps(found) == json.dumps(meta)
 
 
+def test_is_as_readable_as_any_other_file(tmp_path):
+    checkpoint.save(tmp_path / "c", {"a": torch.ones(1)}, {})
+    (tmp_path / "other").touch()
+    assert (tmp_path / "c").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_loaded_tensors_own_their_memory(tmp_path):
     path = tmp_path / "c.safetensors"
     checkpoint.save(path, {"a": torch.zeros(1000)}, {})
@@ -205,7 +211,8 @@ def test_a_killed_writer_never_costs_an_acknowledged_checkpoint(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) >= 20
-    (tmp_path / ".tmp-1-aa-c.safetensors").write_bytes(b"left over")
+    for left_over in (".tmp-1-aa-c.safetensors", ".tmpAbCdEf"):  # ours, and safetensors' own
+        (tmp_path / left_over).write_bytes(b"half")
     sweep(tmp_path)
     assert names(tmp_path) == ["c.safetensors"]
 

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TEMPORARY = ".tmp-"  # prefix of files being written; one that outlived its writer is garbage
+TEMPORARY = (
+    ".tmp"  # prefix of files being written (safetensors' own too); what outlives its writer is garbage
+)
 
 
 @contextlib.contextmanager
@@ -21,9 +23,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
     When the block raises, `path` is left as it was and the temporary file is removed.
     """
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-{path.name}")
+    temporary = path.with_name(f"{TEMPORARY}-{os.getpid()}-{secrets.token_hex(4)}-{path.name}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the umask allows; safetensors would keep others out
         yield temporary
+        temporary.chmod(mode)
         with temporary.open("rb+") as handle:
             os.fsync(handle.fileno())
         temporary.replace(path)
