@@ -14,7 +14,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from fedbench import compose
+from fedbench import __version__, compose
 from fedbench.cli.app import main, variants
 from fedbench.cli.errors import one_line
 from fedbench.compose import RunConfig, resolve, run_key
@@ -249,6 +249,11 @@ def test_full_disk_is_one_line_and_a_defect_is_a_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedbench {__version__}\n"
+
+
 def test_debug_shows_the_traceback(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,7 +300,7 @@ def test_sweep_goes_on_after_a_failure_and_tells(
     assert main(["-m", "seed=0,1,2"]) == 2
     assert [run.seed for run in executed] == [0, 2]
     captured = capsys.readouterr()
-    assert captured.err == "error: gone\n"
+    assert captured.err == "error: seed=1: gone\n"
     assert "51.00 ± 1.41" in captured.out
 
 

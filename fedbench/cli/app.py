@@ -43,7 +43,7 @@ class Jobs:
             self.rows.append(dict(execute(run).row))
             self.overrides.append(_overrides())
         except Exception as error:  # noqa: BLE001 - reported, and the exit code tells
-            code = report(error)
+            code = report(error, job=_sweep_job())
             self.code = code if self.code == OK else min(self.code, code)
 
 
@@ -73,14 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return jobs.code
 
 
-def report(error: Exception) -> int:
-    """Print one line for what a user can act on, else a traceback; return the exit code it deserves."""
+def report(error: Exception, job: str = "") -> int:
+    """Print one line for what a user can act on, else a traceback; return the exit code it deserves.
+
+    `job` says which run of a sweep failed.
+    """
     line = None if os.environ.get("FEDBENCH_DEBUG") == "1" else errors.one_line(error)
     if line is None:
         traceback.print_exception(error)
         return CRASHED if errors.one_line(error) is None else REFUSED
     sys.stdout.flush()
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {job}{job and ': '}{line}", file=sys.stderr)
     return REFUSED
 
 
@@ -99,6 +102,15 @@ def _overrides() -> dict[str, str]:
 
     pairs = (override.partition("=") for override in HydraConfig.get().overrides.task)
     return {key: value for key, _, value in pairs}
+
+
+def _sweep_job() -> str:
+    """The overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    return " ".join(hydra.overrides.task) if hydra.mode == RunMode.MULTIRUN else ""
 
 
 def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
