@@ -139,11 +139,12 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
     """
     if run.labels["method"] == "local":
         return None, ""
-    settings = {"force": False, "save_models": False}
-    reference = from_plain({**run.plain, "method": {"name": "local"}, **settings})
-    result = execute(reference)
+    reference = from_plain({**run.plain, "method": {"name": "local"}, "force": False, "save_models": False})
     key = run_key(reference)
-    return RunFolder(run.settings.runs_dir, key, labels_of(reference)).accuracies(), key if result.row else ""
+    folder = RunFolder(run.settings.runs_dir, key, labels_of(reference))
+    if folder.status() != "finished":
+        execute(reference)
+    return folder.accuracies(), key
 
 
 def _write(
