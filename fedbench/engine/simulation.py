@@ -60,7 +60,8 @@ class Simulation:
         """Initialise and prepare the method, and score it untrained (round 0)."""
         setup = self.setup
         server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
-        state = State(self._placed(server), self._placed(memory))
+        owned = {key: leaf if trees.is_shared(leaf) else leaf.clone() for key, leaf in memory.items()}
+        state = State(self._placed(server), self._placed(owned))  # memory is written in place, so it shares nothing
         with self.timed(state, "prepare"), torch.no_grad():
             preparation = Preparation(setup, self.trainer)
             state.server, state.memory = setup.method.prepare(preparation, state.server, state.memory)
@@ -99,7 +100,7 @@ class Simulation:
                 outcome = self.trainer.train(ids, message, memory, clock, self.sets if after_training else ())
             state.bytes_up += trees.row_bytes(outcome.uploads) * len(ids)
             with self.timed(state, "server"):
-                state.memory = trees.put(state.memory, ids, outcome.memory)
+                state.memory = trees.write(state.memory, ids, outcome.memory)
                 state.server = method.aggregate(state.server, outcome.uploads, cohort)
         state.round += 1
         self.observer.advance(state.round)

@@ -63,10 +63,16 @@ def take(tree: Tree, ids: Tensor) -> Tree:
 
 
 def put(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
-    """`tree` with rows `ids` set to `rows` [C, ...]: in place, except that a shared leaf is copied first."""
+    """`tree` with rows `ids` set to `rows` [C, ...]; the argument is left as it was, for use in hooks."""
+    return write({**tree, **clone({key: tree[key] for key in rows})}, ids, rows)
+
+
+def write(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
+    """As `put`, but in place where a leaf is not expanded: for state that the engine alone owns."""
     updated = dict(tree)
     for key, leaf in rows.items():
-        target = tree[key].clone(memory_format=torch.contiguous_format) if is_shared(tree[key]) else tree[key]
+        owned = tree[key].is_contiguous() and not is_shared(tree[key])
+        target = tree[key] if owned else tree[key].clone(memory_format=torch.contiguous_format)
         target[ids.to(target.device)] = leaf.to(target.dtype)
         updated[key] = target
     return updated

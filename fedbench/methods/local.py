@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fedbench.methods.fedavg import FedAvg
@@ -12,7 +12,7 @@ from fedbench.methods.fedavg import FedAvg
 class Local(FedAvg):
     """No communication at all."""
 
-    private: tuple[str, ...] = ("*",)
+    private: tuple[str, ...] = field(default=("*",), init=False)
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "-"
