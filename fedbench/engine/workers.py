@@ -149,7 +149,7 @@ class WorkersTrainer(Trainer):
         if name not in self._buffers or self._buffers[name].spec != spec:
             self._buffers[name] = SharedTree.like(spec)
             for link in self._links:
-                link.send((name, self._buffers[name]))
+                _send(link, (name, self._buffers[name]))
 
     def _share(self, name: str, tree: Tree, spec: Spec) -> None:
         self._reserve(name, spec)
@@ -186,7 +186,7 @@ class WorkersTrainer(Trainer):
                 rows = blocks.pop()
                 order = Order(verb, rows, [int(ids[row]) for row in rows], clock, tuple(score))
                 link = idle.pop()
-                link.send(("order", order))
+                _send(link, ("order", order))
                 busy[link] = order
             for ready in wait(list(busy)):
                 link = next(each for each in busy if each is ready)
@@ -197,11 +197,8 @@ class WorkersTrainer(Trainer):
     def _receive(self, link: Connection) -> list[tuple[Tensor, Counts]]:
         try:
             verdict, result = link.recv()
-        except EOFError:
-            raise FedbenchError(
-                "a worker process died (killed, or out of memory); the run resumes from its last checkpoint, "
-                "hardware.workers=1 or hardware.engine=looped needs less memory"
-            ) from None
+        except (EOFError, ConnectionError):
+            raise _dead() from None
         if verdict == "error":
             raise result
         return [
@@ -211,6 +208,20 @@ class WorkersTrainer(Trainer):
             )
             for loss, counts in result
         ]
+
+
+def _send(link: Connection, message: object) -> None:
+    try:
+        link.send(message)
+    except ConnectionError:
+        raise _dead() from None
+
+
+def _dead() -> FedbenchError:
+    return FedbenchError(
+        "a worker process died (killed, or out of memory); the run resumes from its last checkpoint, "
+        "hardware.workers=1 or hardware.engine=looped needs less memory"
+    )
 
 
 def serve(link: Connection, setup: Setup) -> None:
@@ -234,7 +245,10 @@ def serve(link: Connection, setup: Setup) -> None:
             )
         except Exception as error:  # noqa: BLE001 - raised again by the parent
             reply = ("error", error)
-        link.send(reply)
+        try:
+            link.send(reply)
+        except ConnectionError:  # the parent is gone
+            return
 
 
 def _one(trainer: LoopedTrainer, order: Order, index: int, leaves: dict[str, Tree]) -> tuple[float, Any]:

@@ -1,0 +1,282 @@
+"""Every engine equals a plain PyTorch loop: nn.Module, torch.optim, one client after another."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from fedbench.config import LocalConfig, OptimizerConfig
+from fedbench.engine import rng, schedule, trees
+from fedbench.engine.contract import Batch, Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.memory import client_bytes, fitting_chunk
+from fedbench.engine.optim import Optimizer
+from fedbench.engine.setup import Setup
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer
+from fedbench.errors import Diverged, FedbenchError
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.local import Local
+from fedbench.models.base import Model
+from fedbench.models.lenet5 import LeNet5
+from fedbench.models.mlp import MLP
+from fedbench.models.norm import BatchNorm
+from tests.methods.toys import SIZES, close, federation, gap, setup, simulate
+
+SGD = OptimizerConfig(lr=0.05)
+HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-2)
+CLIPPED = OptimizerConfig(lr=0.05, momentum=0.5, clip=0.5)
+ADAM = OptimizerConfig(name="adam", lr=1e-3, weight_decay=1e-3)
+
+
+def conv(sizes: Sequence[int] = SIZES) -> tuple[object, Model]:
+    return federation(sizes, shape=(2, 16, 16)), LeNet5(batch_norm=True)
+
+
+def torch_optimizer(config: OptimizerConfig, net: nn.Module) -> torch.optim.Optimizer:
+    if config.name == "adam":
+        return torch.optim.Adam(net.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    return torch.optim.SGD(
+        net.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+
+
+def plain_fedavg(chosen: Setup, model: Model) -> dict[str, torch.Tensor]:
+    """FedAvg as one would write it by hand; the server's state_dict after all rounds, buffers averaged too."""
+    data, protocol = chosen.federation, chosen.protocol
+    net = model.build(data.shape, data.classes).to(data.dtype)
+    start = chosen.task.init(rng.torch_rng(chosen.seed, "init"))
+    net.load_state_dict(start, strict=False)
+    for t in range(protocol.rounds):
+        clients = chosen.draw_cohort(Clock(t, protocol.rounds)).tolist()
+        total = sum(data.size(k) for k in clients)
+        average: dict[str, torch.Tensor] = {}
+        for k in clients:
+            local = copy.deepcopy(net).train()
+            optimizer = torch_optimizer(protocol.optimizer, local)
+            x, y = data.gather(data.indices("train", k))
+            keyed = rng.torch_rng(chosen.seed, "batches", t, k, 0)
+            for rows in schedule.batches(data.size(k), protocol.local, Stage(), keyed):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(local(x[rows]), y[rows]).backward()
+                if protocol.optimizer.clip is not None:
+                    nn.utils.clip_grad_norm_(local.parameters(), protocol.optimizer.clip)
+                optimizer.step()
+            for name, leaf in local.state_dict().items():
+                if not name.endswith("num_batches_tracked"):
+                    average[name] = average.get(name, 0) + leaf.double() * data.size(k) / total
+        net.load_state_dict({n: v.to(data.dtype) for n, v in average.items()}, strict=False)
+    return {n: v for n, v in net.state_dict().items() if not n.endswith("num_batches_tracked")}
+
+
+def engines(chosen: Setup) -> list[Trainer]:
+    return [LoopedTrainer(chosen), *(StackedTrainer(chosen, chunk) for chunk in (1, 2, 99))]
+
+
+@pytest.mark.parametrize("optimizer", [SGD, HEAVY, CLIPPED, ADAM], ids=["sgd", "momentum", "clip", "adam"])
+@pytest.mark.parametrize("work", [{"epochs": 2}, {"iterations": 5}], ids=["epochs", "iterations"])
+@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
+def test_every_engine_equals_the_plain_loop(
+    optimizer: OptimizerConfig, work: dict[str, int], kind: str
+) -> None:
+    data, model = conv() if kind == "batch_norm" else (federation(), MLP(hidden=(7,)))
+    chosen = setup(FedAvg(), data, model, optimizer=optimizer, cohort=0.8, **work)
+    expected = plain_fedavg(chosen, model)
+    for trainer in engines(chosen):
+        assert gap(simulate(chosen, trainer).server, expected) < 1e-9, trainer
+
+
+def test_the_engines_agree_in_single_precision_too() -> None:
+    chosen = setup(FedAvg(), federation(dtype=torch.float32), MLP(hidden=(7,)), optimizer=HEAVY)
+    expected = plain_fedavg(chosen, MLP(hidden=(7,)))
+    for trainer in engines(chosen):
+        state = simulate(chosen, trainer)
+        assert gap(state.server, expected) < 1e-5
+        assert next(iter(state.server.values())).dtype == torch.float32
+
+
+def test_local_is_each_client_alone() -> None:
+    data = federation((9, 4))
+    together = setup(Local(), data, rounds=3)
+    state = simulate(together)
+    assert state.bytes_up == state.bytes_down == 0
+    sole = federation((9, 4))
+    expected = plain_fedavg(setup(FedAvg(), sole, rounds=3, cohort=1.0), MLP(hidden=(7,)))
+    assert gap(trees.row(state.memory, 0), expected) > 1e-3  # alone is not averaged
+
+
+def test_scores_are_counted_alike_and_right() -> None:
+    chosen = setup(FedAvg(), rounds=2)
+    counts = [simulate(chosen, trainer).history.last.tallies["local"] for trainer in engines(chosen)]
+    for tally in counts:
+        assert tally.total.tolist() == [6.0] * 5
+        assert tally.correct.tolist() == counts[0].correct.tolist()
+    state = simulate(chosen)
+    x, y = chosen.federation.gather(chosen.federation.indices("local", 3))
+    right = (chosen.task.apply(state.server, x).argmax(1) == y).sum()
+    assert counts[0].correct[3] == float(right)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
+def test_worker_processes_equal_the_loop(kind: str) -> None:
+    data, model = conv((1, 9, 4)) if kind == "batch_norm" else (federation(), MLP(hidden=(7,)))
+    chosen = setup(FedAvg(private=("head.*",)), data, model, cohort=0.8, optimizer=HEAVY)
+    looped, workers = simulate(chosen), simulate(chosen, WorkersTrainer(chosen, 2))
+    assert close(workers.server, looped.server, 1e-12)
+    assert close(workers.memory, looped.memory, 1e-12)
+    for a, b in zip(looped.history.records, workers.history.records, strict=True):
+        assert a.tallies["local"].correct.tolist() == b.tallies["local"].correct.tolist()
+
+
+def test_a_killed_worker_and_a_failing_one_are_reported() -> None:
+    chosen = setup(FedAvg(), optimizer=OptimizerConfig(lr=1e30), epochs=5)
+    trainer = WorkersTrainer(chosen, 2)
+    try:
+        with pytest.raises(Diverged, match="round 1 on client"):
+            simulate(chosen, trainer)
+    finally:
+        trainer.close()
+    trainer = WorkersTrainer(chosen, 1)
+    try:
+        os.kill(trainer._processes[0].pid, signal.SIGKILL)
+        trainer._processes[0].join()
+        with pytest.raises(FedbenchError, match="worker process died"):
+            simulate(chosen, trainer)
+    finally:
+        trainer.close()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_divergence_names_round_and_client(stacked: bool) -> None:
+    chosen = setup(FedAvg(), optimizer=OptimizerConfig(lr=1e30), rounds=3, epochs=5)
+    trainer = StackedTrainer(chosen, 9) if stacked else LoopedTrainer(chosen)
+    with pytest.raises(Diverged, match=r"diverged in round 1 on client \d"):
+        simulate(chosen, trainer)
+
+
+def test_cohorts_are_drawn_by_seed_and_round_alone() -> None:
+    a, b = setup(FedAvg(), cohort=0.6), setup(Local(), cohort=3)
+    drawn = [a.draw_cohort(Clock(t, 50)).tolist() for t in range(50)]
+    assert drawn == [b.draw_cohort(Clock(t, 50)).tolist() for t in range(50)]
+    assert {len(ids) for ids in drawn} == {3}
+    assert all(ids == sorted(set(ids)) for ids in drawn)
+    assert set().union(*drawn) == set(range(5))
+    assert drawn != [setup(FedAvg(), cohort=3, seed=1).draw_cohort(Clock(t, 50)).tolist() for t in range(50)]
+
+
+def test_schedules_cover_every_sample_once_an_epoch() -> None:
+    local = LocalConfig(epochs=3, batch_size=8)
+    order = schedule.batches(21, local, Stage(), rng.torch_rng(0, "x"))
+    assert [len(rows) for rows in order] == [8, 8, 5] * 3
+    for epoch in range(3):
+        assert sorted(torch.cat(order[3 * epoch : 3 * epoch + 3]).tolist()) == list(range(21))
+    assert not torch.equal(torch.cat(order[:3]), torch.cat(order[3:6]))
+    iterations = LocalConfig(iterations=4, batch_size=8)
+    assert [len(rows) for rows in schedule.batches(21, iterations, Stage(), rng.torch_rng(0, "x"))] == [
+        8,
+        8,
+        5,
+        8,
+    ]
+    assert schedule.steps(21, local) == 9
+    assert schedule.steps(21, local, Stage(epochs=1)) == 3
+    assert schedule.steps(21, iterations, Stage(iterations=2)) == 2
+
+
+@pytest.mark.parametrize("config", [SGD, HEAVY, CLIPPED, ADAM])
+def test_optimizer_equals_torch_with_a_client_axis_or_without(config: OptimizerConfig) -> None:
+    g = torch.Generator().manual_seed(0)
+    shapes = [(3, 2), (4,)]
+    start = [torch.randn(2, *shape, generator=g, dtype=torch.float64) for shape in shapes]
+    grads = [[torch.randn(2, *s, generator=g, dtype=torch.float64) for s in shapes] for _ in range(4)]
+    ours = [p.clone() for p in start]
+    optimizer = Optimizer(config, ours, axes=1)
+    for step, grad in enumerate(grads):
+        active = 2 if step < 2 else 1  # the second client stops after two steps
+        optimizer.step([g[:active] for g in grad], active)
+    for client, steps in ((0, 4), (1, 2)):
+        net = nn.ParameterList([nn.Parameter(p[client].clone()) for p in start])
+        reference = torch_optimizer(config, net)
+        alone = [p[client].clone() for p in start]
+        single = Optimizer(config, alone)
+        for grad in grads[:steps]:
+            single.step([g[client] for g in grad])
+            for p, each in zip(net, grad, strict=True):
+                p.grad = each[client].clone()
+            if config.clip is not None:
+                nn.utils.clip_grad_norm_(net.parameters(), config.clip)
+            reference.step()
+        for row, one, theirs in zip(ours, alone, net, strict=True):
+            assert close(row[client], theirs.detach(), 1e-12)
+            assert close(one, theirs.detach(), 1e-12)
+
+
+def test_batch_norm_equals_torch_and_ignores_padding() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 3, 4, 4, generator=g, dtype=torch.float64)
+    ours, theirs = BatchNorm(3).double(), nn.BatchNorm2d(3).double()
+    padded = BatchNorm(3).double()
+    for _ in range(3):
+        expected = theirs(x[:4])
+        assert close(ours(x[:4]), expected.detach(), 1e-12)
+        padded.mask = torch.tensor([True] * 4 + [False] * 2)
+        assert close(padded(x)[:4].detach(), expected.detach(), 1e-12)
+        for layer in (ours, padded):
+            assert close(layer.running_mean, theirs.running_mean, 1e-12)
+            assert close(layer.running_var, theirs.running_var, 1e-12)
+    assert close(ours.eval()(x).detach(), theirs.eval()(x).detach(), 1e-12)
+
+
+def test_batch_averages_leave_padding_out() -> None:
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]])
+    batch = Batch(values, torch.tensor([1, 0, 0]), torch.tensor([True, True, False]))
+    assert batch.mean(values).tolist() == [2.0, 3.0]
+    sums, counts = batch.class_sums(values, 3)
+    assert sums.tolist() == [[3.0, 4.0], [1.0, 2.0], [0.0, 0.0]]
+    assert counts.tolist() == [1.0, 1.0, 0.0]
+    assert Batch(values, batch.y).mean(values).tolist() == pytest.approx([104 / 3, 106 / 3])
+
+
+def test_mixing_is_a_stochastic_matrix_product() -> None:
+    tree = {"a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "n": torch.tensor([2, 5])}
+    mixed = trees.mix(torch.tensor([[0.25, 0.75], [1.0, 0.0]]), tree)
+    assert mixed["a"].tolist() == [[2.5, 3.5], [1.0, 2.0]]
+    assert mixed["n"].tolist() == [4, 2]
+    with pytest.raises(ValueError, match="row-stochastic"):
+        trees.mix(torch.tensor([[0.5, 0.6], [1.0, 0.0]]), tree)
+    with pytest.raises(ValueError, match="row-stochastic"):
+        trees.mix(torch.tensor([[1.5, -0.5], [1.0, 0.0]]), tree)
+
+
+def test_trees_round_trip() -> None:
+    tree = {"b": torch.randn(3, 2), "a": torch.randn(3, 4, 5)}
+    assert close(trees.unflatten(trees.flatten(tree), tree), tree, 0)
+    assert trees.part(trees.join(x=tree), "x") == tree
+    shared = trees.expand({"w": torch.ones(2, 2)}, 4)
+    assert trees.is_shared(shared["w"])
+    assert trees.row_bytes(shared) == 16
+    replaced = trees.put(shared, torch.tensor([2]), {"w": torch.zeros(1, 2, 2)})
+    assert replaced["w"].sum().item() == 12
+    assert shared["w"].sum().item() == 16
+    assert trees.take(replaced, torch.tensor([2, 0]))["w"].sum(dim=(1, 2)).tolist() == [0, 4]
+
+
+def test_one_client_federation_does_not_share_state_with_its_server() -> None:
+    chosen = setup(Local(), federation((9,)), rounds=1)
+    state = simulate(chosen)
+    fresh = chosen.task.init(rng.torch_rng(0, "init"))
+    assert gap({k: v[0] for k, v in state.memory.items()}, {k: v.double() for k, v in fresh.items()}) > 1e-3
+
+
+def test_predicted_memory_grows_with_what_it_is_made_of() -> None:
+    small = client_bytes(setup(FedAvg(), federation(), MLP(hidden=(7,))))
+    assert client_bytes(setup(FedAvg(), federation(), MLP(hidden=(700,)))) > 20 * small
+    assert client_bytes(setup(FedAvg(), federation(), MLP(hidden=(7,)), batch=80)) > 5 * small / 2
+    assert fitting_chunk(setup(FedAvg(), federation(), MLP(hidden=(7,)))) == 5  # all of the cohort
