@@ -78,6 +78,7 @@ class Federation:
             "local": Ragged.of(partition.test, self.device),
         }
         self.global_test = torch.arange(dataset.num_train, len(dataset.y), device=self.device)
+        self.ids = list(range(len(self.sets["train"])))  # what each client's randomness is keyed by
         self.population = self._population()
 
     def _owned(self, partition: Partition) -> list[np.ndarray]:

@@ -52,7 +52,7 @@ class Setup:
 
     def batches(self, client: int, stage: Stage, clock: Clock, purpose: str) -> tuple[list[Tensor], Tree]:
         """(positions of each local step, per-step noise leaves [S, ...]) of one client's stage."""
-        keys = (clock.round, client, stage.order)
+        keys = (clock.round, self.federation.ids[client], stage.order)
         order = schedule.batches(
             self.federation.size(client), self.protocol.local, stage, rng.torch_rng(self.seed, purpose, *keys)
         )

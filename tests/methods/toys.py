@@ -36,10 +36,12 @@ def federation(
     dtype: torch.dtype = torch.float64,
     labels: Sequence[Sequence[int]] | None = None,
     tests: int = 6,
+    ids: Sequence[int] | None = None,
 ) -> Federation:
     """Client k owns sizes[k] training, 3 validation and `tests` test samples; `labels[k]`: the classes it sees.
 
-    Images are class prototypes plus noise, so that there is something to learn.
+    Images are class prototypes plus noise, so that there is something to learn. `ids`: only those clients, in that
+    order, each with the data and the randomness it has among all.
     """
     rng = np.random.default_rng(seed)
     prototypes = rng.integers(40, 216, (classes, *shape))
@@ -56,8 +58,11 @@ def federation(
     channels = shape[0]
     train = sum(sizes)
     data = Dataset("toy", x, targets, train, classes, (0.5,) * channels, (0.25,) * channels)
-    partition = Partition("toy", seed, "toy", classes, split["train"], split["val"], split["test"])
-    return Federation(data, partition, dtype=dtype)
+    chosen = list(range(len(sizes)) if ids is None else ids)
+    sets = [[split[name][k] for k in chosen] for name in ("train", "val", "test")]
+    made = Federation(data, Partition("toy", seed, "toy", classes, *sets), dtype=dtype)
+    made.ids = chosen
+    return made
 
 
 def setup(
