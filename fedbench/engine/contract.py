@@ -46,6 +46,7 @@ class Cohort:
     population: Population
     steps: Tensor  # float64 [C], local steps of the protocol's plain local work
     generator: torch.Generator  # the server's randomness of this round
+    served: int  # clients that this server serves, in the cohort or not: N, or a coalition's members
 
     @property
     def sizes(self) -> Tensor:
@@ -57,9 +58,9 @@ class Cohort:
         """n_k over the cohort's sum, float64 [C]."""
         return self.sizes / self.sizes.sum()
 
-    def where(self, chosen: Tensor) -> Cohort:
-        """The members that `chosen` (bool [C]) marks."""
-        return replace(self, ids=self.ids[chosen], steps=self.steps[chosen])
+    def where(self, chosen: Tensor, served: int) -> Cohort:
+        """The members that `chosen` (bool [C]) marks, of a server that serves `served` clients."""
+        return replace(self, ids=self.ids[chosen], steps=self.steps[chosen], served=served)
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Client:
     memory: Tree  # what stays on the client between rounds
     size: Tensor  # scalar, training samples n_k
     steps: Tensor  # scalar, local steps of the protocol's plain local work
+    optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its lr or momentum
     fetch: Callable[[], Batch] | None = None
 
     @property
@@ -136,4 +138,10 @@ class Stage:
     epochs: int | None = None  # both None: the protocol's local work
     iterations: int | None = None
     optimizer: OptimizerConfig | None = None  # None: the protocol's
+    lr: float | None = None  # in the place of that optimiser's learning rate
     order: int = 0  # stages with one order see the same mini-batches
+
+    def optimizer_or(self, protocol: OptimizerConfig) -> OptimizerConfig:
+        """The optimiser of this stage under a protocol's."""
+        chosen = self.optimizer or protocol
+        return chosen if self.lr is None else replace(chosen, lr=self.lr)

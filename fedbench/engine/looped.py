@@ -82,12 +82,12 @@ class LoopedTrainer(Trainer):
         for stage in stages:
             order, noise = self.setup.batches(client, stage, clock, purpose)
             moves = moved(stage, work, view)
-            optimizer = Optimizer(
-                stage.optimizer or self.setup.protocol.optimizer, [work[name] for name in moves]
-            )
+            config = stage.optimizer_or(self.setup.protocol.optimizer)
+            optimizer = Optimizer(config, [work[name] for name in moves])
             for step, positions in enumerate(order):
-                x, y = self.setup.federation.gather(owned[positions.to(owned.device)])
-                batch = Batch(x, y, None, {k: v[step].to(x.device) for k, v in noise.items()})
+                drawn = {k: v[step].to(owned.device) for k, v in noise.items()}
+                x, y, drawn = self.setup.training(owned[positions.to(owned.device)], drawn)
+                batch = Batch(x, y, None, drawn)
                 loss = step_once(stage, work, moves, view, batch, optimizer)
                 losses.extend(() if loss is None else (loss,))
         return losses

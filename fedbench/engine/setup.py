@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedbench.config import ProtocolConfig
+from fedbench.data import augment
 from fedbench.data.federation import Federation
-from fedbench.engine import rng, schedule
+from fedbench.engine import rng, schedule, trees
 from fedbench.engine.contract import Client, Clock, Cohort, Population, Stage
 from fedbench.engine.trees import Tree
 from fedbench.methods.base import Method
@@ -39,7 +41,7 @@ class Setup:
         """The clients `ids` [C] as server hooks see them."""
         steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
         generator = rng.torch_rng(self.seed, purpose, clock.round)
-        return Cohort(ids, clock, self.population, steps, generator)
+        return Cohort(ids, clock, self.population, steps, generator, self.population.clients)
 
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
@@ -51,13 +53,35 @@ class Setup:
         return torch.randperm(count, generator=generator)[:size].sort().values
 
     def batches(self, client: int, stage: Stage, clock: Clock, purpose: str) -> tuple[list[Tensor], Tree]:
-        """(positions of each local step, per-step noise leaves [S, ...]) of one client's stage."""
+        """(positions of each local step, per-step noise leaves [S, ...]) of one client's stage.
+
+        The noise is the method's, and beside it, under `augment/`, the augmentation's for each place in a batch.
+        """
         keys = (clock.round, self.federation.ids[client], stage.order)
         order = schedule.batches(
             self.federation.size(client), self.protocol.local, stage, rng.torch_rng(self.seed, purpose, *keys)
         )
         noise = self.method.draw(rng.torch_rng(self.seed, purpose + "/noise", *keys), len(order), clock)
+        if self.augmentations:
+            generator = rng.torch_rng(self.seed, purpose + "/augment", *keys)
+            shape = (len(order), self.protocol.local.batch_size)
+            drawn = augment.draw(self.augmentations, generator, shape)
+            noise = {**noise, **trees.join(augment=drawn)}
         return order, noise
+
+    @cached_property
+    def augmentations(self) -> tuple[augment.Augmentation, ...]:
+        """What the protocol does to training images."""
+        return augment.augmentations(self.protocol.augment)
+
+    def training(self, indices: Tensor, noise: Tree) -> tuple[Tensor, Tensor, Tree]:
+        """(x, y, the method's noise) of a local step's samples `indices` [..., B], augmented by this step's `noise`."""
+        x, y = self.federation.gather(indices)
+        if not self.augmentations:
+            return x, y, noise
+        drawn = trees.part(noise, "augment")
+        x = augment.apply(self.augmentations, x, drawn, self.federation.black)
+        return x, y, {name: leaf for name, leaf in noise.items() if not name.startswith("augment/")}
 
     def client(self, client: int, message: Tree, memory: Tree, clock: Clock) -> Client:
         """Client `client` as its hooks see it; its data are fetched when a hook asks."""
@@ -68,5 +92,6 @@ class Setup:
             memory,
             torch.tensor(float(self.federation.size(client))),
             torch.tensor(float(self.steps(client))),
+            self.protocol.optimizer,
             lambda: self.federation.all_of(client),
         )

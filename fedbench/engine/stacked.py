@@ -117,7 +117,10 @@ class StackedTrainer(Trainer):
 
         def one(message: Tree, memory: Tree, size: Tensor, steps: Tensor, data: Any, *rest: Any) -> Any:
             fetch = None if data is None else (lambda: Batch(*data))
-            return function(Client(setup.task, chunk.clock, message, memory, size, steps, fetch), *rest)
+            client = Client(
+                setup.task, chunk.clock, message, memory, size, steps, setup.protocol.optimizer, fetch
+            )
+            return function(client, *rest)
 
         dims = (chunk.dims, 0, 0, 0, *[None if each is None else 0 for each in (data, *batched)])
         return vmap(one, in_dims=dims)(chunk.message, chunk.memory, chunk.sizes, chunk.steps, data, *batched)
@@ -161,12 +164,12 @@ class StackedTrainer(Trainer):
         """Train `work` in place through `stages`; mean loss of each client's steps [C], nan without any."""
         total = torch.zeros(len(chunk.ids), device=chunk.sizes.device)
         count = torch.zeros_like(total)
+        setup = self.setup
         for stage in stages:
             plan = self._plan(chunk, stage, purpose)
-            moves = moved(stage, work, _names_only(self.setup, chunk))
-            optimizer = Optimizer(
-                stage.optimizer or self.setup.protocol.optimizer, [work[n] for n in moves], axes=1
-            )
+            moves = moved(stage, work, _names_only(setup, chunk))
+            config = stage.optimizer_or(setup.protocol.optimizer)
+            optimizer = Optimizer(config, [work[n] for n in moves], axes=1)
             for step in range(plan.steps):
                 active = plan.active[step]
                 losses = self._step(
@@ -191,7 +194,7 @@ class StackedTrainer(Trainer):
         rows = {name: leaf[:active] for name, leaf in work.items()}
         params, rest = trees.split(rows, moves)
         indices, mask, noise = batch
-        x, y = self.setup.federation.gather(indices)
+        x, y, noise = self.setup.training(indices, noise)
         with torch.no_grad():
             grads, moved_rest, losses = self._map(
                 "loss", _gradient(self.setup, stage, moves), chunk, params, rest, x, y, mask, noise
@@ -309,7 +312,8 @@ def _gradient(setup: Setup, stage: Stage, moves: Sequence[str]) -> Callable[...,
 
 def _names_only(setup: Setup, chunk: Chunk) -> Client:
     """A client view for asking about leaf names, which are the same for all clients."""
-    return Client(setup.task, chunk.clock, {}, {}, chunk.sizes[0], chunk.steps[0])
+    first = chunk.sizes[0], chunk.steps[0]
+    return Client(setup.task, chunk.clock, {}, {}, *first, setup.protocol.optimizer)
 
 
 def padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -141,8 +141,9 @@ class FedCollab(Method):
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Each client hears from its coalition's server."""
         members = server["coalition"].cpu()[cohort.ids]
+        served = server["coalition"].cpu().bincount().tolist()
         parts = [
-            (chosen := members == k, self.inner.send(_one(server, k), cohort.where(chosen)))
+            (chosen := members == k, self.inner.send(_one(server, k), cohort.where(chosen, served[k])))
             for k in members.unique().tolist()
         ]
         if len(parts) == 1:
@@ -157,11 +158,12 @@ class FedCollab(Method):
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Each coalition's server folds in its own members' uploads; one without a member in the cohort waits."""
         members = server["coalition"].cpu()[cohort.ids]
+        served = server["coalition"].cpu().bincount().tolist()
         base = trees.part(server, "base")
         for k in members.unique().tolist():
             chosen = members == k
             own = {key: leaf[chosen.to(leaf.device)] for key, leaf in uploads.items()}
-            updated = self.inner.aggregate(trees.row(base, k), own, cohort.where(chosen))
+            updated = self.inner.aggregate(trees.row(base, k), own, cohort.where(chosen, served[k]))
             base = trees.put(
                 base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated)
             )
