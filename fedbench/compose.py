@@ -30,7 +30,11 @@ REGISTRIES = {  # config group -> where its registry is; imported when a compone
     "method": "fedbench.methods:METHODS",
 }
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
-NOT_RESULT = {"dataset": ("root", "download", "model")}  # fields that change no result (model: has its own)
+NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
+    "dataset": ("root", "download", "model"),
+    "partition": ("path",),
+    "model": ("weights", "download"),
+}
 
 
 @dataclass(frozen=True)

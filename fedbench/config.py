@@ -5,6 +5,7 @@ Everything here validates on construction, so an impossible config fails before 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from fedbench.errors import ConfigError, unknown
@@ -18,6 +19,22 @@ def _one_of(what: str, value: str, options: tuple[str, ...]) -> None:
 def _positive(what: str, value: float | None) -> None:
     if value is not None and not value > 0:
         raise ConfigError(f"{what} must be positive, got {value}")
+
+
+def parse_augmentation(name: str) -> tuple[str, int]:
+    """(kind, number) of an augmentation: crop<pixels of padding>, flip, rotate<degrees>.
+
+    Raises:
+        UnknownName: none of these.
+        ConfigError: an impossible number.
+    """
+    match = re.fullmatch(r"(flip)|(crop|rotate)(\d+)", name)
+    if match is None:
+        raise unknown("protocol.augment", name, ("crop4", "flip", "rotate15"))
+    number = int(match[3] or 0)
+    if match[2] and not 0 < number <= 180:
+        raise ConfigError(f"protocol.augment={name}: the number must lie in 1..180")
+    return match[1] or match[2], number
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,8 @@ class ProtocolConfig:
         _one_of("protocol.score", self.score, ("received", "trained"))
         _one_of("protocol.average", self.average, ("client", "pooled"))
         _one_of("protocol.report", self.report, ("last", "best_test", "best_val", "mean_last_5"))
+        for name in self.augment:
+            parse_augmentation(name)
         _positive("protocol.rounds", self.rounds)
         _positive("protocol.cohort", self.cohort)
         _positive("protocol.eval_every", self.eval_every)

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from fedbench.data.dataset import Dataset
+from fedbench.data.rotation import rotate_stored
 from fedbench.data.split import Partition
 from fedbench.engine.contract import Batch, Population
+
+ROTATED_AT_ONCE = 4096  # images: bounds the memory of their float copies
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,9 @@ class Federation:
         self.inverse = (1 / (torch.tensor(dataset.std, dtype=dtype) * dataset.scale)).to(self.device)
         self.inverse = self.inverse.view(channels)
         self.offset = self.mean * dataset.scale
+        self.black = -self.offset * self.inverse  # a zero after normalisation [1, C, 1, 1]
+        if partition.rotation is not None:
+            self._rotate(partition, partition.rotation)
         self.sets = {
             "train": Ragged.of(partition.train, self.device),
             "val": Ragged.of(partition.val, self.device),
@@ -86,6 +92,12 @@ class Federation:
             np.concatenate(parts)
             for parts in zip(partition.train, partition.val, partition.test, strict=True)
         ]
+
+    def _rotate(self, partition: Partition, degrees: np.ndarray) -> None:
+        """Turn every client's images in place, once: each belongs to one client."""
+        for owned, angle in zip(self._owned(partition), degrees, strict=True):
+            for block in torch.from_numpy(owned).to(self.device).split(ROTATED_AT_ONCE):
+                self.x[block] = rotate_stored(self.x[block], float(angle), self.offset, partition.corners)
 
     def _population(self) -> Population:
         train = self.sets["train"]

@@ -34,7 +34,8 @@ class Partition:
     train: list[Ints]  # of each client, never empty
     val: list[Ints]
     test: list[Ints]  # empty where only the global test set is scored, or where a client has a single sample
-    rotation: np.ndarray | None = None  # float64 [N], degrees
+    rotation: np.ndarray | None = None  # float64 [N], degrees, counter-clockwise
+    corners: str = "mean"  # what a rotation puts where no pixel lands (fedbench.data.rotation)
     label_map: Ints | None = None  # [N, classes]: a client sees label y as label_map[client, y]
 
     def __len__(self) -> int:
@@ -53,6 +54,7 @@ class Partition:
         for name in ("rotation", "label_map"):
             value = getattr(self, name)
             digest.update(b"|none" if value is None else f"|{value.dtype.str}".encode() + value.tobytes())
+        digest.update(b"" if self.rotation is None else f"|{self.corners}".encode())
         return digest.hexdigest()[:12]
 
     def label_counts(self, y: Ints) -> Ints:
@@ -79,7 +81,8 @@ class Partition:
         arrays: dict[str, Any] = {
             f"{name}_{i}": samples for name in SETS for i, samples in enumerate(getattr(self, name))
         }
-        for name in ("label", "seed", "dataset", "classes", "rotation", "label_map"):
+        names = ("label", "seed", "dataset", "classes", "rotation", "label_map")
+        for name in (*names, *(() if self.rotation is None else ("corners",))):
             if getattr(self, name) is not None:
                 arrays[name] = np.array(getattr(self, name))
         buffer = io.BytesIO()
@@ -106,6 +109,7 @@ class Partition:
                 dataset=str(arrays["dataset"]),
                 classes=int(arrays["classes"]),
                 rotation=arrays.get("rotation"),
+                corners=str(arrays.get("corners", "mean")),
                 label_map=arrays.get("label_map"),
                 **sets,
             )
@@ -123,22 +127,27 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
     _refuse_contradictions(spec, dataset, test, pooled)
     index = np.arange(len(dataset) if pooled else dataset.num_train)
     domain = None if dataset.domain is None else dataset.domain[index]
-    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain)
+    origin = f"{dataset.name}-{dataset.fingerprint}"
+    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain, origin)
     assignment = spec.assign(pool, numpy_rng(seed, "partition", spec.label))
     train, tests = _train_test(assignment, test, spec.label, seed)
-    train, val = _split(train, test.val_fraction, seed, spec.label, "val")
+    val: Sequence[Ints] | None = assignment.val
+    if val is None:
+        train, val = _split(train, test.val_fraction, seed, spec.label, "val")
     partition = Partition(
         label=spec.label,
         seed=seed,
-        dataset=f"{dataset.name}-{dataset.fingerprint}",
+        dataset=origin,
         classes=dataset.classes,
         train=[np.sort(part) for part in train],
         val=[np.sort(part) for part in val],
         test=[np.sort(part) for part in tests],
         rotation=assignment.rotation,
+        corners=assignment.corners,
         label_map=assignment.label_map,
     )
-    _check(partition, len(dataset))
+    _check(partition, dataset, assignment.shared)
+    _check_test(partition, dataset, test)
     return partition
 
 
@@ -188,13 +197,54 @@ def held_out(samples: int, fraction: float) -> int:
     return min(max(int(fraction * samples + 0.5), 1), samples - 1)
 
 
-def _check(partition: Partition, samples: int) -> None:
-    """Every client trains on something, and no sample is handed out twice."""
+def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
+    """Every client trains on something, transforms fit, and no sample is handed out twice unless `shared`."""
+    label, clients = partition.label, len(partition)
     empty = [client for client, part in enumerate(partition.train) if len(part) == 0]
     if empty:
-        raise ConfigError(f"partition {partition.label} leaves client {empty[0]} without a training sample")
+        raise ConfigError(f"partition {label} leaves client {empty[0]} without a training sample")
     used = np.concatenate([part for name in SETS for part in getattr(partition, name)])
-    if len(used) and not 0 <= used.min() <= used.max() < samples:
-        raise ConfigError(f"partition {partition.label} uses sample {used.max()}, the data set has {samples}")
-    if len(np.unique(used)) != len(used):
-        raise ConfigError(f"partition {partition.label} hands out a sample more than once")
+    if not 0 <= used.min() <= used.max() < len(dataset):
+        wrong = used.min() if used.min() < 0 else used.max()
+        raise ConfigError(f"partition {label} uses sample {wrong}, the data set has {len(dataset)}")
+    shapes = {"rotation": (clients,), "label_map": (clients, dataset.classes)}
+    for name, shape in shapes.items():
+        value = getattr(partition, name)
+        if value is not None and value.shape != shape:
+            raise ConfigError(f"partition {label}: {name} must have shape {shape}, got {value.shape}")
+    _check_leaks(partition)
+    owned = [
+        np.concatenate(parts) for parts in zip(*(getattr(partition, name) for name in SETS), strict=True)
+    ]
+    for samples in owned if shared else [used]:
+        if len(np.unique(samples)) != len(samples):
+            raise ConfigError(f"partition {label} hands out a sample more than once")
+
+
+def _check_leaks(partition: Partition) -> None:
+    """No sample that a client trains or validates on is in any client's test set."""
+    seen = np.unique(np.concatenate([*partition.train, *partition.val]))
+    for tester, tests in enumerate(partition.test):
+        leaked = np.intersect1d(tests, seen)
+        if not len(leaked):
+            continue
+        trainers = zip(partition.train, partition.val, strict=True)
+        trainer = next(i for i, parts in enumerate(trainers) if leaked[0] in np.concatenate(parts))
+        raise ConfigError(
+            f"partition {partition.label} leaks: sample {leaked[0]} is for training on client {trainer} and for "
+            f"testing on client {tester}, so it is handed out more than once; a sample belongs to one of them"
+        )
+
+
+def _check_test(partition: Partition, dataset: Dataset, test: TestConfig) -> None:
+    """There is something to test on, and nobody trains on it."""
+    if test.sets != "global" and not any(map(len, partition.test)):
+        raise ConfigError(
+            f"partition {partition.label} holds no test samples; set protocol.test.fraction above 0"
+        )
+    trained = max(part.max(initial=-1) for part in (*partition.train, *partition.val))
+    if test.sets != "local" and trained >= dataset.num_train:
+        raise ConfigError(
+            f"partition {partition.label} leaks: sample {trained}, which it trains on, is in the global test set; "
+            "use protocol.test.sets=local"
+        )

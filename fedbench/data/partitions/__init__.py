@@ -8,8 +8,17 @@ from fedbench.registry import Registry
 PARTITIONS: Registry[PartitionSpec] = Registry(
     "partition",
     {
+        "concept_shift": "fedbench.data.partitions.shifts:ConceptShift",
         "dir": "fedbench.data.partitions.dirichlet:Dirichlet",
+        "dir_prior": "fedbench.data.partitions.prior:DirichletPrior",
+        "domain": "fedbench.data.partitions.domain:Domain",
+        "feature_shift": "fedbench.data.partitions.shifts:FeatureShift",
+        "file": "fedbench.data.partitions.file:FileSplit",
+        "fold": "fedbench.data.partitions.fold:Fold",
+        "groups_s": "fedbench.data.partitions.groups:Groups",
         "homo": "fedbench.data.partitions.homo:Homogeneous",
         "label_shift": "fedbench.data.partitions.label_shift:LabelShift",
+        "pathological": "fedbench.data.partitions.pathological:Pathological",
+        "quantity": "fedbench.data.partitions.quantity:Quantity",
     },
 )

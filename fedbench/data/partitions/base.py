@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +12,13 @@ import numpy as np
 
 from fedbench.data.dataset import Ints
 from fedbench.errors import ConfigError
+
+CORNERS = (
+    "mean",
+    "black",
+    "edge",
+    "reflect",
+)  # what a rotation puts where no pixel lands, see fedbench.data.rotation
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,13 +29,32 @@ class Pool:
     labels: Ints  # [m]
     classes: int
     domain: Ints | None = None  # [m]
+    origin: str = ""  # name-fingerprint of the data set
 
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def stock(self) -> Ints:
+        """Samples of each class, int64 [classes]."""
+        return np.bincount(self.labels, minlength=self.classes)
+
     def by_class(self, rng: np.random.Generator) -> list[Ints]:
         """For each class the indices of its samples, in random order."""
         return [rng.permutation(self.index[self.labels == label]) for label in range(self.classes)]
+
+    def deal(self, counts: Ints, rng: np.random.Generator) -> list[Ints]:
+        """Random samples without replacement: `counts` [N, K] of each of the first K classes for each taker.
+
+        Raises:
+            ConfigError: more samples of a class are wanted than there are.
+        """
+        require_stock(counts.sum(0), self.stock[: counts.shape[1]])
+        parts: list[list[Ints]] = [[] for _ in counts]
+        for label, members in enumerate(self.by_class(rng)[: counts.shape[1]]):
+            for taker, part in enumerate(np.split(members, np.cumsum(counts[:, label]))[:-1]):
+                parts[taker].append(part)
+        return [np.concatenate(part) for part in parts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +66,12 @@ class Assignment:
 
     clients: list[Ints] | None = None
     train: list[Ints] | None = None
+    val: list[Ints] | None = None  # None: split off the training samples as the protocol says
     test: list[Ints] | None = None
     rotation: np.ndarray | None = None  # float64 [N], degrees by which a client's images are turned
+    corners: str = "mean"  # one of CORNERS
     label_map: Ints | None = None  # [N, classes]: a client sees label y as label_map[client, y]
+    shared: bool = False  # a sample may be on several clients (never in training and in test)
 
 
 @dataclass(frozen=True)
@@ -77,3 +108,38 @@ def require_clients(num_clients: int, samples: int) -> None:
             f"partition.num_clients={num_clients} is more than the {samples} samples; "
             "lower it or raise dataset.limit"
         )
+
+
+def require_at_least(spec: PartitionSpec, least: float, *fields: str) -> None:
+    """Refuse a spec with one of `fields` below `least` (None is no value)."""
+    for field in fields:
+        value = getattr(spec, field)
+        if value is not None and not least <= value < float("inf"):
+            raise ConfigError(f"partition.{field} must be at least {least:g}, got {value}")
+
+
+def require_stock(wanted: Ints, stock: Ints) -> None:
+    """Refuse to hand out more samples of a class than there are; both int64 [K]."""
+    lacking = wanted - stock
+    label = int(np.argmax(lacking))
+    if lacking[label] > 0:
+        raise ConfigError(
+            f"the partition needs {wanted[label]} samples of label {label}, there are {stock[label]}; "
+            "lower the sizes it asks for, or raise dataset.limit"
+        )
+
+
+def evenly(total: int, parts: int, turn: int = 0) -> Ints:
+    """`total` as `parts` numbers that differ by at most one, int64 [parts].
+
+    The larger ones move on with each `turn`, so that the sums over successive turns differ by at most one too.
+    """
+    share, extra = divmod(total, parts)
+    numbers = np.full(parts, share, dtype=np.int64)
+    numbers[(turn * extra + np.arange(extra)) % parts] += 1
+    return numbers
+
+
+def largest(upper: int, fits: Callable[[int], bool]) -> int:
+    """The largest number in [1, upper] that `fits`, given that all smaller ones do; 0 if none."""
+    return bisect_right(range(1, upper + 1), 0, key=lambda number: int(not fits(number)))

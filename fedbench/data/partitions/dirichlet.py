@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_at_least, require_clients
 from fedbench.errors import ConfigError
 
 SMALLEST_ALPHA = 1e-6  # every class on one client, for any number of clients; below, exponents overflow
@@ -42,18 +42,12 @@ class Dirichlet(PartitionSpec):
             raise ConfigError(
                 f"partition.alpha must be positive (at least {SMALLEST_ALPHA:g}) and finite, got {self.alpha}"
             )
-        for field in ("min_size", "max_tries"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"partition.{field} must be at least 1, got {getattr(self, field)}")
+        require_at_least(self, 1, "min_size", "max_tries")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""
-        counts = self.counts(np.bincount(pool.labels, minlength=pool.classes), rng)
-        parts: list[list[Ints]] = [[] for _ in range(self.num_clients)]
-        for members, shares in zip(pool.by_class(rng), counts, strict=True):
-            for client, part in enumerate(np.split(members, np.cumsum(shares)[:-1])):
-                parts[client].append(part)
-        return Assignment(clients=[np.concatenate(part) for part in parts])
+        counts = self.counts(pool.stock, rng)
+        return Assignment(clients=pool.deal(counts.T, rng))
 
     def counts(self, sizes: Ints, rng: np.random.Generator) -> Ints:
         """Samples of each class for each client, int64 [classes, N], given the samples of each class.

@@ -17,14 +17,13 @@ label has 9 (large), 3 (small) and 8 (test) samples: 32 / 11 training and 28 tes
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, largest, require_at_least
 from fedbench.errors import ConfigError
 
 SHARED = {"large": (1, 2, 3), "small": (6, 7, 8)}
@@ -49,9 +48,7 @@ class LabelShift(PartitionSpec):
     scale: float | None = None  # of all three; null: 1, or the largest that the data set allows
 
     def __post_init__(self) -> None:
-        for field in ("large", "small", "test", "min_small", "min_test"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"partition.{field} must be at least 1, got {getattr(self, field)}")
+        require_at_least(self, 1, "large", "small", "test", "min_small", "min_test")
         if self.scale is not None and not 0 < self.scale <= 1:
             raise ConfigError(f"partition.scale must lie in (0, 1], got {self.scale}")
 
@@ -59,15 +56,9 @@ class LabelShift(PartitionSpec):
         """See `PartitionSpec.assign`."""
         if pool.classes < LABELS:
             raise ConfigError(f"label_shift needs labels 0 to 9, this data set has {pool.classes} classes")
-        train, test = self.counts(np.bincount(pool.labels, minlength=pool.classes))
-        clients = len(train)
-        parts: list[list[Ints]] = [[] for _ in range(2 * clients)]
-        wanted = np.concatenate([train, test])  # [2N, labels]: train and test sets are drawn as if 2N clients
-        for label, members in enumerate(pool.by_class(rng)[:LABELS]):
-            for owner, part in enumerate(np.split(members, np.cumsum(wanted[:, label]))[:-1]):
-                parts[owner].append(part)
-        owned = [np.concatenate(part) for part in parts]
-        return Assignment(train=owned[:clients], test=owned[clients:])
+        train, test = self.counts(pool.stock)
+        owned = pool.deal(np.concatenate([train, test]), rng)  # train and test sets, as if 2N clients
+        return Assignment(train=owned[: len(train)], test=owned[len(train) :])
 
     def counts(self, available: Ints) -> tuple[Ints, Ints]:
         """(train, test) samples of each label for each client, int64 [20, 10], given those of each class.
@@ -77,9 +68,7 @@ class LabelShift(PartitionSpec):
         """
         stock = available[:LABELS]
         if self.scale is None:
-            # What is needed grows with `large`: bisect for the largest that the stock covers (at least 1).
-            sizes = range(1, self.large + 1)
-            large = max(1, bisect_right(sizes, 0, key=lambda size: int(self._lacking(size, stock).max() > 0)))
+            large = max(1, largest(self.large, lambda size: bool(self._lacking(size, stock).max() <= 0)))
         else:
             large = max(1, int(self.scale * self.large + 1e-9))
         lacking = self._lacking(large, stock)

@@ -1,0 +1,132 @@
+"""file: a split made elsewhere, or by an earlier run, so that a comparison uses the same samples.
+
+The exchange form is one .npz: integer arrays `train_<i>` and `test_<i>` for clients 0, 1, ... of indices into the train
+split followed by the test split. Optional: `val_<i>`, and what a run of fedbench adds to its own `partition.npz`
+(`dataset`, to refuse a split of other data; `rotation`, `corners` and `label_map`, which are applied again; `label`,
+`seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>` validation samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.data.dataset import Ints
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
+from fedbench.errors import ConfigError, DataCorrupt, DataMissing
+
+EXTRAS = ("label", "seed", "dataset", "classes", "rotation", "corners", "label_map")
+
+
+@dataclass(frozen=True)
+class FileSplit(PartitionSpec):
+    """The clients of an .npz file; refused if a sample is trained on and tested on."""
+
+    name: ClassVar[str] = "file"
+    fixes_test: ClassVar[bool] = True
+
+    path: str | None = None  # the .npz file
+    shared: bool = False  # let a sample be on several clients (never in training and in test)
+
+    @property
+    def label(self) -> str:
+        """The name with a hash of the file's content: two splits are two partitions, wherever they lie."""
+        return self.name if self.path is None else f"{self.name}-{_digest(self._file())}"
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """See `PartitionSpec.assign`; a function of the file alone."""
+        if self.path is None:
+            raise ConfigError("partition=file needs partition.path=FILE.npz")
+        arrays = read_arrays(self._file())
+        made_for = str(arrays.get("dataset", pool.origin))
+        if made_for != pool.origin:
+            raise ConfigError(f"{self.path} divides {made_for}, this data set is {pool.origin}")
+        sets = {name: _lists(arrays, name) for name in ("train", "val", "test")}
+        test = sets["test"]
+        clients = len(sets["train"] or ())
+        for name in ("val", "test"):
+            if sets[name] is not None and len(sets[name] or ()) != clients:
+                raise DataCorrupt(
+                    f"{self.path} has {clients} training sets, but {len(sets[name] or ())} {name} sets"
+                )
+        transforms = {name: arrays[name] for name in ("rotation", "label_map") if name in arrays}
+        if self.shared and transforms:
+            raise ConfigError("partition.shared=true: clients that see a sample differently cannot share it")
+        return Assignment(
+            clients=sets["train"] if test is None else None,
+            train=None if test is None else sets["train"],
+            val=sets["val"],
+            test=test,
+            corners=str(arrays.get("corners", "mean")),
+            shared=self.shared,
+            **transforms,
+        )
+
+    def _file(self) -> Path:
+        return Path(self.path or "").expanduser()
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of a split, names and types checked.
+
+    Raises:
+        DataMissing: there is no such file.
+        DataCorrupt: not a file of this form, or a damaged one.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays: dict[str, NDArray[Any]] = {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise DataMissing(f"partition.path={path}: there is no such file") from error
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise DataCorrupt(f"{path} is no readable .npz of index arrays ({error})") from error
+    for name, array in arrays.items():
+        if not re.fullmatch(r"(train|val|test)_(0|[1-9]\d*)", name):
+            if name not in EXTRAS:
+                raise DataCorrupt(f"{path}: unknown array '{name}'; expected train_<i>, test_<i>, val_<i>")
+        elif array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise DataCorrupt(f"{path}: '{name}' must be a list of integers, got {array.dtype} {array.shape}")
+    if "train_0" not in arrays:
+        raise DataCorrupt(f"{path} holds no 'train_0'")
+    return arrays
+
+
+def _lists(arrays: dict[str, NDArray[Any]], name: str) -> list[Ints] | None:
+    """The arrays `name`_0, `name`_1, ... in order; None without any.
+
+    Raises:
+        DataCorrupt: a number is missing.
+    """
+    count = sum(key.startswith(f"{name}_") for key in arrays)
+    for client in range(count):
+        if f"{name}_{client}" not in arrays:
+            raise DataCorrupt(f"the split has {count} arrays {name}_<i>, but no '{name}_{client}'")
+    return [arrays[f"{name}_{client}"].astype(np.int64) for client in range(count)] or None
+
+
+def _digest(path: Path) -> str:
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise DataMissing(f"partition.path={path}: {error.strerror or error}") from error
+    return _content_hash((path, info.st_size, info.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=16)
+def _content_hash(stamp: tuple[Path, int, int]) -> str:
+    """8 hex digits over the arrays that matter in the file of a (path, size, time of change)."""
+    digest = hashlib.sha256()
+    for name, array in sorted(read_arrays(stamp[0]).items()):
+        if name not in ("label", "seed"):
+            digest.update(f"|{name} {array.shape}".encode())
+            content = array.astype("<i8") if array.dtype.kind in "iu" else array
+            digest.update(np.ascontiguousarray(content).tobytes())
+    return digest.hexdigest()[:8]

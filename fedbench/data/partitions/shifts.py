@@ -1,0 +1,145 @@
+"""feature_shift and concept_shift: FedCollab's four types of clients, which differ in images or in what labels mean.
+
+Bao et al., ICML 2023, section 5.1, Figure 4, Table 4. Twenty clients, five of each type, IID samples of the train and
+the test split together; 0-9 are large, 10-19 small:
+
+| | large: train / test | small: train / test | type 0, 1, 2, 3 |
+|---|---|---|---|
+| feature shift (CIFAR-10) | 2500 / 500 | 340 / 500 | images rotated by +25, -25, +155, -155 degrees |
+| concept shift (CIFAR-100, 20 coarse labels) | 2500 / 500 | 120 / 500 | labels permuted, see `permutations` |
+
+On a smaller data set `scale` shrinks all counts alike.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedbench.data.dataset import Ints
+from fedbench.data.partitions.base import (
+    CORNERS,
+    Assignment,
+    PartitionSpec,
+    Pool,
+    largest,
+    require_at_least,
+)
+from fedbench.errors import ConfigError, unknown
+
+CLIENTS = 20
+TYPE = np.arange(CLIENTS) // 5  # of each client
+
+
+@dataclass(frozen=True)
+class Shift(PartitionSpec):
+    """Large and small clients with IID samples, before anything is done to them."""
+
+    pools: ClassVar[bool] = True
+    fixes_test: ClassVar[bool] = True
+
+    large: int = 2500  # training samples of clients 0-9
+    small: int = 340  # training samples of clients 10-19
+    test: int = 500  # test samples of every client
+    scale: float | None = None  # of all three counts; null: 1, or the largest that the data set allows
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "large", "small", "test")
+        if self.scale is not None and not 0 < self.scale <= 1:
+            raise ConfigError(f"partition.scale must lie in (0, 1], got {self.scale}")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """See `PartitionSpec.assign`."""
+        train, test = self.counts(len(pool))
+        cuts = np.cumsum(np.concatenate([train, test]))
+        parts = np.split(rng.permutation(pool.index), cuts)[:-1]
+        return self.shifted(parts[:CLIENTS], parts[CLIENTS:], pool.classes)
+
+    @abstractmethod
+    def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
+        """The assignment of these samples, with what makes the four types differ."""
+
+    def counts(self, samples: int) -> tuple[Ints, Ints]:
+        """(train, test) samples of each client, int64 [20], given how many there are.
+
+        Raises:
+            ConfigError: there are too few samples, at `scale` or at any scale.
+        """
+        if self.scale is not None:
+            large = max(1, int(self.scale * self.large + 1e-9))
+        else:
+            large = max(1, largest(self.large, lambda size: sum(map(np.sum, self._tables(size))) <= samples))
+        train, test = self._tables(large)
+        if (needed := int(train.sum() + test.sum())) > samples:
+            raise ConfigError(
+                f"{self.label} needs {needed} samples, there are {samples}; "
+                "lower partition.scale or raise dataset.limit"
+            )
+        return train, test
+
+    def _tables(self, large: int) -> tuple[Ints, Ints]:
+        """(train, test) samples if large clients get `large`, the other counts in proportion."""
+        small = max(1, self.small * large // self.large)
+        test = max(1, self.test * large // self.large)
+        return np.repeat([large, small], CLIENTS // 2), np.full(CLIENTS, test)
+
+
+@dataclass(frozen=True)
+class FeatureShift(Shift):
+    """Each type's images, training and test, are rotated by its own angle, counter-clockwise."""
+
+    name: ClassVar[str] = "feature_shift"
+
+    angles: tuple[float, ...] = (25.0, -25.0, 155.0, -155.0)  # degrees, of clients 0-4, 5-9, 10-14, 15-19
+    corners: str = "mean"  # where no pixel lands: mean (the data set's colour) | black | edge | reflect
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.angles) != TYPE.max() + 1 or not np.isfinite(self.angles).all():
+            raise ConfigError(f"partition.angles needs four finite angles, got {list(self.angles)}")
+        if self.corners not in CORNERS:
+            raise unknown("partition.corners", self.corners, CORNERS)
+
+    def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
+        """See `Shift.shifted`."""
+        rotation = np.array(self.angles, dtype=np.float64)[TYPE]
+        return Assignment(train=train, test=test, rotation=rotation, corners=self.corners)
+
+
+@dataclass(frozen=True)
+class ConceptShift(Shift):
+    """Each type's labels, training and test, are permuted in its own way."""
+
+    name: ClassVar[str] = "concept_shift"
+
+    small: int = 120  # training samples of clients 10-19
+
+    def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
+        """See `Shift.shifted`."""
+        if classes < 4:
+            raise ConfigError(f"concept_shift needs at least 4 classes, this data set has {classes}")
+        return Assignment(train=train, test=test, label_map=permutations(classes)[TYPE])
+
+
+def permutations(classes: int) -> Ints:
+    """What label y is called by clients of each type: int64 [4, K].
+
+    Identity; the first block reversed; everything reversed; everything reversed, then the last block put in order. The
+    block is the even number nearest to 30 % of the classes: 6 of the paper's 20, so types 0 and 1 agree in 14 labels,
+    as types 2 and 3 do, and the former agree with the latter in none (with an odd K, in the middle label).
+    """
+    block = 2 * max(1, int(0.15 * classes + 0.5))
+    label = np.arange(classes)
+    first = label < block
+    backwards = classes - 1 - label
+    return np.stack(
+        [
+            label,
+            np.where(first, block - 1 - label, label),
+            backwards,
+            np.where(first, classes - block + label, backwards),
+        ]
+    )
