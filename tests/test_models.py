@@ -1,0 +1,233 @@
+"""The task contract: networks as functions of trees, groups of leaves, and refusals in one line."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedbench.engine import rng, trees
+from fedbench.engine.contract import Batch
+from fedbench.errors import ConfigError, UnknownName
+from fedbench.models import MODELS
+from fedbench.models.base import Model
+from fedbench.models.lenet5 import LeNet5
+from fedbench.models.mlp import MLP
+from fedbench.models.norm import replace_batch_norm
+from fedbench.models.task import Task
+from tests.methods.toys import close, gap
+
+CASES: list[tuple[Model, tuple[int, int, int]]] = [
+    (MLP(hidden=(9, 7)), (2, 3, 3)),
+    (LeNet5(), (3, 32, 32)),
+    (LeNet5(batch_norm=True), (1, 16, 16)),
+]
+IDS = [model.label for model, _ in CASES]
+
+
+def inputs(task: Task, count: int = 5) -> torch.Tensor:
+    return torch.randn(count, *task.shape, generator=torch.Generator().manual_seed(1))
+
+
+def fresh(task: Task, seed: int = 0) -> trees.Tree:
+    return task.init(rng.torch_rng(seed, "init"))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "count"),
+    [
+        (LeNet5(), (3, 32, 32), 62_006),
+        (LeNet5(batch_norm=True), (3, 32, 32), 62_006 + 2 * (6 + 16)),
+        (LeNet5(), (1, 28, 28), 44_426),
+        (MLP(), (1, 28, 28), 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10),
+        (MLP(hidden=(5,)), (1, 8, 8), 64 * 5 + 5 + 5 * 10 + 10),
+    ],
+)
+def test_parameter_counts(model: Model, shape: tuple[int, int, int], count: int) -> None:
+    task = model.task(shape, 10)
+    assert sum(leaf.numel() for leaf in task.weights(fresh(task)).values()) == count
+
+
+@pytest.mark.parametrize(("model", "shape"), CASES, ids=IDS)
+def test_apply_is_the_module_it_was_built_from(model: Model, shape: tuple[int, int, int]) -> None:
+    """In evaluation and in training, gradients and running statistics included."""
+    task, net = model.task(shape, 4), model.build(shape, 4)
+    net.load_state_dict(fresh(task), strict=False)
+    tree, x = fresh(task), inputs(task)
+    assert close(task.apply(tree, x), net.eval()(x).detach(), 1e-6)
+    moving = {k: v.requires_grad_(k in task.parameters) for k, v in trees.clone(tree).items()}
+    names = sorted(task.parameters)
+    labels = torch.tensor([0, 1, 2, 3, 0])
+    loss = task.loss(moving, Batch(x, labels))
+    theirs = nn.functional.cross_entropy(net.train()(x), labels)
+    theirs.backward()
+    assert close(loss.detach(), theirs.detach(), 1e-6)
+    grads = dict(zip(names, torch.autograd.grad(loss, [moving[n] for n in names]), strict=True))
+    expected = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+    assert gap(grads, expected) < 1e-5
+    buffers = {n: b for n, b in net.named_buffers() if not n.endswith("num_batches_tracked")}
+    assert set(buffers) == task.buffers
+    assert gap({n: moving[n] for n in task.buffers}, buffers) < 1e-6
+
+
+@pytest.mark.parametrize(("model", "shape"), CASES, ids=IDS)
+def test_body_then_head_is_the_whole(model: Model, shape: tuple[int, int, int]) -> None:
+    task = model.task(shape, 4)
+    tree, x = fresh(task), inputs(task)
+    z = task.features(tree, x)
+    assert z.dim() == 2
+    assert torch.equal(task.head(tree, z), task.apply(tree, x))
+    only_head = {k: v for k, v in tree.items() if k.startswith("head.")}
+    assert torch.equal(task.head(only_head, z), task.apply(tree, x)), "the head needs its own leaves alone"
+
+
+def test_evaluation_leaves_statistics_alone() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    tree = fresh(task)
+    task.apply(tree, inputs(task))
+    assert gap(tree, fresh(task)) == 0
+    task.apply(tree, inputs(task), train=True)
+    changed = {name for name, leaf in fresh(task).items() if not torch.equal(leaf, tree[name])}
+    assert changed == task.buffers
+
+
+def test_groups_and_selectors() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    names = sorted(task.parameters | task.buffers)
+    head = ["head.bias", "head.weight"]
+    statistics = [f"conv.{k}.running_{what}" for k in (1, 5) for what in ("mean", "var")]
+    linear = [f"fc.{k}.{what}" for k in (0, 2) for what in ("bias", "weight")]
+    assert task.select(names, ["@head"]) == head
+    assert task.select(names, ["@body"]) == [n for n in names if n not in head]
+    assert task.select(names, ["@stats"]) == statistics
+    norm = sorted([*statistics, *(f"conv.{k}.{what}" for k in (1, 5) for what in ("bias", "weight"))])
+    assert task.select(names, ["@norm"]) == norm
+    assert task.select(names, ["@classifier"]) == [*linear, *head]
+    assert task.select(names, ["conv.0.*", "@head"]) == ["conv.0.bias", "conv.0.weight", *head]
+    assert task.select(names, ["*"]) == names
+    assert task.select(names, ["nothing*"]) == task.select(names, []) == []
+    spaced = [*(f"personal/{n}" for n in names), *names]
+    assert task.select(spaced, ["personal/@head"]) == [f"personal/{n}" for n in head]
+    assert task.select(spaced, ["@head"]) == head, "a group without a namespace is the model's own"
+    assert task.select(spaced, ["personal/*"]) == [f"personal/{n}" for n in names]
+    with pytest.raises(ConfigError, match=r"@heads.*@head, @body"):
+        task.select(names, ["@heads"])
+
+
+def test_statistics_are_known_in_any_namespace() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    assert task.is_buffer("conv.1.running_mean")
+    assert task.is_buffer("personal/conv.1.running_var")
+    assert not task.is_buffer("personal/conv.1.weight")
+    assert set(task.weights(fresh(task))) == task.parameters
+
+
+def test_initial_weights_are_the_layers_own_and_keyed() -> None:
+    """PyTorch's default for nn.Linear: uniform within 1 / sqrt(fan_in), and no two layers alike."""
+    task = MLP(hidden=(300, 300)).task((1, 10, 10), 10)
+    tree = fresh(task)
+    for name, fan_in in (("fc.0.weight", 100), ("fc.2.weight", 300)):
+        assert tree[name].abs().max().item() == pytest.approx(fan_in**-0.5, rel=1e-3)
+        assert tree[name].std().item() == pytest.approx((3 * fan_in) ** -0.5, rel=1e-2)
+    assert gap(tree, fresh(task)) == 0
+    assert gap(tree, fresh(task, seed=1)) > 1e-2
+
+
+def test_networks_are_built_without_touching_global_randomness() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    fresh(task)
+    task.check_input(2)
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_a_pickled_task_is_the_same_function() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    copy = pickle.loads(pickle.dumps(task))
+    assert torch.equal(copy.apply(fresh(task), inputs(task)), task.apply(fresh(task), inputs(task)))
+    assert (copy.groups, copy.shape, copy.classes) == (task.groups, task.shape, task.classes)
+
+
+def test_replaced_batch_norm_keeps_what_the_layer_was() -> None:
+    """Nested layers, momentum and eps, affine values and statistics."""
+    inner = nn.BatchNorm1d(3, eps=1e-2, momentum=0.3)
+    with torch.no_grad():
+        inner.weight.mul_(2)
+        inner.running_mean.add_(1)
+    theirs = nn.Sequential(nn.Sequential(inner), nn.ReLU())
+    ours = replace_batch_norm(
+        nn.Sequential(nn.Sequential(nn.BatchNorm1d(3, eps=1e-2, momentum=0.3)), nn.ReLU())
+    )
+    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if "tracked" not in k})
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    for mode in (True, False):
+        assert close(ours.train(mode)(x).detach(), theirs.train(mode)(x).detach(), 1e-6)
+    assert close(ours[0][0].running_var, inner.running_var, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(LeNet5(), (1, 8, 8)), (LeNet5(batch_norm=True), (3, 12, 12)), (LeNet5(), (3, 4, 32))],
+)
+def test_an_input_too_small_is_refused_in_one_line(model: Model, shape: tuple[int, int, int]) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{model.label} does not fit inputs of shape \[{shape[0]}, "
+    ) as caught:
+        model.task(shape, 10).check_input(2)
+    assert "\n" not in str(caught.value)
+
+
+class Named(Model):
+    """A network given as stages, to break the contract in every way."""
+
+    def __init__(self, **stages: nn.Module) -> None:
+        self.stages = stages
+
+    @property
+    def label(self) -> str:
+        return "named"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        net = nn.Sequential()
+        for name, stage in self.stages.items():
+            net.add_module(name, stage)
+        return net
+
+
+def test_a_network_that_breaks_the_contract_is_refused() -> None:
+    with pytest.raises(ConfigError, match="last is called 'head'"):
+        Named(flatten=nn.Flatten(), classifier=nn.Linear(16, 4)).task((1, 4, 4), 4)
+    with pytest.raises(ConfigError, match="last is called 'head'"):
+        Named().task((1, 4, 4), 4)
+    with pytest.raises(ConfigError, match=r"yields \(2, 3\), expected \(2, 4\)"):
+        Named(flatten=nn.Flatten(), head=nn.Linear(16, 3)).task((1, 4, 4), 4).check_input(2)
+    with pytest.raises(ConfigError, match=r"does not fit inputs of shape \(1, 4, 4\)"):
+        Named(flatten=nn.Flatten(), head=nn.Linear(15, 4)).task((1, 4, 4), 4).check_input(2)
+
+
+def test_batch_norm_after_a_linear_layer_refuses_a_batch_of_one() -> None:
+    flat = {"flatten": nn.Flatten(), "norm": nn.BatchNorm1d(16), "head": nn.Linear(16, 4)}
+    task = Named(**flat).task((1, 4, 4), 4)
+    task.check_input(2)
+    with pytest.raises(ConfigError, match="batch of 1 sample; use a model without it"):
+        task.check_input(1)
+    LeNet5(batch_norm=True).task((1, 20, 20), 4).check_input(
+        1
+    )  # several pixels a channel: one sample will do
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for hidden in ((), (0,), (5, -1)):
+        with pytest.raises(ConfigError, match="positive widths"):
+            MLP(hidden=hidden)
+    with pytest.raises(UnknownName, match="nearest: lenet5"):
+        MODELS.build({"name": "lenet"})
+    with pytest.raises(UnknownName, match="nearest: batch_norm"):
+        MODELS.build({"name": "lenet5", "batchnorm": True})
+    assert MODELS.build({"name": "mlp", "hidden": [3, 4]}) == MLP(hidden=(3, 4))
