@@ -46,7 +46,7 @@ class Cohort:
     population: Population
     steps: Tensor  # float64 [C], local steps of the protocol's plain local work
     generator: torch.Generator  # the server's randomness of this round
-    served: int  # clients that this server serves, in the cohort or not: N, or a coalition's members
+    served: Tensor  # int64 [M], all clients of this server, in the cohort or not: N, or a coalition's members
 
     @property
     def sizes(self) -> Tensor:
@@ -58,8 +58,8 @@ class Cohort:
         """n_k over the cohort's sum, float64 [C]."""
         return self.sizes / self.sizes.sum()
 
-    def where(self, chosen: Tensor, served: int) -> Cohort:
-        """The members that `chosen` (bool [C]) marks, of a server that serves `served` clients."""
+    def where(self, chosen: Tensor, served: Tensor) -> Cohort:
+        """The members that `chosen` (bool [C]) marks, of a server that serves the clients `served` [M]."""
         return replace(self, ids=self.ids[chosen], steps=self.steps[chosen], served=served)
 
 

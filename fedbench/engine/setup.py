@@ -41,7 +41,8 @@ class Setup:
         """The clients `ids` [C] as server hooks see them."""
         steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
         generator = rng.torch_rng(self.seed, purpose, clock.round)
-        return Cohort(ids, clock, self.population, steps, generator, self.population.clients)
+        everyone = torch.arange(self.population.clients)
+        return Cohort(ids, clock, self.population, steps, generator, everyone)
 
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""

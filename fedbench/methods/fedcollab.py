@@ -140,10 +140,10 @@ class FedCollab(Method):
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Each client hears from its coalition's server."""
-        members = server["coalition"].cpu()[cohort.ids]
-        served = server["coalition"].cpu().bincount().tolist()
+        coalition = server["coalition"].cpu()
+        members = coalition[cohort.ids]
         parts = [
-            (chosen := members == k, self.inner.send(_one(server, k), cohort.where(chosen, served[k])))
+            (chosen := members == k, self.inner.send(_one(server, k), _members(cohort, coalition, k)))
             for k in members.unique().tolist()
         ]
         if len(parts) == 1:
@@ -157,13 +157,13 @@ class FedCollab(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Each coalition's server folds in its own members' uploads; one without a member in the cohort waits."""
-        members = server["coalition"].cpu()[cohort.ids]
-        served = server["coalition"].cpu().bincount().tolist()
+        coalition = server["coalition"].cpu()
+        members = coalition[cohort.ids]
         base = trees.part(server, "base")
         for k in members.unique().tolist():
             chosen = members == k
             own = {key: leaf[chosen.to(leaf.device)] for key, leaf in uploads.items()}
-            updated = self.inner.aggregate(trees.row(base, k), own, cohort.where(chosen, served[k]))
+            updated = self.inner.aggregate(trees.row(base, k), own, _members(cohort, coalition, k))
             base = trees.put(
                 base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated)
             )
@@ -221,3 +221,8 @@ def _coalitions(server: Tree, count: int) -> Tree:
 
 def _one(server: Tree, coalition: int) -> Tree:
     return trees.row(trees.part(server, "base"), coalition)
+
+
+def _members(cohort: Cohort, coalition: Tensor, k: int) -> Cohort:
+    """The cohort's members of coalition `k`."""
+    return cohort.where(coalition[cohort.ids] == k, (coalition == k).nonzero().flatten())
