@@ -47,6 +47,7 @@ class Cohort:
     steps: Tensor  # float64 [C], local steps of the protocol's plain local work
     generator: torch.Generator  # the server's randomness of this round
     served: Tensor  # int64 [M], all clients of this server, in the cohort or not: N, or a coalition's members
+    task: Task  # the clients' network, for servers that run it or tell its layers apart
 
     @property
     def sizes(self) -> Tensor:

@@ -47,9 +47,7 @@ class LoopedTrainer(Trainer):
         view = setup.client(client, message, memory, clock)
         with torch.no_grad():
             work = trees.clone(method.start(view))
-        losses = self.descend(
-            client, work, view, method.stages(setup.protocol.local, clock), clock, "batches"
-        )
+        losses = self.descend(client, work, view, method.stages(setup.protocol.local, clock), "batches")
         with torch.no_grad():
             upload, kept = method.finish(work, view)
             counts = self.count(client, method.model(work, view), score)
@@ -68,19 +66,19 @@ class LoopedTrainer(Trainer):
             model = method.personal(view) if not stages else {}
             work = trees.clone(method.start(view)) if stages else {}
         if stages:
-            self.descend(client, work, view, stages, clock, "adapt")
+            self.descend(client, work, view, stages, "adapt")
             with torch.no_grad():
                 model = method.model(work, view)
         return self.count(client, model, score)
 
     def descend(
-        self, client: int, work: Tree, view: Client, stages: Sequence[Stage], clock: Clock, purpose: str
+        self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
     ) -> list[Tensor]:
         """Train `work` in place through `stages`; returns the loss of every step that had one."""
         losses: list[Tensor] = []
         owned = self.setup.federation.indices("train", client)
         for stage in stages:
-            order, noise = self.setup.batches(client, stage, clock, purpose)
+            order, noise = self.setup.batches(client, stage, view, purpose)
             moves = moved(stage, work, view)
             config = stage.optimizer_or(self.setup.protocol.optimizer)
             optimizer = Optimizer(config, [work[name] for name in moves])

@@ -42,7 +42,7 @@ class Setup:
         steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
         generator = rng.torch_rng(self.seed, purpose, clock.round)
         everyone = torch.arange(self.population.clients)
-        return Cohort(ids, clock, self.population, steps, generator, everyone)
+        return Cohort(ids, clock, self.population, steps, generator, everyone, self.task)
 
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
@@ -53,16 +53,16 @@ class Setup:
         generator = rng.torch_rng(self.seed, "cohort", clock.round)
         return torch.randperm(count, generator=generator)[:size].sort().values
 
-    def batches(self, client: int, stage: Stage, clock: Clock, purpose: str) -> tuple[list[Tensor], Tree]:
-        """(positions of each local step, per-step noise leaves [S, ...]) of one client's stage.
+    def batches(self, client: int, stage: Stage, view: Client, purpose: str) -> tuple[list[Tensor], Tree]:
+        """(positions of each local step, per-step noise leaves [S, ...]) of one client's stage, `view` as it sees it.
 
         The noise is the method's, and beside it, under `augment/`, the augmentation's for each place in a batch.
         """
-        keys = (clock.round, self.federation.ids[client], stage.order)
+        keys = (view.clock.round, self.federation.ids[client], stage.order)
         order = schedule.batches(
             self.federation.size(client), self.protocol.local, stage, rng.torch_rng(self.seed, purpose, *keys)
         )
-        noise = self.method.draw(rng.torch_rng(self.seed, purpose + "/noise", *keys), len(order), clock)
+        noise = self.method.draw(rng.torch_rng(self.seed, purpose + "/noise", *keys), len(order), view)
         if self.augmentations:
             generator = rng.torch_rng(self.seed, purpose + "/augment", *keys)
             shape = (len(order), self.protocol.local.batch_size)

@@ -125,6 +125,11 @@ class StackedTrainer(Trainer):
         dims = (chunk.dims, 0, 0, 0, *[None if each is None else 0 for each in (data, *batched)])
         return vmap(one, in_dims=dims)(chunk.message, chunk.memory, chunk.sizes, chunk.steps, data, *batched)
 
+    def _view(self, chunk: Chunk, row: int) -> Client:
+        """One client of the chunk as its hooks see it."""
+        message = {k: v if chunk.dims[k] is None else v[row] for k, v in chunk.message.items()}
+        return self.setup.client(chunk.ids[row], message, trees.row(chunk.memory, row), chunk.clock)
+
     def _data(self, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
         """All training samples of the chunk's clients, padded: x [C, n, ...], y [C, n], mask [C, n]."""
         indices, mask = padded([self.setup.federation.indices("train", i) for i in chunk.ids])
@@ -206,7 +211,9 @@ class StackedTrainer(Trainer):
 
     def _plan(self, chunk: Chunk, stage: Stage, purpose: str) -> Plan:
         federation = self.setup.federation
-        drawn = [self.setup.batches(i, stage, chunk.clock, purpose) for i in chunk.ids]
+        drawn = [
+            self.setup.batches(i, stage, self._view(chunk, row), purpose) for row, i in enumerate(chunk.ids)
+        ]
         device = federation.device
         steps = max(len(order) for order, _ in drawn)
         width = min(self.setup.protocol.local.batch_size, max(federation.size(i) for i in chunk.ids))

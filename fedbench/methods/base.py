@@ -86,8 +86,11 @@ class Method(ABC):
 
     # ---- optional
 
-    def draw(self, generator: torch.Generator, steps: int, clock: Clock) -> Tree:
-        """Per-step randomness of a client's stage, leaves [steps, ...]; reaches the loss as batch.noise."""
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
+        """Per-step randomness of a client's stage, leaves [steps, ...]; reaches the loss as batch.noise.
+
+        Drawn before the stage and outside vmap, so it may branch on what the client was sent.
+        """
         return {}
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:

@@ -205,9 +205,9 @@ class FedCollab(Method):
         """As the base method."""
         return self.inner.predict(model, x, task)
 
-    def draw(self, generator: torch.Generator, steps: int, clock: Clock) -> Tree:
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """As the base method."""
-        return self.inner.draw(generator, steps, clock)
+        return self.inner.draw(generator, steps, client)
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """As the base method."""
