@@ -1,0 +1,1 @@
+"""SosicFL's preparation: where in the solution simplex each client trains."""

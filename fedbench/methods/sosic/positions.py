@@ -1,0 +1,54 @@
+"""Clients as points of a simplex: LDA on label counts, or PCA of trained heads projected onto it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+def topics(counts: Array, count: int, seed: int, iterations: int = 200) -> Array:
+    """Latent Dirichlet allocation: documents are clients, words are labels; mixing weights [N, count].
+
+    Online variational Bayes (Hoffman et al., NIPS 2010) as scikit-learn implements it, with its default priors. The
+    clients are fed in an order that depends on their counts alone, so relabelling them permutes the result.
+
+    Args:
+        counts: samples of each class, [N, K].
+        count: topics, M + 1.
+        seed: of the topics' random start.
+        iterations: passes over the clients.
+    """
+    from sklearn.decomposition import LatentDirichletAllocation
+
+    model = LatentDirichletAllocation(
+        count, learning_method="online", max_iter=iterations, random_state=seed % 2**32
+    )
+    model.fit(counts[np.lexsort(counts.T)])
+    return np.asarray(model.transform(counts), dtype=np.float64)
+
+
+def projected_scores(heads: Array, count: int) -> Array:
+    """Principal component scores of trained heads [N, P], projected onto the simplex: [N, count].
+
+    The scale of the scores against the simplex is stated nowhere; here the largest is 1. With fewer clients than
+    components the missing scores are zero.
+    """
+    centred = heads - heads.mean(0)
+    left, values, right = np.linalg.svd(centred, full_matrices=False)
+    left = left * np.sign(
+        right[np.arange(len(values)), np.abs(right).argmax(1)]
+    )  # as scikit-learn fixes signs
+    scores = np.zeros((len(heads), count))
+    kept = min(count, len(values))
+    scores[:, :kept] = (left * values)[:, :kept]
+    return project(scores / max(float(np.abs(scores).max()), 1e-12))
+
+
+def project(points: Array) -> Array:
+    """Euclidean projection of each row of `points` [N, n] onto the simplex (Held, Wolfe, Crowder 1974)."""
+    ordered = -np.sort(-points, axis=1)
+    excess = (ordered.cumsum(1) - 1) / np.arange(1, points.shape[1] + 1)
+    last = (ordered > excess).sum(1) - 1
+    return np.asarray(np.maximum(points - excess[np.arange(len(points)), last][:, None], 0))
