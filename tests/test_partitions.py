@@ -31,7 +31,8 @@ def toy(per_class, test_per_class=0, name="toy"):
     )
     y = np.concatenate([np.random.default_rng(0).permutation(part) for part in (train, test)])
     x = (np.arange(len(y)) % 251).astype(np.uint8).reshape(-1, 1, 1, 1)
-    return Dataset(name, x, y, len(train), len(per_class), (0.5,), (0.5,))
+    domain = np.arange(len(y)) * 7 % 3
+    return Dataset(name, x, y, len(train), len(per_class), (0.5,), (0.5,), domain=domain)
 
 
 TOY = toy([120] * 10, 20)
@@ -40,8 +41,14 @@ CIFAR = np.full(10, 6000)  # CIFAR-10, train and test split together
 SPECS = {
     "homo": {"num_clients": 7},
     "dir": {"alpha": 0.3, "num_clients": 8},
-    "label_shift": {},
+    "dir_prior": {"num_clients": 9},
+    "domain": {"clients_per_domain": 4},
+    "fold": {"folds": 2, "num_clients": 6},
+    "groups_s": {"size": 45},
+    "quantity": {"num_clients": 8},
 }
+NAMES = [name for name in PARTITIONS if name != "file"]  # which has tests of its own
+WHOLE = ("homo", "dir", "domain", "pathological", "quantity")  # hand out every sample
 
 
 def build(name, **fields):
@@ -59,7 +66,7 @@ def same(a, b):
 # --- what holds for every partition
 
 
-@pytest.mark.parametrize("name", list(PARTITIONS))
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("protocol", [Protocol(), Protocol(pool=True, fraction=0.5, val_fraction=0.2)])
 def test_every_sample_goes_to_one_place_in_one_order(name, protocol):
     spec = build(name)
@@ -73,7 +80,7 @@ def test_every_sample_goes_to_one_place_in_one_order(name, protocol):
         assert everything.min() >= 0
         assert everything.max() < (len(TOY) if protocol.pool or spec.pools else TOY.num_train)
         assert everything.dtype == np.int64
-        if name != "label_shift":  # the others hand out everything
+        if name in WHOLE:
             assert len(everything) == (len(TOY) if protocol.pool else TOY.num_train)
         for part in (*partition.train, *partition.val, *partition.test):
             assert (np.diff(part) > 0).all()
@@ -85,7 +92,7 @@ def test_every_sample_goes_to_one_place_in_one_order(name, protocol):
     assert len(hashes) == len(SEEDS)
 
 
-@pytest.mark.parametrize("name", list(PARTITIONS))
+@pytest.mark.parametrize("name", NAMES)
 def test_the_draw_is_random_in_the_samples(name):
     """Over seeds every sample of a label is drawn about equally often: nothing sticks to the file's order."""
     partitions = [make_partition(build(name), TOY, Protocol(), seed) for seed in range(60)]
@@ -110,12 +117,16 @@ def test_the_yaml_lists_every_field_with_its_default(name):
     assert set(config) == {field.name for field in dataclasses.fields(spec)}
     assert spec == PARTITIONS.build({"name": name})
     if spec.family_field:
-        assert isinstance(getattr(spec, spec.family_field), float)
+        assert isinstance(getattr(spec, spec.family_field), int | float)
 
 
 def test_labels_carry_the_number_of_the_family():
     assert build("dir", alpha=0.1).label == "dir0.1"
     assert build("dir", alpha=5).label == "dir5"
+    assert build("dir_prior", beta=0.3).label == "dir_prior0.3"
+    assert build("pathological", skew=20).label == "pathological20"
+    assert build("fold", folds=2).label == "fold2"
+    assert build("groups_s", s=0.2).label == "groups_s0.2"
     assert build("homo").label == "homo"
 
 
@@ -235,7 +246,9 @@ def test_homo_is_even_and_iid():
     assert shared < 50  # by chance 171 / 7 = 24
 
 
-@pytest.mark.parametrize("name", ["homo", "dir"])
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if "num_clients" in {f.name for f in dataclasses.fields(build(n))}]
+)
 def test_more_clients_than_samples_are_refused(name):
     with pytest.raises(ConfigError, match="num_clients=1201 is more than the 1200 samples"):
         make_partition(build(name, num_clients=1201), TOY, Protocol(), 0)
@@ -443,10 +456,13 @@ def test_the_hash_covers_samples_and_transforms_only():
         {"dataset": "toy-1"},
         {"classes": 4},
         {"rotation": np.array([25.0, -25.0])},
+        {"rotation": np.array([25.0, -25.0]), "corners": "edge"},
         {"label_map": np.array([[0, 1, 2], [2, 1, 0]])},
     ]
     assert len({base.hash, *(partition(**change).hash for change in changes)}) == len(changes) + 1
-    assert partition(label="other", seed=4).hash == base.hash
+    assert (
+        partition(label="other", seed=4, corners="edge").hash == base.hash
+    )  # without a rotation, no corners
 
 
 def test_statistics_count_what_the_client_sees():
@@ -460,7 +476,8 @@ def test_statistics_count_what_the_client_sees():
 
 
 @pytest.mark.parametrize(
-    "transforms", [{}, {"rotation": np.array([25.0, -155.0]), "label_map": np.eye(2, 3, dtype=int)}]
+    "transforms",
+    [{}, {"rotation": np.array([25.0, -155.0]), "corners": "black", "label_map": np.eye(2, 3, dtype=int)}],
 )
 def test_a_saved_partition_comes_back(tmp_path, transforms):
     saved = partition(**transforms)
@@ -469,6 +486,7 @@ def test_a_saved_partition_comes_back(tmp_path, transforms):
     assert (loaded.label, loaded.seed, loaded.dataset, loaded.classes) == ("toy", 3, "toy-0", 3)
     assert same(saved, loaded)
     assert loaded.hash == saved.hash
+    assert loaded.corners == saved.corners
     assert [path.name for path in tmp_path.iterdir()] == ["split.npz"]
     with np.load(tmp_path / "split.npz") as archive:  # the exchange form
         np.testing.assert_array_equal(archive["train_0"], [0, 2, 5])

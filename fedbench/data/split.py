@@ -238,7 +238,7 @@ def _check_leaks(partition: Partition) -> None:
 
 def _check_test(partition: Partition, dataset: Dataset, test: TestConfig) -> None:
     """There is something to test on, and nobody trains on it."""
-    if test.sets != "global" and not any(map(len, partition.test)):
+    if test.sets != "global" and test.fraction == 0 and not any(map(len, partition.test)):
         raise ConfigError(
             f"partition {partition.label} holds no test samples; set protocol.test.fraction above 0"
         )

@@ -1,0 +1,188 @@
+"""Splits from files: round trips of exports, the exchange form made by hand, leaks and faults."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedbench import compose
+from fedbench.config import TestConfig as Protocol
+from fedbench.data.dataset import Dataset
+from fedbench.data.partitions import PARTITIONS
+from fedbench.data.split import make_partition
+from fedbench.errors import ConfigError, DataCorrupt, DataMissing
+from fedbench.results.files import read_csv
+
+LOCAL = Protocol(val_fraction=0.2)
+
+
+def data(train=600, tests=100):
+    n = train + tests
+    y = np.random.default_rng(0).integers(0, 10, n)
+    x = np.arange(n).astype(np.uint8).reshape(-1, 1, 1, 1)
+    return Dataset("toy", x, y, train, 10, (0.5,), (0.5,), domain=np.arange(n) % 2)
+
+
+def file(path, **fields):
+    return PARTITIONS.build({"name": "file", "path": str(path), **fields})
+
+
+def write(path, **arrays):
+    np.savez(path, **{name: np.asarray(value) for name, value in arrays.items()})
+    return path
+
+
+@pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "file"])
+def test_every_partition_comes_back_from_its_export(tmp_path, name):
+    small = {"dir_prior": {"num_clients": 6}, "fold": {"num_clients": 10}, "groups_s": {"size": 15}}
+    toy = data(1800, 100)
+    made = make_partition(PARTITIONS.build({"name": name, **small.get(name, {})}), toy, LOCAL, 5)
+    made.save(tmp_path / "partition.npz")
+    read = make_partition(file(tmp_path / "partition.npz"), toy, LOCAL, 17)
+    assert read.hash == made.hash  # every sample of every set, rotation and labels
+    assert read.corners == made.corners
+    assert read.label.startswith("file-")
+    again = make_partition(file(tmp_path / "partition.npz"), toy, Protocol(), 0)
+    assert again.hash == made.hash  # the file's own validation sets, whatever the protocol says
+
+
+def test_a_split_made_elsewhere(tmp_path):
+    path = write(
+        tmp_path / "split.npz",
+        train_0=np.array([5, 3, 1], dtype=np.int32),
+        train_1=np.array([650, 8], dtype=np.uint16),
+        test_0=[2],
+        test_1=[9, 699],
+    )
+    partition = make_partition(file(path), data(), Protocol(fraction=0), 0)
+    assert [part.tolist() for part in partition.train] == [[1, 3, 5], [8, 650]]
+    assert [part.tolist() for part in partition.test] == [[2], [9, 699]]
+    assert [part.tolist() for part in partition.val] == [[], []]
+    assert partition.train[0].dtype == np.int64
+
+
+def test_what_a_file_leaves_out_the_protocol_decides(tmp_path):
+    path = write(tmp_path / "split.npz", train_0=np.arange(100), train_1=np.arange(200, 250))
+    partition = make_partition(file(path), data(), Protocol(fraction=0.2, val_fraction=0.25), 0)
+    sizes = [
+        tuple(map(len, sets)) for sets in zip(partition.train, partition.val, partition.test, strict=True)
+    ]
+    assert sizes == [(60, 20, 20), (30, 10, 10)]
+    with pytest.raises(ConfigError, match=r"protocol\.test\.fraction above 0"):
+        make_partition(file(path), data(), Protocol(fraction=0), 0)
+    make_partition(file(path), data(), Protocol(sets="global"), 0)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        (
+            {"train_0": [1, 2], "test_0": [2, 3]},
+            "sample 2 is for training on client 0 and for testing on client 0",
+        ),
+        (
+            {"train_0": [1], "test_0": [3], "train_1": [7], "test_1": [1]},
+            "sample 1 is for training on client 0 and for testing on client 1",
+        ),
+        ({"train_0": [1], "val_0": [4], "test_0": [4]}, "leaks: sample 4"),
+        ({"train_0": [1, 1], "test_0": [3]}, "more than once"),
+        ({"train_0": [1], "test_0": [3], "train_1": [1], "test_1": [5]}, "more than once"),
+        ({"train_0": [1], "test_0": [700]}, "uses sample 700, the data set has 700"),
+        ({"train_0": [-1], "test_0": [3]}, "uses sample -1"),
+        ({"train_0": [1], "train_1": [2], "test_0": [3]}, "2 training sets, but 1 test sets"),
+        ({"train_0": np.zeros(0, int), "test_0": [3]}, "without a training sample"),
+        ({"train_0": [1], "test_0": [3], "rotation": [1.0, 2.0]}, r"rotation must have shape \(1,\)"),
+        ({"train_0": [1], "test_0": [3], "dataset": "digits-0123"}, "divides digits-0123"),
+    ],
+)
+def test_leaks_and_faults_are_refused(tmp_path, arrays, reason):
+    path = write(tmp_path / "split.npz", **arrays)
+    with pytest.raises((ConfigError, DataCorrupt), match=reason):
+        make_partition(file(path), data(), Protocol(), 0)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"test_0": [3]}, "no 'train_0'"),
+        ({"train_0": [1.5]}, "must be a list of integers"),
+        ({"train_0": [[1], [2]]}, "must be a list of integers"),
+        ({"train_0": [1], "tset_0": [2]}, "unknown array 'tset_0'"),
+        ({"train_0": [1], "train_01": [2]}, "unknown array 'train_01'"),
+    ],
+)
+def test_malformed_files_are_refused_by_name(tmp_path, arrays, reason):
+    path = write(tmp_path / "split.npz", **arrays)
+    with pytest.raises(DataCorrupt, match=reason):
+        file(path).label  # noqa: B018 - composing a run asks for it first
+    path = write(tmp_path / "gap.npz", train_0=[1], train_2=[2])
+    with pytest.raises(DataCorrupt, match="no 'train_1'"):
+        make_partition(file(path), data(), Protocol(), 0)
+
+
+def test_missing_and_damaged_files(tmp_path):
+    with pytest.raises(DataMissing, match=r"none\.npz: No such file"):
+        file(tmp_path / "none.npz").label  # noqa: B018
+    (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 not really")
+    with pytest.raises(DataCorrupt, match=r"bad\.npz"):
+        file(tmp_path / "bad.npz").label  # noqa: B018
+    with pytest.raises(ConfigError, match=r"partition\.path=FILE"):
+        make_partition(PARTITIONS.build({"name": "file"}), data(), Protocol(), 0)
+
+
+def test_clients_may_share_samples_if_that_is_said(tmp_path):
+    arrays = {"train_0": [1, 2], "train_1": [2, 3], "test_0": [10, 11], "test_1": [10, 11]}
+    path = write(tmp_path / "split.npz", **arrays)
+    with pytest.raises(ConfigError, match="more than once"):
+        make_partition(file(path), data(), Protocol(), 0)
+    shared = make_partition(file(path, shared=True), data(), Protocol(), 0)
+    assert [part.tolist() for part in shared.test] == [[10, 11]] * 2
+    write(path, **{**arrays, "test_1": [1]})
+    with pytest.raises(ConfigError, match="leaks"):
+        make_partition(file(path, shared=True), data(), Protocol(), 0)
+    write(path, **arrays, rotation=[10.0, 20.0])
+    with pytest.raises(ConfigError, match="cannot share"):
+        make_partition(file(path, shared=True), data(), Protocol(), 0)
+
+
+def test_training_on_the_global_test_set_is_refused(tmp_path):
+    path = write(tmp_path / "split.npz", train_0=[1, 650], test_0=[3])
+    for sets in ("global", "both"):
+        with pytest.raises(ConfigError, match="sample 650, which it trains on, is in the global test set"):
+            make_partition(file(path), data(), Protocol(sets=sets), 0)
+
+
+def test_a_run_is_known_by_the_split_not_by_where_it_lies(tmp_path):
+    a = write(tmp_path / "a.npz", train_0=[1], test_0=[3])
+    b = write(tmp_path / "b.npz", train_0=np.array([1], dtype=np.int16), test_0=[3], label="mine", seed=3)
+    c = write(tmp_path / "c.npz", train_0=[2], test_0=[3])
+
+    def key(path):
+        return compose.run_key(compose.resolve(compose.compose(["partition=file", f"partition.path={path}"])))
+
+    assert key(a) == key(b) != key(c)
+    before = key(c)
+    write(c, train_0=[4], test_0=[3])
+    assert key(c) != before
+
+
+def test_a_run_on_its_own_export_gives_the_same_numbers(tmp_path):
+    from fedbench.run import execute
+
+    def run(*overrides):
+        short = ["method=fedavg", "dataset.limit=400", "protocol.rounds=2", "progress=none", "hardware=cpu"]
+        config = compose.compose([*short, f"runs_dir={tmp_path}", "seed=4", *overrides])
+        return execute(compose.resolve(config))
+
+    first = run("partition=dir0.5")
+    second = run("partition=file", f"partition.path={first.folder / 'partition.npz'}")
+    assert second.folder != first.folder
+    assert second.row["partition_hash"] == first.row["partition_hash"]
+    for name in ("rounds.csv", "clients.csv"):
+        rows = [read_csv(each.folder / name) for each in (first, second)]
+        timeless = [[{k: v for k, v in row.items() if "seconds" not in k} for row in each] for each in rows]
+        assert timeless[0] == timeless[1]
+        assert len(timeless[0]) > 1
+    assert json.loads((second.folder / "result.json").read_text())["acc"] == first.row["acc"]
