@@ -1,0 +1,279 @@
+"""What a method may ask of the engines: stages, directions, noise, data, adaptation. Looped and stacked, one answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbench.config import LocalConfig, OptimizerConfig
+from fedbench.engine import rng, schedule, trees
+from fedbench.engine.contract import Batch, Client, Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import State
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.trees import Tree
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.lenet5 import LeNet5
+from fedbench.models.mlp import MLP
+from tests.methods.toys import SIZES, close, federation, gap, setup, simulate
+
+HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-2, clip=1.0)
+
+
+def both(chosen: Setup) -> tuple[State, State]:
+    """The run by either engine, checked to agree."""
+    looped, stacked = simulate(chosen), simulate(chosen, StackedTrainer(chosen, 3))
+    assert gap(looped.server, stacked.server) < 1e-9
+    assert gap(looped.memory, stacked.memory) < 1e-9
+    for a, b in zip(looped.history.records, stacked.history.records, strict=True):
+        assert a.tallies["local"].correct.tolist() == b.tallies["local"].correct.tolist()
+    return looped, stacked
+
+
+def on_lenet(method: FedAvg, **options: object) -> Setup:
+    return setup(method, federation(SIZES, (1, 16, 16)), LeNet5(batch_norm=True), optimizer=HEAVY, **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Directed(FedAvg):
+    """FedAvg told as a direction: the gradient, and the statistics that the forward pass moved."""
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        return (Stage(direction=self.direction),)
+
+    def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:
+        weights, statistics = trees.split(work, client.task.parameters)
+
+        def loss(weights: Tree) -> tuple[Tensor, Tree]:
+            moved = trees.map_leaves(torch.clone, statistics)
+            return client.task.loss({**weights, **moved}, batch), moved
+
+        gradient, moved = torch.func.grad(loss, has_aux=True)(weights)
+        return {**gradient, **moved}
+
+
+@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
+def test_a_direction_equal_to_the_gradient_is_the_gradient(kind: str) -> None:
+    def made(method: FedAvg) -> Setup:
+        return on_lenet(method) if kind == "batch_norm" else setup(method, optimizer=HEAVY)
+
+    looped, stacked = both(made(Directed()))
+    assert gap(looped.server, simulate(made(FedAvg())).server) < 1e-9
+    assert torch.isnan(torch.tensor([r.train_loss for r in looped.history.records])).all(), (
+        "no loss to report"
+    )
+    assert torch.isnan(torch.tensor([r.train_loss for r in stacked.history.records])).all()
+
+
+@dataclass(frozen=True)
+class HeadThenBody(FedAvg):
+    """Two stages with their own length, rate and batches."""
+
+    same_batches: bool = False
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        order = 0 if self.same_batches else 1
+        return (
+            Stage(self.loss, moves=("@head",), epochs=3, optimizer=OptimizerConfig(name="adam", lr=0.01)),
+            Stage(self.loss, moves=("@body",), iterations=2, lr=0.02, order=order),
+        )
+
+
+def hand_staged(chosen: Setup, client: int, second_order: int) -> Tree:
+    """HeadThenBody's first round on one client, with torch.optim on the toy MLP's leaves."""
+    data, local = chosen.federation, chosen.protocol.local
+    start = {k: v.double() for k, v in chosen.task.init(rng.torch_rng(chosen.seed, "init")).items()}
+    leaves = {k: v.requires_grad_(True) for k, v in start.items()}
+    head = [leaves[k] for k in sorted(leaves) if k.startswith("head.")]
+    body = [leaves[k] for k in sorted(leaves) if not k.startswith("head.")]
+    x, y = data.gather(data.indices("train", client))
+    momentum, decay = chosen.protocol.optimizer.momentum, chosen.protocol.optimizer.weight_decay
+    plan: list[tuple[torch.optim.Optimizer, Stage, int]] = [
+        (torch.optim.Adam(head, lr=0.01), Stage(epochs=3), 0),
+        (
+            torch.optim.SGD(body, lr=0.02, momentum=momentum, weight_decay=decay),
+            Stage(iterations=2),
+            second_order,
+        ),
+    ]
+    for optimizer, stage, order in plan:
+        keyed = rng.torch_rng(chosen.seed, "batches", 0, client, order)
+        for rows in schedule.batches(len(y), local, stage, keyed):
+            hidden = torch.relu(x[rows].flatten(1) @ leaves["fc.0.weight"].t() + leaves["fc.0.bias"])
+            logits = hidden @ leaves["head.weight"].t() + leaves["head.bias"]
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(logits, y[rows]).backward()
+            optimizer.step()
+    return {k: v.detach() for k, v in leaves.items()}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_stages_have_leaves_lengths_rates_and_batches_of_their_own(same: bool) -> None:
+    sgd = OptimizerConfig(lr=0.3, momentum=0.9, weight_decay=0.1)
+    chosen = setup(HeadThenBody(private=("*",), same_batches=same), rounds=1, optimizer=sgd)
+    looped, _ = both(chosen)
+    for client in range(5):
+        expected = hand_staged(chosen, client, 0 if same else 1)
+        assert close(trees.row(looped.memory, client), expected)
+    differently = hand_staged(chosen, 3, 1 if same else 0)
+    assert gap(trees.row(looped.memory, 3), differently) > 1e-4, "the stage's order keys its batches"
+
+
+@dataclass(frozen=True)
+class Noisy(FedAvg):
+    """Each step's loss is weighted by normal numbers drawn for it; all that is drawn is written down."""
+
+    stage_order: int = 0
+    drawn: ClassVar[dict[tuple[int, int, int], Tensor]] = {}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        return (Stage(self.loss, order=self.stage_order),)
+
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
+        weight = torch.randn(steps, 2, generator=generator, dtype=torch.float64)
+        self.drawn[int(client.size), client.clock.round, self.stage_order] = weight
+        return {"weight": weight}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        return super().loss(work, client, batch) * batch.noise["weight"].sum().square()
+
+
+def test_noise_is_drawn_for_every_step_and_keyed_by_client_round_and_order() -> None:
+    Noisy.drawn.clear()
+    gentle = OptimizerConfig(lr=0.02)
+    looped, _ = both(setup(Noisy(), optimizer=gentle))
+    assert gap(looped.server, simulate(setup(FedAvg(), optimizer=gentle)).server) > 1e-3
+    simulate(setup(Noisy(stage_order=1), optimizer=gentle))
+    assert {(size, t): len(noise) for (size, t, order), noise in Noisy.drawn.items() if order == 0} == {
+        (size, t): 2 * -(-size // 8) for size in SIZES for t in (0, 1)
+    }, "two epochs of ceil(n / 8) steps"
+    assert len({tuple(noise[0].tolist()) for noise in Noisy.drawn.values()}) == len(SIZES) * 2 * 2
+
+
+def test_augmentation_is_the_same_for_either_engine_and_changes_training_only() -> None:
+    data = federation(SIZES, (1, 8, 8))
+    chosen = setup(FedAvg(), data, MLP(hidden=(7,)), augment=("crop4", "flip"))
+    plain = setup(FedAvg(), data, MLP(hidden=(7,)))
+    looped, _ = both(chosen)
+    assert gap(looped.server, simulate(plain).server) > 1e-3
+    before = looped.history.records[0].tallies["local"].correct.tolist()
+    assert before == simulate(plain).history.records[0].tallies["local"].correct.tolist()
+
+
+@dataclass(frozen=True)
+class Sums(FedAvg):
+    """Uploads, beside the model, class sums of the client's training pixels and what it knows of itself."""
+
+    reads: tuple[str, ...] = ("finish",)
+    family: ClassVar[str] = "global"
+
+    @property
+    def reads_data(self) -> frozenset[str]:
+        return frozenset(self.reads)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        sums, counts = client.data.class_sums(client.data.x.flatten(1), client.task.classes)
+        mean = client.data.mean(client.data.x.flatten(1))
+        own = {"sums": sums, "counts": counts, "mean": mean, "size": client.size, "steps": client.steps}
+        return {**work, **own}, {}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: object) -> Tree:
+        return uploads  # kept apart by client for the test to see
+
+    def send(self, server: Tree, cohort: object) -> Tree:
+        return {k: v if v.dim() and len(v) == 5 else v.expand(5, *v.shape) for k, v in server.items()}
+
+    def start(self, client: Client) -> Tree:
+        own = {"sums", "counts", "mean", "size", "steps"}
+        return {k: v for k, v in client.message.items() if k not in own}
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 9])
+def test_hooks_that_ask_see_all_of_their_client_s_samples(chunk: int | None) -> None:
+    chosen = setup(Sums(), rounds=1)
+    trainer: Trainer = LoopedTrainer(chosen) if chunk is None else StackedTrainer(chosen, chunk)
+    message = chosen.method.send(
+        chosen.method.init(chosen.task, chosen.population, rng.torch_rng(0, "x"))[0], None
+    )  # type: ignore[arg-type]
+    found = trainer.train(
+        torch.arange(5), {k: v.double() for k, v in message.items()}, {}, Clock(0, 1)
+    ).uploads
+    for client, size in enumerate(SIZES):
+        x, y = chosen.federation.gather(chosen.federation.indices("train", client))
+        expected = torch.zeros(4, 16, dtype=torch.float64).index_add(0, y, x.flatten(1))
+        assert close(found["sums"][client], expected)
+        assert found["counts"][client].tolist() == chosen.population.label_counts[client].tolist()
+        assert close(found["mean"][client], x.flatten(1).mean(0))
+        assert float(found["size"][client]) == size
+        assert float(found["steps"][client]) == 2 * -(-size // 8)
+
+
+def test_a_hook_that_reads_data_unannounced_is_told_so_when_stacked() -> None:
+    chosen = setup(Sums(reads=()), rounds=1)
+    with pytest.raises(RuntimeError, match="reads_data"):
+        simulate(chosen, StackedTrainer(chosen, 2))
+
+
+@dataclass(frozen=True)
+class Finetuned(FedAvg):
+    """FedAvg whose clients train once more before they are scored."""
+
+    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        return (Stage(self.loss, moves=("@head",), epochs=4, lr=0.5),)
+
+
+def test_adaptation_is_scored_and_forgotten() -> None:
+    adapted, _ = both(setup(Finetuned(), cohort=0.8))
+    plain = simulate(setup(FedAvg(), cohort=0.8))
+    assert gap(adapted.server, plain.server) == 0
+    chosen = setup(Finetuned())
+    data, clock = chosen.federation, Clock(2, 2)
+    model = simulate(chosen).server
+    for client in (1, 3):
+        tuned = {k: v.clone() for k, v in model.items()}
+        head = [tuned[k].requires_grad_(True) for k in ("head.weight", "head.bias")]
+        optimizer = torch.optim.SGD(head, lr=0.5)
+        x, y = data.gather(data.indices("train", client))
+        keyed = rng.torch_rng(0, "adapt", 2, client, 0)
+        for rows in schedule.batches(len(y), chosen.protocol.local, Stage(epochs=4), keyed):
+            optimizer.zero_grad()
+            chosen.task.loss(tuned, Batch(x[rows], y[rows])).backward()
+            optimizer.step()
+        x, y = data.gather(data.indices("local", client))
+        right = int((chosen.task.apply(tuned, x).argmax(1) == y).sum())
+        message = trees.expand(model, 1)
+        counts = LoopedTrainer(chosen).evaluate(torch.tensor([client]), message, {}, clock, ("local",))
+        assert int(counts["local"][0].sum()) == right
+
+
+@dataclass(frozen=True)
+class Idle(FedAvg):
+    """A stage that says neither what to minimise nor where to go."""
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        return (Stage(),)
+
+
+@dataclass(frozen=True)
+class Untrained(FedAvg):
+    """No local training at all."""
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        return ()
+
+
+def test_a_stage_without_aim_is_refused_and_no_stage_is_fine() -> None:
+    for stacked in (True, False):
+        chosen = setup(Idle())
+        trainer: Trainer = StackedTrainer(chosen, 2) if stacked else LoopedTrainer(chosen)
+        with pytest.raises(ValueError, match="a loss or a direction"):
+            simulate(chosen, trainer)
+    looped, _ = both(setup(Untrained()))
+    start = setup(FedAvg()).task.init(rng.torch_rng(0, "init"))
+    assert gap(looped.server, start) < 1e-12
