@@ -157,9 +157,11 @@ def test_papers_structure_is_found_and_a_single_run_may_miss_it() -> None:
 def test_trajectories_fall_and_cover_every_visit() -> None:
     n, D = instance(4, 20)
     solution = solver.solve(n, D, 10.0, 8, np.random.default_rng(0), trace=True)
-    assert solution.trajectories is not None and len(solution.trajectories) == 8
+    assert solution.trajectories is not None
+    assert len(solution.trajectories) == 8
     for curve, value, visits in zip(solution.trajectories, solution.values, solution.iterations, strict=True):
-        assert len(curve) == visits + 1 and visits % 20 == 0
+        assert len(curve) == visits + 1
+        assert visits % 20 == 0
         assert curve[0] == pytest.approx(solver.objective(np.arange(20), n, D, 10.0))
         assert curve[-1] == pytest.approx(value)
         assert (np.diff(curve) <= 0).all()

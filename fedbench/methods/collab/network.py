@@ -35,7 +35,8 @@ def initial(features: int, classes: int, hidden: int, generator: torch.Generator
     """The six tensors of one discriminator, uniform in +-1/sqrt(fan-in) as torch.nn.Linear draws them."""
 
     def uniform(fan_in: int, *shape: int) -> Tensor:
-        return (torch.rand(shape, generator=generator) * 2 - 1) / fan_in**0.5
+        bound = fan_in**-0.5
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
     return {
         "Wx": uniform(features, features, hidden),
