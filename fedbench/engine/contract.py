@@ -136,6 +136,7 @@ class Stage:
     loss: Loss | None = None
     direction: Direction | None = None
     moves: tuple[str, ...] = ("*",)  # selectors, see Task.select
+    fixed: tuple[str, ...] = ()  # selectors of leaves that stay, whatever `moves` says
     epochs: int | None = None  # both None: the protocol's local work
     iterations: int | None = None
     optimizer: OptimizerConfig | None = None  # None: the protocol's

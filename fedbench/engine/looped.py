@@ -109,10 +109,11 @@ class LoopedTrainer(Trainer):
 
 def moved(stage: Stage, work: Tree, view: Client) -> list[str]:
     """Names of the leaves the optimiser moves in `stage`: selected, floating point, no statistics."""
+    fixed = set(view.task.select(work, stage.fixed))
     return [
         name
         for name in view.task.select(work, stage.moves)
-        if work[name].is_floating_point() and not view.task.is_buffer(name)
+        if name not in fixed and work[name].is_floating_point() and not view.task.is_buffer(name)
     ]
 
 
