@@ -1,0 +1,80 @@
+"""APFL: Deng et al., Adaptive Personalized Federated Learning, 2020.
+
+Client i keeps v_i and is scored on v^ = alpha_i v_i + (1 - alpha_i) w. Algorithm 1, on each mini-batch: w <- w - eta
+grad f(w), v_i <- v_i - eta alpha_i grad f(v^), both gradients at the old values; the server averages w. Adaptive:
+alpha_i loses alpha_lr <grad f(v^), v_i - w>, kept in [0, 1]; once a round, before the other steps, as in the authors'
+code.
+Deviations: averages are by n_i / n (the paper: uniform); the code's extra .02 alpha in that gradient is left out.
+Batch normalisation: w's running statistics are shared; v^ has its own, private and not mixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config import LocalConfig, OptimizerConfig
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Clock, Population, Stage
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.methods.base import Method
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class APFL(Method):
+    """A mixture of the global and a local model on every client."""
+
+    alpha: float = 0.5  # share of the local model (at first, where it adapts)
+    alpha_lr: float | None = None  # rate at which alpha adapts; null: it stays
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Deng et al., 2020"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"method.alpha of apfl must lie in [0, 1], got {self.alpha}")
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """All of w and the v_i start from the same model."""
+        model = task.init(generator)
+        memory = trees.join(personal=trees.expand(model, population.clients))
+        memory["alpha"] = torch.full((population.clients,), self.alpha)
+        return model, memory
+
+    def start(self, client: Client) -> Tree:
+        """global/* is w, personal/* v_i with the statistics of v^, and alpha."""
+        return {**trees.join(**{"global": client.message}), **client.memory}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """One step on alpha where it adapts, then w and v_i together."""
+        both = Stage(self.loss, moves=("global/*", "personal/*"))
+        if self.alpha_lr is None:
+            return (both,)
+        plain = OptimizerConfig(lr=self.alpha_lr)
+        return Stage(self.mixed_loss, moves=("alpha",), iterations=1, optimizer=plain), both
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """The sum f(w) + f(v^), w held fixed within v^."""
+        held = {**work, **{k: v.detach() for k, v in work.items() if k.startswith("global/")}}
+        return client.task.loss(trees.part(work, "global"), batch) + self.mixed_loss(held, client, batch)
+
+    def mixed_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """The loss f(v^)."""
+        return client.task.loss(self.model(work, client), batch)
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The mixture v^ = alpha v + (1 - alpha) w."""
+        own, shared = trees.part(work, "personal"), trees.part(work, "global")
+        alpha = work["alpha"].clamp(0, 1)
+        mixed = {k: alpha * v + (1 - alpha) * shared[k] for k, v in client.task.weights(own).items()}
+        return {**own, **mixed}
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload w, keep v_i and alpha."""
+        own = trees.join(personal=trees.part(work, "personal"))
+        return trees.part(work, "global"), {**own, "alpha": work["alpha"].clamp(0, 1)}

@@ -1,0 +1,62 @@
+"""FedBABU: Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
+
+Algorithm 1: the head stays as it was drawn, the same on every client, for the whole of training; clients train and
+the server averages (by n_k / n) the body alone. A client is scored after fine-tuning the received model for tau_f
+epochs (Section 5.2; body and head together); what it tuned is thrown away. The head crosses the network never: it is
+drawn from a common seed. Batch normalisation: affine parameters and running statistics are the body's, shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedbench.config import LocalConfig
+from fedbench.engine import trees
+from fedbench.engine.contract import Clock, Cohort, Population, Stage
+from fedbench.engine.trees import Tree
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedBABU(FedAvg):
+    """A body trained under a frozen head; fine-tuned before scoring."""
+
+    private: tuple[str, ...] = ("@head",)  # the frozen head: globs or groups, see Task.select
+    tune_epochs: int = 5  # tau_f, epochs of fine-tuning before scoring; 0: the global model is scored
+    tune_lr: float | None = None  # learning rate of the fine-tuning; null: the protocol's
+    tuned: tuple[str, ...] = ("*",)  # leaves that are tuned; @head: the head alone
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Oh et al., ICLR 2022"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """The body on the server; the head on every client, and on the server for the global model."""
+        model = task.init(generator)
+        head, body = trees.split(model, task.select(model, self.private))
+        return trees.join(body=body, head=head), trees.expand(head, population.clients)
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The body."""
+        return trees.expand(trees.part(server, "body"), len(cohort.ids))
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """The body, under the frozen head."""
+        return (Stage(self.loss, fixed=self.private),)
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """The body's average."""
+        return {**server, **trees.join(body=trees.mean(uploads, cohort.weights))}
+
+    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """The fine-tuning."""
+        if self.tune_epochs == 0:
+            return ()
+        return (Stage(self.loss, moves=self.tuned, epochs=self.tune_epochs, lr=self.tune_lr),)
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """The averaged body under the frozen head."""
+        return {**trees.part(server, "body"), **trees.part(server, "head")}

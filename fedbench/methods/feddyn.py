@@ -1,0 +1,82 @@
+"""FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
+
+Algorithm 1, client k: minimise L_k(w) - <g_k, w> + alpha/2 ||w - w^t||^2 (Eq. 1), then g_k -= alpha (w_k - w^t);
+server: h -= alpha/N sum_S (w_k - w^t), w^{t+1} = mean_S w_k - h / alpha. Kept here divided by alpha: lambda_k = g_k /
+alpha on client k, `drift` = -h / alpha = sum over rounds of 1/N sum_S (w_k - w^t) on the server.
+The paper averages clients uniformly and so minimises the unweighted mean of their losses. `weighted` follows the
+code's alpha_k = alpha mean(n) / n_k, which minimises the mean weighted by samples (and makes small clients' terms
+stiff).
+Batch normalisation: running statistics are shared, averaged uniformly; the dynamic terms are over weights alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Cohort, Population
+from fedbench.engine.trees import Tree
+from fedbench.methods.base import Method
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedDyn(Method):
+    """Local objectives whose joint stationary point is that of the global one."""
+
+    alpha: float = 0.01  # strength of the dynamic regulariser
+    weighted: bool = False  # true: clients count by their samples
+
+    paper: ClassVar[str] = "Acar et al., ICLR 2021"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """The model; drift and all lambda_k are zero."""
+        model = task.init(generator)
+        zero = trees.map_leaves(torch.zeros_like, task.weights(model))
+        return trees.join(model=model, drift=zero), trees.expand(zero, population.clients)
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The model, and where needed the mean size."""
+        message = trees.expand(trees.part(server, "model"), len(cohort.ids))
+        if self.weighted:
+            mean = cohort.population.sizes[cohort.served].mean()
+            message["mean_size"] = mean.expand(len(cohort.ids)).to(next(iter(server.values())).device)
+        return message
+
+    def start(self, client: Client) -> Tree:
+        """The received model."""
+        return {name: leaf for name, leaf in client.message.items() if name != "mean_size"}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """L_k(w) + alpha_k (||w - w^t||^2 / 2 - <lambda_k, w>)."""
+        received = client.task.weights(self.start(client))
+        dynamic = trees.squared_distance(received, work) / 2 - trees.dot(client.memory, work)
+        if self.weighted:
+            dynamic = (client.message["mean_size"] / client.size).to(dynamic.dtype) * dynamic
+        return client.task.loss(work, batch) + self.alpha * dynamic
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload w_k; lambda_k -= w_k - w^t."""
+        moved = {name: leaf - (work[name] - client.message[name]) for name, leaf in client.memory.items()}
+        return work, moved
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """mean_S w_k + drift."""
+        count = len(cohort.ids)
+        mean = trees.mean(uploads, torch.full((count,), 1 / count, dtype=torch.float64))
+        model = trees.part(server, "model")
+        share = count / len(cohort.served)
+        drift = {
+            name: leaf + share * (mean[name] - model[name])
+            for name, leaf in trees.part(server, "drift").items()
+        }
+        moved = {name: mean[name] + leaf for name, leaf in drift.items()}
+        return trees.join(model={**mean, **moved}, drift=drift)
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """The server's model."""
+        return trees.part(server, "model")

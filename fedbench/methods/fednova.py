@@ -1,0 +1,47 @@
+"""FedNova: Wang et al., NeurIPS 2020.
+
+Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, Section 4: client k divides its
+change by ||a_k||_1, d_k = (w^t - w_k) / ||a_k||_1, so that clients with more local steps do not pull harder; w^{t+1}
+= w^t - tau_eff sum_k p_k d_k with tau_eff = sum_k p_k ||a_k||_1, p_k = n_k / n. a_k counts momentum (Section 3.2).
+Deviations: no server momentum; weight decay counts as part of the gradient.
+Batch normalisation: running statistics are shared, averaged by p_k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.trees import Tree
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.updates import accumulation
+
+
+@dataclass(frozen=True)
+class FedNova(FedAvg):
+    """Average of the clients' changes per local step."""
+
+    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload d_k, the statistics, and ||a_k||_1."""
+        shared, private = super().finish(work, client)
+        weights = client.task.weights(shared)
+        scale = accumulation(client.steps, client.optimizer, "fednova")
+        change = {
+            name: (client.message[name] - weights[name]) / scale.to(weights[name].dtype) for name in weights
+        }
+        statistics = {name: leaf for name, leaf in shared.items() if name not in weights}
+        return {**trees.join(change=change, statistics=statistics), "steps": scale}, private
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """The model, moved by - tau_eff sum_k p_k d_k."""
+        uploads = dict(uploads)
+        steps = uploads.pop("steps")
+        effective = (cohort.weights.to(steps) * steps).sum()
+        mean = trees.mean(uploads, cohort.weights)
+        change = trees.part(mean, "change")
+        moved = {name: server[name] - effective.to(leaf.dtype) * leaf for name, leaf in change.items()}
+        return {**moved, **trees.part(mean, "statistics")}

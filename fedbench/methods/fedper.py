@@ -1,0 +1,23 @@
+"""FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
+
+Algorithms 1 and 2: base layers are averaged by n_k / n, personalisation layers (here the classifier layer) never
+leave their client; both train together. Batch normalisation: affine parameters and running statistics below the head
+are shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbench.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedPer(FedAvg):
+    """FedAvg of everything but the personalisation layers."""
+
+    private: tuple[str, ...] = ("@head",)  # the personalisation layers: globs or groups, see Task.select
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Arivazhagan et al., 2019"

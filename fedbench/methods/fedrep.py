@@ -1,0 +1,57 @@
+"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
+
+Algorithm 1: client i first trains its private head on the received representation, then the representation under the
+fixed head; the representation alone is averaged. How much of the local work goes where differs between users:
+- the paper: 10 epochs on the head, then 1 on the body (`head_epochs=10`);
+- pFedSim: of the protocol's E epochs the last on the body (`body_epochs=1`, the head has the rest; the default);
+- FedSaC, pFedGraph: 80 of 200 iterations on the head (`head_iterations=80`, the body has the rest).
+Deviation: the average is by n_k / n (the paper's clients are equally large). Batch normalisation: affine parameters
+and running statistics are the representation's, shared; the statistics move in both stages, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbench.config import LocalConfig
+from fedbench.engine.contract import Clock, Stage
+from fedbench.errors import ConfigError
+from fedbench.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedRep(FedAvg):
+    """Private heads on a shared representation, trained in turns."""
+
+    private: tuple[str, ...] = ("@head",)  # the head: globs or groups, see Task.select
+    head_epochs: int | None = None  # null: what body_epochs leaves of the protocol's, at least one
+    body_epochs: int = 1
+    head_iterations: int | None = (
+        None  # in the place of head_epochs; null: two fifths, if the protocol has iterations
+    )
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Collins et al., ICML 2021"
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """The head, then the body on other mini-batches."""
+        head, body = self._iterations(local)
+        left = max(1, (local.epochs or 0) - self.body_epochs)
+        head_epochs = left if self.head_epochs is None else self.head_epochs
+        return (
+            Stage(self.loss, moves=self.private, epochs=head_epochs, iterations=head),
+            Stage(self.loss, fixed=self.private, epochs=self.body_epochs, iterations=body, order=1),
+        )
+
+    def _iterations(self, local: LocalConfig) -> tuple[int | None, int | None]:
+        """Of head and body; None where epochs count."""
+        if local.iterations is None:
+            return self.head_iterations, None
+        head = int(0.4 * local.iterations) if self.head_iterations is None else self.head_iterations
+        if head >= local.iterations:
+            raise ConfigError(
+                f"method.head_iterations={head} leaves nothing of protocol.local.iterations={local.iterations} "
+                "for the body; lower it"
+            )
+        return head, local.iterations - head

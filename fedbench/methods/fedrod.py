@@ -1,0 +1,65 @@
+"""FedRoD: Chen & Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022.
+
+Two heads on one body z: the generic h_G minimises the balanced risk (as balanced softmax), cross-entropy
+of h_G(z) + log n_m,c with n_m,c client m's samples of class c; the personal h_P, an addition to the generic logits,
+minimises the empirical risk of h_G(z) + h_P(z) and moves neither body nor h_G (Algorithm 1). Body and h_G are
+averaged by n_m / n, h_P stays. The server's model is body + h_G; clients are scored on h_G(z) + h_P(z).
+Choices where the paper is silent: h_P starts at zero, so that a new client predicts as the server does; a class that
+a client lacks has log n = log 1e-8, finite. The variant with a hypernetwork for h_P is left out.
+Batch normalisation: affine parameters and running statistics below the heads are shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Population
+from fedbench.engine.trees import Tree
+from fedbench.methods.base import Method
+from fedbench.models.task import Task
+
+ABSENT = 1e-8  # the count of a class that a client has no sample of
+
+
+@dataclass(frozen=True)
+class FedRoD(Method):
+    """A generic head with a balanced loss, a personal one on top of it."""
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Body and generic head on the server; own/<head leaf> and log n_m,c on client m."""
+        model = task.init(generator)
+        head = {name: torch.zeros_like(model[name]) for name in task.select(model, ("@head",))}
+        counts = population.label_counts.clamp(min=ABSENT).log().float()  # [N, K]
+        return model, {**trees.expand(trees.join(own=head), population.clients), "log_counts": counts}
+
+    def start(self, client: Client) -> Tree:
+        """The received model and the personal head."""
+        return {**client.message, **trees.join(own=trees.part(client.memory, "own"))}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """Balanced risk of body and h_G plus empirical risk of h_P; no leaf has a gradient from both."""
+        task = client.task
+        z = task.features(work, batch.x, train=True, mask=batch.mask)
+        generic = task.head(work, z)
+        personal = generic.detach() + task.head(trees.part(work, "own"), z.detach())
+        balanced = generic + client.memory["log_counts"]
+        return task.criterion(balanced, batch) + task.criterion(personal, batch)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload body and h_G, keep h_P."""
+        own = trees.join(own=trees.part(work, "own"))
+        shared = {name: leaf for name, leaf in work.items() if name not in own}
+        return shared, {**own, "log_counts": client.memory["log_counts"]}
+
+    def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
+        """h_G(z) + h_P(z)."""
+        z = task.features(model, x)
+        return task.head(model, z) + task.head(trees.part(model, "own"), z)

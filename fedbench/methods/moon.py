@@ -1,0 +1,61 @@
+"""MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021.
+
+Eq. 4: client k minimises F_k(w) + mu l_con, per sample l_con (Eq. 3) = -log [ exp(s_glob / tau) / (exp(s_glob / tau)
++ exp(s_prev / tau)) ], s_glob and s_prev the cosine similarities of the representation z(w) to those of the received
+model and of the client's previous local model, which it keeps (at first: the received one, where l_con is the
+constant log 2). Deviation: z is what the classifier layer sees; the paper puts a two-layer projection head before it,
+which the benchmarks that compare models of a given shape leave out.
+Batch normalisation: running statistics are shared; the two models compared with use theirs and move nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Population
+from fedbench.engine.trees import Tree
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class Moon(FedAvg):
+    """FedAvg with a contrast between the global and the client's previous representation."""
+
+    mu: float = 1.0  # weight of the contrastive loss
+    tau: float = 0.5  # temperature
+
+    paper: ClassVar[str] = "Li et al., CVPR 2021"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """As FedAvg; the first previous model is the first global one."""
+        server, private = super().init(task, population, generator)
+        first = trees.expand(server, population.clients)
+        return server, trees.join(private=private, previous={**first, **private})
+
+    def start(self, client: Client) -> Tree:
+        """The received leaves beside the client's own."""
+        return {**client.message, **trees.part(client.memory, "private")}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_k(w) + mu l_con."""
+        task = client.task
+        z = task.features(work, batch.x, train=True, mask=batch.mask)
+        supervised = task.criterion(task.head(work, z), batch)
+        other = [
+            functional.cosine_similarity(z, task.features(model, batch.x).detach(), dim=1) / self.tau
+            for model in (self.start(client), trees.part(client.memory, "previous"))
+        ]
+        contrast = functional.softplus(other[1] - other[0])  # -log of a two-way softmax
+        return supervised + self.mu * batch.mean(contrast)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the shared leaves; keep the private ones, and all as the previous model."""
+        shared, private = super().finish(work, client)
+        return shared, trees.join(private=private, previous=work)

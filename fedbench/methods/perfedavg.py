@@ -1,0 +1,95 @@
+"""Per-FedAvg: Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020.
+
+Minimises the mean of F_i(w) = f_i(w - alpha grad f_i(w)) (Eq. 3). Algorithm 1, a local step:
+  w~ = w - alpha grad f(w; D),   w <- w - beta (I - alpha hess f(w; D'')) grad f(w~; D').
+`order`: "first" drops the Hessian (FO); "hessian_free" (HF) takes hess f(w) g = [grad f(w + delta g) -
+grad f(w - delta g)] / (2 delta); "full" differentiates through the inner step. A client is scored after `adapt_steps`
+steps at rate alpha. FedCollab uses "first". Deviations: D and D' are the two halves of one mini-batch (of a single
+sample both are that sample) and D'' = D, so that "full" is the exact gradient of f(w - alpha grad f(w; D); D');
+averages are by n_k / n.
+Batch normalisation: running statistics are shared; each forward pass on D, then D', moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config import LocalConfig, OptimizerConfig
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Clock, Stage
+from fedbench.engine.trees import Tree
+from fedbench.errors import unknown
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.updates import gradient
+from fedbench.models.task import Task
+
+ORDERS = ("first", "hessian_free", "full")
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """A model that is good after one step of adaptation."""
+
+    alpha: float = 0.01  # rate of the inner step, and of the adaptation before scoring
+    beta: float | None = None  # rate of the meta step; null: the protocol's learning rate
+    order: str = "first"  # first | hessian_free | full
+    delta: float = 0.001  # finite difference of hessian_free
+    adapt_steps: int = 1  # mini-batch steps before scoring
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise unknown("method.order", self.order, ORDERS)
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Meta steps."""
+        return (Stage(direction=self.direction, lr=self.beta),)
+
+    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Plain SGD steps at rate alpha."""
+        return (Stage(self.loss, iterations=self.adapt_steps, optimizer=OptimizerConfig(lr=self.alpha)),)
+
+    def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:
+        """(I - alpha hess f(w; D)) grad f(w~; D') over the weights, and the moved statistics."""
+        inner, outer = (partial(self.loss, client=client, batch=half) for half in halves(batch))
+        slope, statistics = gradient(inner, work, client.task)
+        ahead = {name: work[name] - self.alpha * slope[name] for name in slope}
+        found, statistics = gradient(outer, {**work, **statistics, **ahead}, client.task)
+        if self.order != "first":
+            curve = self._hessian_product(inner, work, found, client.task)
+            found = {name: found[name] - self.alpha * curve[name] for name in found}
+        return {**found, **statistics}
+
+    def _hessian_product(self, loss: Callable[[Tree], Tensor], model: Tree, vector: Tree, task: Task) -> Tree:
+        """The Hessian of `loss` at `model` times `vector`, exact or by central differences."""
+        if self.order == "full":
+            return gradient(lambda m: trees.dot(vector, gradient(loss, m, task)[0]), model, task)[0]
+        ends = [
+            gradient(loss, {**model, **{k: model[k] + step * vector[k] for k in vector}}, task)[0]
+            for step in (self.delta, -self.delta)
+        ]
+        return {name: (ends[0][name] - ends[1][name]) / (2 * self.delta) for name in vector}
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """The first and the second half of a batch's real samples (the first is the larger); of one sample, twice that."""
+    count = len(batch.y)
+    if batch.mask is None:
+        first = (count + 1) // 2
+        second = first if count > 1 else 0
+        return (
+            replace(batch, x=batch.x[:first], y=batch.y[:first]),
+            replace(batch, x=batch.x[second:], y=batch.y[second:]),
+        )
+    # Real samples come first, padding after them.
+    early = torch.arange(count, device=batch.y.device) < (batch.count + 1) // 2
+    late = batch.mask & (~early | (batch.count < 2))
+    return replace(batch, mask=batch.mask & early), replace(batch, mask=late)

@@ -1,0 +1,80 @@
+"""pFedMe: T Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
+
+Clients minimise F_i(w) = min_theta f_i(theta) + lambda/2 ||theta - w||^2. Algorithm 1, for each mini-batch:
+theta by K gradient steps at `personal_lr` on that bracket, then w <- w - eta lambda (w - theta), eta
+the protocol's learning rate. Server: w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is what is scored. As in
+the authors' code, theta starts a round at the received w, goes on from one mini-batch to the next, and p_i = n_i / n
+(the paper: uniform).
+Batch normalisation: only theta meets data, so its running statistics are both the client's and what it uploads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedbench.config import LocalConfig
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Clock, Cohort, Population, Stage
+from fedbench.engine.trees import Tree
+from fedbench.methods.base import Method
+from fedbench.methods.updates import gradient
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Personal models near a global one, by Moreau envelopes."""
+
+    lam: float = 15.0  # lambda, strength of the pull towards the global model
+    inner_steps: int = 5  # K
+    personal_lr: float = 0.01  # of the K steps
+    beta: float = 1.0  # server mixing; 1: the clients' average
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "T Dinh et al., NeurIPS 2020"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """All of w and the thetas start from the same model."""
+        model = task.init(generator)
+        return model, trees.join(personal=trees.expand(model, population.clients))
+
+    def start(self, client: Client) -> Tree:
+        """Both w and theta as received."""
+        return trees.join(**{"global": client.message, "personal": client.message})
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Steps on w."""
+        return (Stage(direction=self.direction, moves=("global/*",)),)
+
+    def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:
+        """The change lambda (w - theta), beside the new theta."""
+        task, theta = client.task, trees.part(work, "personal")
+        w = task.weights(trees.part(work, "global"))
+        for _ in range(self.inner_steps):
+            slope, statistics = gradient(lambda model: task.loss(model, batch), theta, task)
+            pulled = {k: theta[k] - self.personal_lr * (slope[k] + self.lam * (theta[k] - w[k])) for k in w}
+            theta = {**statistics, **pulled}
+        change = {name: self.lam * (leaf - theta[name]) for name, leaf in w.items()}
+        return trees.join(**{"global": change, "personal": theta})
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload w with theta's statistics, keep theta."""
+        theta = trees.part(work, "personal")
+        upload = {**theta, **client.task.weights(trees.part(work, "global"))}
+        return upload, trees.join(personal=theta)
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The personal model theta."""
+        return trees.part(work, "personal")
+
+    def personal(self, client: Client) -> Tree:
+        """The theta of the client's last round."""
+        return trees.part(client.memory, "personal")
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """(1 - beta) w + beta mean."""
+        mean = trees.mean(uploads, cohort.weights)
+        return {name: leaf + self.beta * (mean[name] - leaf) for name, leaf in server.items()}

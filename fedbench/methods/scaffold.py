@@ -1,0 +1,98 @@
+"""SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020.
+
+Algorithm 1, client i: y <- y - eta_l (g_i(y) - c_i + c) from y = x, then a new control variate (Eq. 4), option I:
+c_i' = g_i(x), the gradient at the received model on all own samples; II: c_i' = c_i - c + (x - y) / (K eta_l).
+Server (Eq. 5): x += eta_g mean_S(y_i - x), c += |S| / N mean_S(c_i' - c_i).
+The paper averages clients uniformly and so minimises the unweighted mean of the clients' losses; `weighted` takes n_i
+/ n as FedAvg does. Deviation: with local momentum, K of option II is FedNova's ||a||_1, so that c_i' stays a mean
+gradient.
+Batch normalisation: running statistics are shared, averaged like the models; control variates are of weights alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Cohort, Population
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.methods.base import Method
+from fedbench.methods.updates import accumulation, gradient
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Local steps corrected by control variates."""
+
+    option: int = 2  # of the control variate: 1 a full gradient, 2 the mean of the local ones
+    server_lr: float = 1.0  # eta_g
+    weighted: bool = False  # true: clients count by their samples
+
+    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+
+    def __post_init__(self) -> None:
+        if self.option not in (1, 2):
+            raise ConfigError(f"method.option of scaffold is 1 or 2, got {self.option}")
+
+    @property
+    def reads_data(self) -> frozenset[str]:
+        """Option I takes a gradient on all samples."""
+        return frozenset({"finish"} if self.option == 1 else ())
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """The model x; all control variates are zero."""
+        model = task.init(generator)
+        zero = trees.map_leaves(torch.zeros_like, task.weights(model))
+        return trees.join(model=model, control=zero), trees.expand(zero, population.clients)
+
+    def start(self, client: Client) -> Tree:
+        """The server model x."""
+        return trees.part(client.message, "model")
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_i(y) + <c - c_i, y>, whose gradient is the corrected one."""
+        control = trees.part(client.message, "control")
+        correction = {name: leaf - client.memory[name] for name, leaf in control.items()}
+        return client.task.loss(work, batch) + trees.dot(correction, work)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload y - x, the statistics and c_i' - c_i; keep c_i'."""
+        received = trees.part(client.message, "model")
+        weights, statistics = trees.split(work, client.memory)
+        change = {name: leaf - received[name] for name, leaf in weights.items()}
+        control = self._control(change, received, client)
+        moved = {name: leaf - client.memory[name] for name, leaf in control.items()}
+        return trees.join(change=change, statistics=statistics, control=moved), control
+
+    def _control(self, change: Tree, received: Tree, client: Client) -> Tree:
+        if self.option == 1:
+            return gradient(lambda model: client.task.loss(model, client.data), received, client.task)[0]
+        factor = accumulation(client.steps, client.optimizer, "scaffold") * client.optimizer.lr
+        shared = trees.part(client.message, "control")
+        return {
+            name: leaf - shared[name] - change[name] / factor.to(leaf.dtype)
+            for name, leaf in client.memory.items()
+        }
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Move x and c by the cohort's means."""
+        sizes = cohort.population.sizes if self.weighted else torch.ones_like(cohort.population.sizes)
+        share = float(sizes[cohort.ids].sum() / sizes[cohort.served].sum())
+        mean = trees.mean(uploads, sizes[cohort.ids] / sizes[cohort.ids].sum())
+        rates = {"model": ("change", self.server_lr), "control": ("control", share)}
+        moved = {
+            f"{kind}/{name}": server[f"{kind}/{name}"] + rate * leaf
+            for kind, (upload, rate) in rates.items()
+            for name, leaf in trees.part(mean, upload).items()
+        }
+        return {**moved, **trees.join(model=trees.part(mean, "statistics"))}
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """The server model x."""
+        return trees.part(server, "model")
