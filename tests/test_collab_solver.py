@@ -135,6 +135,14 @@ def test_no_capacity_means_local_and_huge_capacity_means_global() -> None:
     assert solver.solve(n, D, 1e6, 5, rng).coalitions == (tuple(range(15)),)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e9])
+def test_the_unit_of_the_objective_does_not_matter(scale: float) -> None:
+    n, D = instance(8, 40)
+    plain = solver.solve(n, D, 10.0, 5, np.random.default_rng(0))
+    scaled = solver.solve(n, scale * D, scale * 10.0, 5, np.random.default_rng(0))
+    np.testing.assert_array_equal(scaled.assignment, plain.assignment)
+
+
 def test_relabelling_the_clients_permutes_the_coalitions() -> None:
     n, D = instance(2, 12)
     order = np.random.default_rng(3).permutation(12)

@@ -20,7 +20,7 @@ from fedbench.errors import ConfigError
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-TOLERANCE = 1e-10  # a move must lower Eq. 10 by this share of its starting value: rounding cannot cycle
+TOLERANCE = 1e-10  # a move must lower Eq. 10 by this share of its largest value: rounding cannot cycle
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class _Search:
         self.m = np.tile(n, (restarts, 1))  # [R, N] per slot: m_K
         self.Q = np.zeros((restarts, N))  # [R, N] per slot: Q_K
         self.value = np.full(restarts, (C / np.sqrt(n)).sum())  # [R] Eq. 10
-        self.least = TOLERANCE * max(float(self.value[0]), 1.0)
+        self.least = TOLERANCE * float(self.value[0] + N * D.max())
         self.f = C / np.sqrt(self.m)  # [R, N] per slot: f(K)
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> None:
