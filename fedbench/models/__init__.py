@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 MODELS: Registry[Model] = Registry(
     "model",
     {
+        "cnn5": "fedbench.models.cnn5:CNN5",
+        "cub_cnn": "fedbench.models.cub:CubCNN",
+        "fedrema_alexnet": "fedbench.models.fedrema:FedReMaAlexNet",
+        "fedrema_cnn": "fedbench.models.fedrema:FedReMaCNN",
         "lenet5": "fedbench.models.lenet5:LeNet5",
         "mlp": "fedbench.models.mlp:MLP",
+        "mobilenet_v2": "fedbench.models.vision:MobileNetV2",
+        "resnet18": "fedbench.models.vision:ResNet18",
+        "simple_cnn": "fedbench.models.simple_cnn:SimpleCNN",
+        "squeezenet": "fedbench.models.vision:SqueezeNet",
+        "textcnn": "fedbench.models.cub:TextCNN",
     },
 )

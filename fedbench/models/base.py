@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedbench.engine.trees import Tree
 from fedbench.errors import ConfigError
 from fedbench.models.task import Task
 
@@ -26,6 +27,10 @@ class Model(ABC):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """The network for one input of `shape` [C, H, W]; stages named, the last called `head`."""
 
+    def begin(self) -> Tree:
+        """Leaves that start from given values, such as ImageNet weights; the others are drawn. None by default."""
+        return {}
+
     def task(self, shape: tuple[int, ...], classes: int) -> Task:
         """The network as a task.
 
@@ -33,7 +38,7 @@ class Model(ABC):
             ConfigError: the network does not fit `shape`.
         """
         try:
-            return Task(partial(self.build, shape, classes), shape, classes)
+            return Task(partial(self.build, shape, classes), shape, classes, self.begin)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(

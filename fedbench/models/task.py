@@ -57,11 +57,18 @@ class Slice:
 class Task:
     """Classification with one kind of network: init, apply, features, head, loss, and names of leaf groups."""
 
-    def __init__(self, build: Callable[[], nn.Sequential], shape: tuple[int, ...], classes: int) -> None:
-        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K."""
+    def __init__(
+        self,
+        build: Callable[[], nn.Sequential],
+        shape: tuple[int, ...],
+        classes: int,
+        begin: Callable[[], Tree] = dict,
+    ) -> None:
+        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; `begin` see Model.begin."""
         self.shape = shape
         self.classes = classes
         self._build = build
+        self._begin = begin
         self._nets = {train: self.fresh().train(train) for train in (False, True)}
         net = self._nets[False]
         self.stages = [name for name, _ in net.named_children()]
@@ -74,7 +81,7 @@ class Task:
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
         """Pickle what makes the task, not the networks."""
-        return Task, (self._build, self.shape, self.classes)
+        return Task, (self._build, self.shape, self.classes, self._begin)
 
     def fresh(self) -> nn.Sequential:
         """A new network with frozen, meaningless weights."""
@@ -129,12 +136,13 @@ class Task:
         return {name: leaf for name, leaf in tree.items() if not self.is_buffer(name)}
 
     def init(self, generator: torch.Generator) -> Tree:
-        """Fresh weights: the network's own initialisation, drawn from `generator`."""
+        """Initial weights: those the model is given to begin from, else its own, drawn from `generator`."""
         seed = int(torch.randint(2**62, (), generator=generator))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             net = replace_batch_norm(self._build())
-        return {k: v.detach().clone() for k, v in sorted(net.state_dict(keep_vars=True).items())}
+        leaves = {**net.state_dict(keep_vars=True), **self._begin()}
+        return {k: v.detach().clone() for k, v in sorted(leaves.items())}
 
     # ---- the network as a function
 

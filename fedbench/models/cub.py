@@ -1,0 +1,102 @@
+"""FedSaC's networks for CUB-200-2011 (appendix B.3): images and captions, representations of the same width.
+
+The paper gives the layers' number (four convolutions for images, five for text, then the classification layer) and the
+representation's dimension, 256. Widths, kernels and pooling are ours:
+CubCNN: four times conv k3 pad 1 (32, 64, 128, 256 channels), ReLU, pool 2; mean over the map.
+TextCNN (after Kim, EMNLP 2014): embedding of 128; five convolutions k3 pad 1 over time (128, 128, 256, 256, 256
+channels), ReLU, pool 2 after the first two; maximum over time. A caption is [1, 1, L] token numbers; 0 is padding and
+embedded as zero.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedbench.errors import ConfigError
+from fedbench.models.base import Model
+from fedbench.models.blocks import GlobalMean
+
+WIDTH = 256  # of the representation, in both
+EMBEDDING = 128
+
+
+@dataclass(frozen=True)
+class CubCNN(Model):
+    """Four convolutions, a global mean and the classifier."""
+
+    @property
+    def label(self) -> str:
+        """The name."""
+        return "cub_cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: conv, pool, head."""
+        layers: list[nn.Module] = []
+        channels = shape[0]
+        for width in (32, 64, 128, WIDTH):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            channels = width
+        stages = {"conv": nn.Sequential(*layers), "pool": GlobalMean(), "head": nn.Linear(WIDTH, classes)}
+        return nn.Sequential(OrderedDict(stages))
+
+
+@dataclass(frozen=True)
+class TextCNN(Model):
+    """Embedding, five convolutions over time, a maximum over time and the classifier."""
+
+    vocabulary: int = 8192  # token numbers lie below it
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2:
+            raise ConfigError(f"model.vocabulary must be at least 2, got {self.vocabulary}")
+
+    @property
+    def label(self) -> str:
+        """The name."""
+        return "textcnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: embedding, conv, pool, head."""
+        if len(shape) != 3 or shape[:2] != (1, 1):
+            raise ConfigError(
+                f"model=textcnn reads token numbers of shape [1, 1, L], not images {list(shape)}"
+            )
+        layers: list[nn.Module] = []
+        channels = EMBEDDING
+        for place, width in enumerate((128, 128, 256, 256, WIDTH)):
+            layers += [nn.Conv1d(channels, width, 3, padding=1), nn.ReLU()]
+            layers += [nn.MaxPool1d(2)] if place < 2 else []
+            channels = width
+        stages = {
+            "embedding": Embedding(self.vocabulary, EMBEDDING),
+            "conv": nn.Sequential(*layers),
+            "pool": GlobalMax(),
+            "head": nn.Linear(WIDTH, classes),
+        }
+        return nn.Sequential(OrderedDict(stages))
+
+
+class Embedding(nn.Module):
+    """Token numbers as floats, x [B, 1, 1, L], to vectors [B, width, L]; zero for token 0."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(vocabulary, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Look up and mask."""
+        tokens = x.flatten(1).round().long()
+        vectors = self.weight[tokens] * (tokens > 0).unsqueeze(-1)
+        return vectors.transpose(1, 2)
+
+
+class GlobalMax(nn.Module):
+    """Maximum over time: [B, C, L] -> [B, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reduce."""
+        return x.amax(-1)

@@ -1,0 +1,72 @@
+"""FedReMa's networks (section 5.1 and its code); its classifier is every fully connected layer: group @classifier.
+
+FedReMaCNN (MNIST, Fashion-MNIST): conv 1->32 k5, pool 2; 32->64 k5, pool 2; 1024->512; classifier. 582,026 parameters
+on 1 x 28 x 28 with 10 classes.
+FedReMaAlexNet (CIFAR-10): conv 3->32, pool 2; 32->64, pool 2; 64->128; 128->256; 256->256, pool k3 s2 (all k3 pad 1);
+2304->1024->512; classifier. No dropout and no local response normalisation, as the paper says. 3,868,746 parameters on
+3 x 32 x 32 with 10 classes. ReLU after every layer but the last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedbench.models.base import Model, flat_size
+
+
+@dataclass(frozen=True)
+class FedReMaCNN(Model):
+    """Two convolutions and two linear layers."""
+
+    @property
+    def label(self) -> str:
+        """The name."""
+        return "fedrema_cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: conv, fc, head."""
+        flat = flat_size(_two_convolutions(shape[0]), shape)
+        stages = {
+            "conv": _two_convolutions(shape[0]),
+            "fc": nn.Sequential(nn.Linear(flat, 512), nn.ReLU()),
+            "head": nn.Linear(512, classes),
+        }
+        return nn.Sequential(OrderedDict(stages))
+
+
+@dataclass(frozen=True)
+class FedReMaAlexNet(Model):
+    """Five convolutions and three linear layers."""
+
+    @property
+    def label(self) -> str:
+        """The name."""
+        return "fedrema_alexnet"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: conv, fc, head."""
+        flat = flat_size(_five_convolutions(shape[0]), shape)
+        fc = nn.Sequential(nn.Linear(flat, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU())
+        stages = {"conv": _five_convolutions(shape[0]), "fc": fc, "head": nn.Linear(512, classes)}
+        return nn.Sequential(OrderedDict(stages))
+
+
+def _two_convolutions(channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+
+
+def _five_convolutions(channels: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    pools = {32: nn.MaxPool2d(2), 64: nn.MaxPool2d(2)}
+    for width in (32, 64, 128, 256, 256):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        layers += [pools[width]] if width in pools else []
+        channels = width
+    return nn.Sequential(*layers, nn.MaxPool2d(3, stride=2), nn.Flatten())
