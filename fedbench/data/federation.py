@@ -129,6 +129,11 @@ class Federation:
         """All training samples of a client as one batch."""
         return Batch(*self.gather(self.sets["train"][client]))
 
+    def validation_indices(self, client: int) -> Tensor:
+        """A client's validation samples; its training samples if it has none."""
+        held_out = self.sets["val"][client]
+        return held_out if len(held_out) else self.sets["train"][client]
+
     def share_memory(self) -> Federation:
         """Move the sample arrays to shared memory, so that worker processes read them without copies."""
         for tensor in (self.x, self.y, *(each.values for each in self.sets.values())):

@@ -112,6 +112,7 @@ class Client:
     steps: Tensor  # scalar, local steps of the protocol's plain local work
     optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its lr or momentum
     fetch: Callable[[], Batch] | None = None
+    fetch_validation: Callable[[], Batch] | None = None
 
     @property
     def data(self) -> Batch:
@@ -119,6 +120,18 @@ class Client:
         if self.fetch is None:
             raise RuntimeError("this hook reads client.data: list its name in the method's `reads_data`")
         return self.fetch()
+
+    @property
+    def validation(self) -> Batch:
+        """The protocol's validation samples, or the training samples where the client has none.
+
+        Only in hooks the method lists in `reads_validation`.
+        """
+        if self.fetch_validation is None:
+            raise RuntimeError(
+                "this hook reads client.validation: list its name in the method's `reads_validation`"
+            )
+        return self.fetch_validation()
 
 
 Loss = Callable[[Tree, Client, Batch], Tensor]

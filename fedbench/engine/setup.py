@@ -12,7 +12,7 @@ from fedbench.config import ProtocolConfig
 from fedbench.data import augment
 from fedbench.data.federation import Federation
 from fedbench.engine import rng, schedule, trees
-from fedbench.engine.contract import Client, Clock, Cohort, Population, Stage
+from fedbench.engine.contract import Batch, Client, Clock, Cohort, Population, Stage
 from fedbench.engine.trees import Tree
 from fedbench.methods.base import Method
 from fedbench.models.task import Task
@@ -95,4 +95,5 @@ class Setup:
             torch.tensor(float(self.steps(client))),
             self.protocol.optimizer,
             lambda: self.federation.all_of(client),
+            lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,27 +113,33 @@ class StackedTrainer(Trainer):
 
     def _map(self, hook: str, function: Callable[..., Any], chunk: Chunk, *batched: Any) -> Any:
         """Vmap `function(client, *batched)` over the clients; `hook` tells whether client.data is needed."""
-        setup = self.setup
-        data = self._data(chunk) if hook in setup.method.reads_data else None
+        setup, federation = self.setup, self.setup.federation
+        train = partial(federation.indices, "train")
+        data = self._samples(chunk, train) if hook in setup.method.reads_data else None
+        read = hook in setup.method.reads_validation
+        held = self._samples(chunk, federation.validation_indices) if read else None
 
-        def one(message: Tree, memory: Tree, size: Tensor, steps: Tensor, data: Any, *rest: Any) -> Any:
-            fetch = None if data is None else (lambda: Batch(*data))
+        def one(
+            message: Tree, memory: Tree, size: Tensor, steps: Tensor, data: Any, held: Any, *rest: Any
+        ) -> Any:
+            fetches = [None if each is None else partial(Batch, *each) for each in (data, held)]
             client = Client(
-                setup.task, chunk.clock, message, memory, size, steps, setup.protocol.optimizer, fetch
+                setup.task, chunk.clock, message, memory, size, steps, setup.protocol.optimizer, *fetches
             )
             return function(client, *rest)
 
-        dims = (chunk.dims, 0, 0, 0, *[None if each is None else 0 for each in (data, *batched)])
-        return vmap(one, in_dims=dims)(chunk.message, chunk.memory, chunk.sizes, chunk.steps, data, *batched)
+        dims = (chunk.dims, 0, 0, 0, *[None if each is None else 0 for each in (data, held, *batched)])
+        inputs = (chunk.message, chunk.memory, chunk.sizes, chunk.steps, data, held)
+        return vmap(one, in_dims=dims)(*inputs, *batched)
 
     def _view(self, chunk: Chunk, row: int) -> Client:
         """One client of the chunk as its hooks see it."""
         message = {k: v if chunk.dims[k] is None else v[row] for k, v in chunk.message.items()}
         return self.setup.client(chunk.ids[row], message, trees.row(chunk.memory, row), chunk.clock)
 
-    def _data(self, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
-        """All training samples of the chunk's clients, padded: x [C, n, ...], y [C, n], mask [C, n]."""
-        indices, mask = padded([self.setup.federation.indices("train", i) for i in chunk.ids])
+    def _samples(self, chunk: Chunk, owned: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The samples `owned` by each of the chunk's clients, padded: x [C, n, ...], y [C, n], mask [C, n]."""
+        indices, mask = padded([owned(i) for i in chunk.ids])
         x, y = self.setup.federation.gather(indices)
         return x, y, mask
 

@@ -36,6 +36,11 @@ class Method(ABC):
         """Names of the client hooks that use client.data."""
         return frozenset()
 
+    @property
+    def reads_validation(self) -> frozenset[str]:
+        """Names of the client hooks that use client.validation."""
+        return frozenset()
+
     # ---- server: first axis is the client's
 
     @abstractmethod

@@ -67,6 +67,11 @@ class FedCollab(Method):
         """As the base method."""
         return self.inner.reads_data
 
+    @property
+    def reads_validation(self) -> frozenset[str]:
+        """As the base method."""
+        return self.inner.reads_validation
+
     # ---- the collaboration structure
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
