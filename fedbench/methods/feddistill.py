@@ -1,0 +1,54 @@
+"""FedDistill: Jeong et al., Federated Distillation and Augmentation under Non-IID Private Data, NeurIPS workshop 2018.
+
+Algorithm 1 (FD): client k uploads for each label j the mean logits F_k,j of its samples; it receives their mean over
+the *other* clients that have the label and minimises phi(F(x), y) + gamma phi(F(x), F_-k,y), phi the cross-entropy.
+Benchmarks take the mean over all clients (`own: true`) and the squared error of logits (`distance: mse`).
+Deviations: logits are averaged over all samples after local training, not along it; FAug, the other half of the
+paper, needs a shared generator of samples and is left out, as in those benchmarks; the latest logits of clients that
+are not in the cohort count too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.errors import unknown
+from fedbench.methods.class_means import ClassMeans
+
+
+@dataclass(frozen=True)
+class FedDistill(ClassMeans):
+    """Own models, shared mean logits; lam is the paper's gamma."""
+
+    distance: str = "cross_entropy"  # from the received logits: "cross_entropy" or "mse"
+    own: bool = False  # whether a client's own logits count in the means it receives
+
+    paper: ClassVar[str] = "Jeong et al., NeurIPS workshop 2018"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distance not in ("cross_entropy", "mse"):
+            raise unknown("method.distance", self.distance, ("cross_entropy", "mse"))
+
+    def split(self, features: Tensor, logits: Tensor) -> Tensor:
+        """The logits."""
+        return logits
+
+    def means(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """For each client the mean over the others of their mean logits."""
+        own = sums / counts.clamp(min=1).unsqueeze(2)
+        has = (counts > 0).to(counts.dtype)
+        total, clients = own.sum(0, keepdim=True), has.sum(0, keepdim=True)
+        if not self.own:
+            total, clients = total - own, clients - has
+        return total / clients.clamp(min=1).unsqueeze(2), clients > 0
+
+    def pull(self, values: Tensor, targets: Tensor) -> Tensor:
+        """Phi of a sample's logits against the received ones of its class."""
+        if self.distance == "mse":
+            return (values - targets).square().mean(1)
+        return -(targets.softmax(1) * functional.log_softmax(values, 1)).sum(1)

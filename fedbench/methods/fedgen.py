@@ -1,0 +1,153 @@
+"""FedGen: Zhu et al., Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
+
+A generator G_w(y, eps) of features is learned on the server from the clients' classifiers g_k and sent with the model.
+Eq. 4: min_w E_{y ~ p(y), eps} CE(mean_k g_k(G_w(y, eps)), y), p the label distribution of all clients.
+Eq. 5: client k minimises F_k(theta) + alpha E_{y ~ p(y), eps} CE(g(G_w(y, eps)), y) over its model theta.
+From the authors' code: beta KL(g(G_w(y_i, eps)) || h(x_i)) on the client's own samples beside it, alpha and beta
+decayed each round, and a term of the generator's that keeps its features apart where its noise is,
+exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|_1); zero for the paper's equations alone.
+Deviations: the generator is one hidden ReLU layer without batch normalisation; its optimiser starts anew each round;
+in Eq. 4 clients count alike, as in the paper (the code weighs them by their share of y).
+Batch normalisation: running statistics of the model are shared and averaged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.config import OptimizerConfig
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Cohort, Population
+from fedbench.engine.fit import fit
+from fedbench.engine.trees import Tree
+from fedbench.methods.base import Method
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedGen(Method):
+    """FedAvg with a feature generator that tells each client what the others' classifiers know."""
+
+    generative_weight: float = 10.0  # alpha of the first round
+    latent_weight: float = 10.0  # beta of the first round
+    decay: float = 0.98  # of alpha and beta each round
+    hidden: int = 32  # units of the generator's hidden layer
+    noise: int = 32  # width of eps
+    steps: int = 5  # of the generator each round
+    batch: int = 32  # features generated a step, by the server and by a client
+    lr: float = 3e-4  # of the generator (Adam)
+    diversity: float = 1.0  # weight of the generator's own term
+
+    paper: ClassVar[str] = "Zhu et al., ICML 2021"
+
+    # ---- server
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """FedAvg's model, and a generator beside it."""
+        model = task.init(generator)
+        features = task.features(model, torch.zeros(1, *task.shape)).shape[1]
+        widths = (self.noise + task.classes, self.hidden, features)
+        made: Tree = {}
+        for layer, (wide, narrow) in enumerate(pairwise(widths)):
+            bound = 1 / math.sqrt(wide)  # torch.nn.Linear's
+            made[f"{layer}.weight"] = bound * (2 * torch.rand(narrow, wide, generator=generator) - 1)
+            made[f"{layer}.bias"] = bound * (2 * torch.rand(narrow, generator=generator) - 1)
+        return {**model, **trees.join(generator=made)}, {}
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Model, generator, and the label distribution of this server's clients."""
+        return trees.expand({**server, "labels": _shares(server, cohort)}, len(cohort.ids))
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """FedAvg's mean, then the generator learns from the uploaded classifiers (Eq. 4)."""
+
+        shares = _shares(server, cohort)
+
+        def loss(made: Tree, generator: torch.Generator) -> Tensor:
+            drawn = self._draw(1, shares, generator)
+            return self.ensemble_loss(made, uploads, cohort.task, drawn["eps"][0], drawn["y"][0])
+
+        made = trees.part(server, "generator")
+        learned = fit(made, loss, self.steps, OptimizerConfig(name="adam", lr=self.lr), cohort.generator)
+        return {**server, **trees.mean(uploads, cohort.weights), **trees.join(generator=learned)}
+
+    def ensemble_loss(self, made: Tree, models: Tree, task: Task, eps: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of the mean logits of `models` [C, ...] on features made of (eps, y) [B], and diversity."""
+        z = generate(made, eps, y, task.classes)
+        logits = torch.func.vmap(lambda model: task.head(model, z))(models).mean(0)
+        loss = functional.cross_entropy(logits, y)
+        if self.diversity:
+            apart = (eps.unsqueeze(0) - eps.unsqueeze(1)).square().mean(2)
+            spread = (z.unsqueeze(0) - z.unsqueeze(1)).abs().mean(2)
+            loss = loss + self.diversity * (-(apart * spread).mean()).exp()
+        return loss
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """FedAvg's model."""
+        return _model(server)
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """The model; the generator stays as received."""
+        return _model(client.message)
+
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
+        """What features of every step are made of: eps [S, B, noise], y [S, B]; eps of own samples: `own`."""
+        shares = client.message["labels"]
+        return {
+            **self._draw(steps, shares, generator),
+            "own": self._draw(steps, shares, generator)["eps"],
+        }
+
+    def _draw(self, steps: int, shares: Tensor, generator: torch.Generator) -> Tree:
+        eps = torch.randn(steps, self.batch, self.noise, generator=generator)
+        y = torch.multinomial(shares.cpu(), steps * self.batch, replacement=True, generator=generator)
+        return {"eps": eps.to(shares), "y": y.view(steps, self.batch).to(shares.device)}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_k + alpha CE(g(G(y, eps)), y) + beta KL(g(G(y_i, eps)) || h(x_i))."""
+        task, made = client.task, trees.part(client.message, "generator")
+        decay = self.decay**client.clock.round
+        logits = task.apply(work, batch.x, train=True, mask=batch.mask)
+        total = task.criterion(logits, batch)
+        if self.generative_weight:
+            z = generate(made, batch.noise["eps"], batch.noise["y"], task.classes)
+            known = functional.cross_entropy(task.head(work, z), batch.noise["y"])
+            total = total + self.generative_weight * decay * known
+        if self.latent_weight:
+            eps = batch.noise["own"][torch.arange(len(batch.y), device=batch.y.device) % self.batch]
+            z = generate(made, eps, batch.y, task.classes)
+            target = task.head(work, z).detach().softmax(1)
+            gap = functional.kl_div(logits.log_softmax(1), target, reduction="none").sum(1)
+            total = total + self.latent_weight * decay * batch.mean(gap)
+        return total
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the model."""
+        return work, {}
+
+
+def generate(made: Tree, eps: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Features [B, d] of labels y [B] and noise eps [B, noise]."""
+    labels = torch.eye(classes, dtype=eps.dtype, device=eps.device)[y]
+    given = torch.cat([eps, labels], dim=1)
+    hidden = functional.linear(given, made["0.weight"], made["0.bias"]).relu()
+    return functional.linear(hidden, made["1.weight"], made["1.bias"])
+
+
+def _shares(server: Tree, cohort: Cohort) -> Tensor:
+    """P(y) of the clients this server serves, [K]."""
+    counts = cohort.population.label_counts[cohort.served].sum(0)
+    return (counts / counts.sum()).to(server["generator/0.weight"])
+
+
+def _model(tree: Tree) -> Tree:
+    return {k: leaf for k, leaf in tree.items() if k != "labels" and not k.startswith("generator/")}

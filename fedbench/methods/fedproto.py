@@ -1,0 +1,73 @@
+"""FedProto: Tan et al., Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
+
+Eq. 3: prototype C_k^(j) = mean feature of client k's samples of class j. Eq. 6: the server's C^(j) =
+1/|N_j| sum_k |D_kj| / N_j C_k^(j) over the clients that have class j; the factor 1/|N_j| would shrink every prototype
+and is left out, as it is in the authors' code, which averages the clients alike (`weighting: clients`).
+Eq. 7: min CE + lambda sum_j d(C_k^(j), C^(j)). As in the code, d is the mean squared error, taken sample by sample.
+Inference (Section 4): the class of the nearest global prototype; with `inference: head` the classifier's.
+Deviation: the latest prototypes of clients that are not in the cohort count too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.engine.contract import Client
+from fedbench.engine.trees import Tree
+from fedbench.errors import unknown
+from fedbench.methods.class_means import ClassMeans
+from fedbench.models.task import Task
+
+ABSENT = -1e30  # score of a class without a prototype
+
+
+@dataclass(frozen=True)
+class FedProto(ClassMeans):
+    """Own models, shared mean features."""
+
+    weighting: str = "samples"  # of a class's prototypes: by "samples" (Eq. 6) or "clients" alike (code)
+    inference: str = "prototype"  # by the nearest "prototype", or the "head"
+
+    paper: ClassVar[str] = "Tan et al., AAAI 2022"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, options in {
+            "weighting": ("samples", "clients"),
+            "inference": ("prototype", "head"),
+        }.items():
+            if getattr(self, name) not in options:
+                raise unknown(f"method.{name}", getattr(self, name), options)
+
+    def split(self, features: Tensor, logits: Tensor) -> Tensor:
+        """The features."""
+        return features
+
+    def means(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Global prototypes, the same for all."""
+        if self.weighting == "clients":
+            sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).to(counts.dtype)
+        total = counts.sum(0, keepdim=True)
+        return sums.sum(0, keepdim=True) / total.clamp(min=1).unsqueeze(2), total > 0
+
+    def pull(self, values: Tensor, targets: Tensor) -> Tensor:
+        """Mean squared error of the features."""
+        return (values - targets).square().mean(1)
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The client's model, and the prototypes if they decide."""
+        return {**work, **client.message} if self.inference == "prototype" else work
+
+    def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
+        """Minus the squared distance from each prototype; logits as long as there are none."""
+        if self.inference == "head":
+            return task.apply(model, x)
+        features = task.features(model, x)
+        distances = (features.unsqueeze(1) - model["class/means"]).square().sum(2)
+        present = model["class/present"]
+        scores = torch.where(present, -distances, ABSENT)
+        return torch.where(present.any(), scores, task.head(model, features))
