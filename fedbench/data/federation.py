@@ -18,6 +18,7 @@ from fedbench.data.dataset import Dataset
 from fedbench.data.rotation import rotate_stored
 from fedbench.data.split import Partition
 from fedbench.engine.contract import Batch, Population
+from fedbench.errors import ConfigError
 
 ROTATED_AT_ONCE = 4096  # images: bounds the memory of their float copies
 
@@ -95,9 +96,19 @@ class Federation:
 
     def _rotate(self, partition: Partition, degrees: np.ndarray) -> None:
         """Turn every client's images in place, once: each belongs to one client."""
+        self.require_images(f"partition {partition.label} rotates")
         for owned, angle in zip(self._owned(partition), degrees, strict=True):
             for block in torch.from_numpy(owned).to(self.device).split(ROTATED_AT_ONCE):
                 self.x[block] = rotate_stored(self.x[block], float(angle), self.offset, partition.corners)
+
+    def require_images(self, who: str) -> None:
+        """Refuse samples that are no images, such as text.
+
+        Raises:
+            ConfigError: `who` does it cannot be done to samples of a single row or column.
+        """
+        if min(self.shape[-2:]) == 1:
+            raise ConfigError(f"{who} images; samples of shape {list(self.shape)} are none")
 
     def _population(self) -> Population:
         train = self.sets["train"]

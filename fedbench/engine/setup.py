@@ -73,6 +73,8 @@ class Setup:
     @cached_property
     def augmentations(self) -> tuple[augment.Augmentation, ...]:
         """What the protocol does to training images."""
+        if self.protocol.augment:
+            self.federation.require_images("protocol.augment changes")
         return augment.augmentations(self.protocol.augment)
 
     def training(self, indices: Tensor, noise: Tree) -> tuple[Tensor, Tensor, Tree]:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedbench.data.dataset import Dataset
 from fedbench.engine.trees import Tree
 from fedbench.errors import ConfigError
 from fedbench.models.task import Task
@@ -26,6 +27,14 @@ class Model(ABC):
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """The network for one input of `shape` [C, H, W]; stages named, the last called `head`."""
+
+    def view(self, dataset: Dataset) -> Dataset:
+        """What of the data this network reads as `x`: the images by default.
+
+        Raises:
+            ConfigError: the data set has nothing of the kind.
+        """
+        return dataset
 
     def begin(self) -> Tree:
         """Leaves that start from given values, such as ImageNet weights; the others are drawn. None by default."""

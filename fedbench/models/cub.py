@@ -4,18 +4,21 @@ The paper gives the layers' number (four convolutions for images, five for text,
 representation's dimension, 256. Widths, kernels and pooling are ours:
 CubCNN: four times conv k3 pad 1 (32, 64, 128, 256 channels), ReLU, pool 2; mean over the map.
 TextCNN (after Kim, EMNLP 2014): embedding of 128; five convolutions k3 pad 1 over time (128, 128, 256, 256, 256
-channels), ReLU, pool 2 after the first two; maximum over time. A caption is [1, 1, L] token numbers; 0 is padding and
-embedded as zero.
+channels), ReLU, pool 2 after the first two; maximum over time. A sample is [1, 1, L] token numbers, all captions of an
+image one after the other; 0 is padding and embedded as zero.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench.data.dataset import Dataset
 from fedbench.errors import ConfigError
 from fedbench.models.base import Model
 from fedbench.models.blocks import GlobalMean
@@ -59,8 +62,25 @@ class TextCNN(Model):
         """The name."""
         return "textcnn"
 
+    def view(self, dataset: Dataset) -> Dataset:
+        """The captions of each image, one after the other: x [n, 1, 1, captions words] of token numbers."""
+        if dataset.text is None:
+            raise ConfigError(f"model=textcnn reads captions, {dataset.name} has none; use dataset=cub")
+        if len(dataset.vocabulary) > self.vocabulary:
+            raise ConfigError(
+                f"{dataset.name} has {len(dataset.vocabulary)} words; set model.vocabulary to at least that"
+            )
+        tokens = dataset.text.astype(np.float32).reshape(len(dataset), 1, 1, -1)
+        return dataclasses.replace(
+            dataset, x=tokens, mean=(0.0,), std=(1.0,), scale=1.0, text=None, vocabulary=()
+        )
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
-        """Stages: embedding, conv, pool, head."""
+        """Stages: embedding, conv, pool, head.
+
+        Raises:
+            ConfigError: samples that are no captions.
+        """
         if len(shape) != 3 or shape[:2] != (1, 1):
             raise ConfigError(
                 f"model=textcnn reads token numbers of shape [1, 1, L], not images {list(shape)}"
