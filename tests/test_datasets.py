@@ -7,7 +7,6 @@ import gzip
 import os
 import pickle
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from fedbench.data.datasets.mnist import FashionMnist
 from fedbench.data.formats.idx import STEMS, read_idx
 from fedbench.data.formats.pickles import read_pickle
 from fedbench.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
+from tests.real_formats import idx_bytes, images, python2_batch, write_cifar, write_fashion
 
 CONF = Path(__file__).parent.parent / "conf"
 SYSTEM = Path("/usr/share/datasets/fashion-mnist")
@@ -39,30 +39,11 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path / "data"))
 
 
-def images(n, shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
-
-
 # --- idx
 
 
-def idx_bytes(array):
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-
-
-def write_fashion(folder, train=30, test=12, compress=gzip.compress, suffix=".gz"):
-    """Four idx files in Fashion-MNIST's layout; returns what is in them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = []
-    for n, seed in ((train, 0), (test, 1)):
-        arrays += [images(n, (28, 28), seed), (np.arange(n) % 10).astype(np.uint8)]
-    for stem, array in zip(STEMS, arrays, strict=True):
-        (folder / f"{stem}-ubyte{suffix}").write_bytes(compress(idx_bytes(array)))
-    return arrays
-
-
 def fashion(root, **options):
-    return DATASETS.build({"name": "fashion_mnist", "root": str(root), **options})
+    return DATASETS.build({"name": "fashion_mnist", "root": str(root), "partial": True, **options})
 
 
 @pytest.mark.parametrize("folder", ["", "fashion_mnist", "FashionMNIST/raw"])
@@ -178,7 +159,8 @@ def test_a_missing_data_set_says_where_it_was_looked_for_and_what_fetches_it(tmp
     message = str(caught.value)
     for place in ("root", "data", "root/FashionMNIST/raw", "data/fashion_mnist", "system"):
         assert str(tmp_path / place) in message
-    assert "python -m fedbench dataset=fashion_mnist dataset.download=true" in message
+    assert "python scripts/prepare_data.py fashion_mnist" in message
+    assert "dataset.download=true" in message
     assert "apt install dataset-fashion-mnist" in message
     assert "\n" not in message
     state = source.state()
@@ -197,70 +179,11 @@ def test_three_of_four_files_are_not_a_data_set(tmp_path, monkeypatch):
         fashion(tmp_path / "root").load()
 
 
-def test_download_fetches_only_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(FashionMnist, "system", ())
-    fetched = []
-
-    def fetch(self, root):
-        fetched.append(root)
-        write_fashion(root / "FashionMNIST" / "raw", train=25)
-
-    monkeypatch.setattr(FashionMnist, "fetch", fetch)
-    with pytest.raises(DataMissing):
-        DATASETS.build({"name": "fashion_mnist"}).load()
-    assert fetched == []
-    for _ in range(2):
-        assert DATASETS.build({"name": "fashion_mnist", "download": True}).load().num_train == 25
-    assert fetched == [tmp_path / "data"]
-
-
-@pytest.mark.parametrize("error", [OSError("no route to host"), RuntimeError("File not found or corrupted.")])
-def test_a_failed_download_is_one_line(tmp_path, monkeypatch, error):
-    def fetch(self, root):
-        raise error
-
-    monkeypatch.setattr(FashionMnist, "system", ())
-    monkeypatch.setattr(FashionMnist, "fetch", fetch)
-    with pytest.raises(DataMissing, match=str(error)):
-        fashion(tmp_path / "root", download=True).load()
-
-
 # --- CIFAR's pickles
 
 
-def python2_batch(data, labels, key=b"labels"):
-    """A batch as Python 2 and NumPy 1 pickled it (protocol 2, byte strings): the format of the real archive."""
-
-    def string(raw):
-        return b"U" + bytes([len(raw)]) + raw if len(raw) < 256 else b"T" + struct.pack("<i", len(raw)) + raw
-
-    def integer(value):
-        return b"J" + struct.pack("<i", value)
-
-    dtype = b"cnumpy\ndtype\n" + string(b"u1") + integer(0) + integer(1) + b"\x87R"
-    dtype += b"(" + integer(3) + string(b"|") + b"NNN" + integer(-1) + integer(-1) + integer(0) + b"tb"
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + integer(0) + b"\x85" + string(b"b")
-    array += b"\x87R(" + integer(1) + integer(data.shape[0]) + integer(data.shape[1]) + b"\x86"
-    array += dtype + b"\x89" + string(data.tobytes()) + b"tb"
-    listed = b"](" + b"".join(integer(label) for label in labels) + b"e"
-    items = string(b"batch_label") + string(b"testing batch 1 of 1") + string(b"data") + array
-    return b"\x80\x02}(" + items + string(key) + listed + b"u."
-
-
-def write_cifar(root, n=6, write=python2_batch):
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    content = []
-    for seed, name in enumerate(names):
-        x, y = images(n, (3072,), seed), [(seed + i) % 10 for i in range(n)]
-        (folder / name).write_bytes(write(x, y))
-        content.append((x, y))
-    return content
-
-
 def cifar(root):
-    return DATASETS.build({"name": "cifar10", "root": str(root)})
+    return DATASETS.build({"name": "cifar10", "root": str(root), "partial": True})
 
 
 def python3_batch(data, labels):
@@ -431,6 +354,10 @@ def arrays(**changes):
         ({"std": (0.0,)}, "positive"),
         ({"mean": (float("nan"),)}, "finite"),
         ({"domain": np.zeros(3, np.int64)}, "domains"),
+        ({"text": np.zeros((6, 2), np.int32), "vocabulary": ("a",)}, "captions, words"),
+        ({"text": np.zeros((6, 2, 3), np.int64), "vocabulary": ("a",)}, "int64"),
+        ({"text": np.ones((6, 2, 3), np.int32), "vocabulary": ("a",)}, "tokens span 1..1"),
+        ({"text": np.full((6, 2, 3), -1, np.int32), "vocabulary": ("a",)}, "tokens span -1"),
     ],
 )
 def test_arrays_that_cannot_be_right_are_refused(changes, reason):
@@ -445,20 +372,25 @@ def test_the_fingerprint_tells_data_sets_apart():
         {"x": images(6, (1, 2, 2), 1)},
         {"y": np.array([0, 1, 2, 0, 2, 1])},
         {"num_train": 5},
+        {"text": np.zeros((6, 1, 1), np.int32), "vocabulary": ("a", "b")},
+        {"text": np.ones((6, 1, 1), np.int32), "vocabulary": ("a", "b")},
     ]
     prints = {base.fingerprint, *(Dataset(**arrays(**change)).fingerprint for change in others)}
-    assert len(prints) == 5
+    assert len(prints) == 7
     assert Dataset(**arrays()).fingerprint == base.fingerprint
 
 
 def test_limit_keeps_evenly_spread_samples_of_both_splits():
     np.testing.assert_array_equal(spread(10, 4), [0, 2, 5, 7])
     x = np.arange(15, dtype=np.uint8).reshape(15, 1, 1, 1)
-    data = Dataset("toy", x, np.arange(15) % 3, 10, 3, (0.5,), (0.5,), domain=np.arange(15))
+    text = np.arange(15, dtype=np.int32).reshape(15, 1, 1)
+    options = {"domain": np.arange(15), "text": text, "vocabulary": tuple(map(str, range(15)))}
+    data = Dataset("toy", x, np.arange(15) % 3, 10, 3, (0.5,), (0.5,), **options)
     small = reduced(data, 4)
     np.testing.assert_array_equal(small.x.ravel(), [0, 2, 5, 7, 10, 12])
     np.testing.assert_array_equal(small.y, data.y[[0, 2, 5, 7, 10, 12]])
     np.testing.assert_array_equal(small.domain, [0, 2, 5, 7, 10, 12])
+    np.testing.assert_array_equal(small.text.ravel(), [0, 2, 5, 7, 10, 12])
     assert small.num_train == 4
     assert reduced(data, 99) is data
     source = DATASETS.build({"name": "digits", "limit": 100})

@@ -56,6 +56,11 @@ def cached_arrays(key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> 
     return found
 
 
+def is_cached(key: str) -> bool:
+    """Whether an entry called `key` is there; its content is only checked when it is read."""
+    return (cache_dir() / "prepared" / key / META).is_file()
+
+
 def _read(folder: Path) -> Arrays | None:
     """The entry in `folder`, every array checked against its checksum; None if absent or damaged."""
     try:

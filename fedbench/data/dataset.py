@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.data.progress import Report, silent
 from fedbench.errors import ConfigError, DataCorrupt
 
 Ints = NDArray[np.int64]
@@ -36,6 +37,8 @@ class Dataset:
     std: tuple[float, ...]
     scale: float = 255.0  # model input = (x / scale - mean) / std
     domain: Ints | None = None  # [n], for data sets made of several domains
+    text: NDArray[np.int32] | None = None  # [n, captions, words] token numbers: 0 padding, 1 an unknown word
+    vocabulary: tuple[str, ...] = ()  # the word of each token number
 
     def __post_init__(self) -> None:
         for reason in self._faults():
@@ -62,7 +65,20 @@ class Dataset:
             faults.append("images hold values that are not finite")
         if self.domain is not None and self.domain.shape != (n,):
             faults.append(f"domains must have shape [{n}], got {self.domain.shape}")
-        return faults
+        return faults + self._text_faults()
+
+    def _text_faults(self) -> list[str]:
+        if self.text is None:
+            return []
+        if self.text.ndim != 3 or len(self.text) != len(self.x) or self.text.dtype != np.int32:
+            return [
+                f"text must be int32 [{len(self.x)}, captions, words], got {self.text.dtype} {self.text.shape}"
+            ]
+        if self.text.min() < 0 or self.text.max() >= len(self.vocabulary):
+            return [
+                f"tokens span {self.text.min()}..{self.text.max()}, the vocabulary has {len(self.vocabulary)}"
+            ]
+        return []
 
     def __len__(self) -> int:
         return len(self.x)
@@ -78,7 +94,10 @@ class Dataset:
         """12 hex digits over the shape, every label and 64 spread images: tells two data sets apart."""
         digest = hashlib.sha256(f"{self.name} {self.x.shape} {self.x.dtype} {self.num_train}".encode())
         digest.update(np.ascontiguousarray(self.y).tobytes())
-        digest.update(np.ascontiguousarray(self.x[spread(len(self), min(64, len(self)))]).tobytes())
+        for samples in (self.x, self.text):
+            if samples is not None:
+                chosen = samples[spread(len(self), min(64, len(self)))]
+                digest.update(np.ascontiguousarray(chosen).tobytes())
         return digest.hexdigest()[:12]
 
 
@@ -94,8 +113,9 @@ def reduced(data: Dataset, limit: int) -> Dataset:
     tests = len(data) - data.num_train
     kept = min(tests, max(1, tests * limit // data.num_train))
     index = np.concatenate([spread(data.num_train, limit), data.num_train + spread(tests, kept)])
-    domain = None if data.domain is None else data.domain[index]
-    return dataclasses.replace(data, x=data.x[index], y=data.y[index], num_train=limit, domain=domain)
+    fields = {name: getattr(data, name) for name in ("x", "y", "domain", "text")}
+    kept_rows = {name: rows[index] for name, rows in fields.items() if rows is not None}
+    return dataclasses.replace(data, num_train=limit, **kept_rows)
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,7 @@ class State:
     where: str  # the folder or package it comes from; "" if missing
     looked: tuple[str, ...]  # every place looked at, in order
     how: str  # one line: how to get it
+    prepared: bool = True  # False: the first run reads its files, which may take minutes
 
 
 @dataclass(frozen=True)
@@ -126,19 +147,19 @@ class DataSource(ABC):
         """The name in tables and run folders."""
         return self.name if self.limit is None else f"{self.name}-{self.limit}"
 
-    def load(self) -> Dataset:
+    def load(self, report: Report = silent) -> Dataset:
         """The data set, reduced to `limit`.
 
         Raises:
             DataMissing: it is not on this machine.
             DataCorrupt: a file is truncated, altered or of another format.
         """
-        data = self.read()
+        data = self.read(report)
         return data if self.limit is None else reduced(data, self.limit)
 
     @abstractmethod
-    def read(self) -> Dataset:
-        """The whole data set."""
+    def read(self, report: Report = silent) -> Dataset:
+        """The whole data set; `report` hears of work that takes long."""
 
     @abstractmethod
     def state(self) -> State:

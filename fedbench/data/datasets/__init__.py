@@ -9,8 +9,15 @@ DATASETS: Registry[DataSource] = Registry(
     "data set",
     {
         "cifar10": "fedbench.data.datasets.cifar:Cifar10",
+        "cifar100": "fedbench.data.datasets.cifar:Cifar100",
+        "cinic10": "fedbench.data.datasets.cinic:Cinic10",
+        "cub": "fedbench.data.datasets.cub:Cub",
         "digits": "fedbench.data.datasets.digits:Digits",
+        "domainnet": "fedbench.data.datasets.domainnet:DomainNet",
+        "emnist": "fedbench.data.datasets.emnist:Emnist",
         "fashion_mnist": "fedbench.data.datasets.mnist:FashionMnist",
+        "mnist": "fedbench.data.datasets.mnist:Mnist",
         "synthetic": "fedbench.data.datasets.synthetic:Synthetic",
+        "tiny_imagenet": "fedbench.data.datasets.tiny_imagenet:TinyImageNet",
     },
 )

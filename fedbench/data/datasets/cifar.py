@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour images of 32 x 32 in six pickled batches."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 colour images of 32 x 32 in pickled batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.data.cache import Arrays
 from fedbench.data.dataset import Dataset
-from fedbench.data.files import FileSource
+from fedbench.data.download import Remote
+from fedbench.data.files import FileSource, Part
 from fedbench.data.formats.pickles import read_batch
+from fedbench.data.progress import Report
+from fedbench.errors import unknown
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+KINDS = {"fine": 100, "coarse": 20}  # CIFAR-100's labels -> classes
+
+
+def _part(name: str, folder: str, md5: str) -> Part:
+    """An archive of the author's page; checksums as printed there."""
+    return Part(Remote((f"https://www.cs.toronto.edu/~kriz/{name}",), name, md5), folder)
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,10 @@ class Cifar10(FileSource):
 
     name: ClassVar[str] = "cifar10"
     folders: ClassVar[tuple[str, ...]] = ("cifar-10-batches-py", "cifar10", "cifar10/cifar-10-batches-py")
+    published: ClassVar[tuple[int, int]] = (50_000, 10_000)
+    parts: ClassVar[tuple[Part, ...]] = (
+        _part("cifar-10-python.tar.gz", "cifar-10-batches-py", "c58f30108f718f92721af3b95e74349a"),
+    )
 
     model: str = "lenet5"
     mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
@@ -33,20 +47,55 @@ class Cifar10(FileSource):
         paths = [folder / name for name in BATCHES]
         return paths if all(path.is_file() for path in paths) else None
 
-    def fetch(self, root: Path) -> None:
-        """Into cifar-10-batches-py, by torchvision, which verifies the archive's checksum."""
-        from torchvision.datasets import CIFAR10
-
-        CIFAR10(str(root), download=True)
-
-    def parse(self, files: list[Path]) -> Mapping[str, NDArray[Any]]:
+    def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
         """Images, labels and the number of training samples."""
-        batches = [read_batch(file, labels="labels", classes=10) for file in files]
-        x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
-        return {"x": x, "y": y, "num_train": np.array([len(y) - len(batches[-1][1])])}
+        batches = [read_batch(file, {"labels": 10}) for file in files]
+        x = np.concatenate([images for images, _ in batches])
+        y = np.concatenate([labels["labels"] for _, labels in batches])
+        return {"x": x, "y": y, "num_train": np.array([len(y) - len(batches[-1][0])])}
 
-    def read(self) -> Dataset:
-        """See `DataSource.read`."""
-        arrays = self.arrays()
+
+@dataclass(frozen=True)
+class Cifar100(FileSource):
+    """A hundred kinds of things, or the twenty groups they fall into, in the layout of cifar-100-python.tar.gz."""
+
+    name: ClassVar[str] = "cifar100"
+    folders: ClassVar[tuple[str, ...]] = ("cifar-100-python", "cifar100", "cifar100/cifar-100-python")
+    published: ClassVar[tuple[int, int]] = (50_000, 10_000)
+    parts: ClassVar[tuple[Part, ...]] = (
+        _part("cifar-100-python.tar.gz", "cifar-100-python", "eb9058c3a382ffc7106e4002c42a8d85"),
+    )
+
+    model: str = "lenet5"
+    labels: str = "fine"  # fine: 100 classes | coarse: 20 groups of five
+    mean: tuple[float, ...] = (0.5071, 0.4865, 0.4409)
+    std: tuple[float, ...] = (0.2673, 0.2564, 0.2762)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels not in KINDS:
+            raise unknown("dataset.labels", self.labels, KINDS)
+
+    @property
+    def label(self) -> str:
+        """See `DataSource.label`."""
+        return super().label if self.labels == "fine" else f"{super().label}-{self.labels}"
+
+    def files(self, folder: Path) -> list[Path] | None:
+        """The training and the test batch; beside a `meta` file, since their names are everybody's."""
+        paths = [folder / name for name in ("train", "test", "meta")]
+        return paths if all(path.is_file() for path in paths) else None
+
+    def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
+        """Images, both kinds of labels and the number of training samples."""
+        keys = {f"{kind}_labels": classes for kind, classes in KINDS.items()}
+        (train_x, train_y), (test_x, test_y) = (read_batch(file, keys) for file in files[:2])
+        fine, coarse = (np.concatenate([train_y[key], test_y[key]]) for key in keys)
+        x = np.concatenate([train_x, test_x])
+        return {"x": x, "y": fine, "coarse": coarse, "num_train": np.array([len(train_x)])}
+
+    def dataset(self, arrays: Arrays) -> Dataset:
+        """See `FileSource.dataset`."""
+        y = arrays["y" if self.labels == "fine" else "coarse"]
         count = int(arrays["num_train"][0])
-        return Dataset(self.name, arrays["x"], arrays["y"], count, 10, self.mean, self.std)
+        return Dataset(self.name, arrays["x"], y, count, KINDS[self.labels], self.mean, self.std)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedbench.data.cache import FORMAT, cached_arrays
 from fedbench.data.dataset import Dataset, DataSource, State
+from fedbench.data.progress import Report, silent
 from fedbench.engine.rng import numpy_rng
 from fedbench.errors import DataMissing
 
@@ -37,7 +38,7 @@ class Digits(DataSource):
         ready = importlib.util.find_spec("sklearn") is not None
         return State(ready, "scikit-learn" if ready else "", ("scikit-learn",), f"run `{INSTALL}`")
 
-    def read(self) -> Dataset:
+    def read(self, report: Report = silent) -> Dataset:
         """See `DataSource.read`. The arrays are cached because importing scikit-learn takes a second."""
         if not self.state().ready:
             raise DataMissing(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.data.dataset import Dataset, DataSource, State
+from fedbench.data.progress import Report, silent
 from fedbench.engine.rng import numpy_rng
 from fedbench.errors import ConfigError
 
@@ -44,7 +45,7 @@ class Synthetic(DataSource):
         """Always ready."""
         return State(True, "procedural", (), "nothing to fetch")
 
-    def read(self) -> Dataset:
+    def read(self, report: Report = silent) -> Dataset:
         """See `DataSource.read`."""
         total = self.train + self.test
         rng = numpy_rng(self.seed, "synthetic", "labels")

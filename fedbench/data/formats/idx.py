@@ -19,10 +19,10 @@ UNSIGNED_BYTES = 0x08
 STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
 
-def idx_files(folder: Path) -> list[Path] | None:
+def idx_files(folder: Path, stems: tuple[str, ...] = STEMS) -> list[Path] | None:
     """Training images, labels, test images, labels in `folder`, raw or .gz; None unless all are there."""
     found = []
-    for stem in STEMS:
+    for stem in stems:
         names = (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte")
         file = next((folder / name for name in names if (folder / name).is_file()), None)
         if file is None:

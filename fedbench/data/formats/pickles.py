@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +59,26 @@ def read_pickle(path: Path) -> dict[str, Any]:
     return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in content.items()}
 
 
-def read_batch(path: Path, labels: str, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images [n, 3, 32, 32] and the labels called `labels` [n] of one CIFAR batch.
+def read_batch(
+    path: Path, labels: Mapping[str, int]
+) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+    """Images [n, 3, 32, 32] of one CIFAR batch, and each kind of `labels` [n] (its key -> number of classes).
 
     Raises:
         DataCorrupt: keys missing, another shape or type, a label outside 0..classes-1.
     """
     content = read_pickle(path)
-    x, listed = content.get("data"), content.get(labels)
+    x = content.get("data")
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3 * 32 * 32:
         raise DataCorrupt(f"{path}: 'data' is no uint8 array [n, 3072]")
-    if not isinstance(listed, list) or len(listed) != len(x) or not all(type(v) is int for v in listed):
-        raise DataCorrupt(f"{path}: '{labels}' is no list of {len(x)} integers")
+    found = {key: _labels(path, key, content.get(key), len(x), count) for key, count in labels.items()}
+    return x.reshape(-1, 3, 32, 32), found
+
+
+def _labels(path: Path, key: str, listed: Any, samples: int, classes: int) -> NDArray[np.int64]:
+    if not isinstance(listed, list) or len(listed) != samples or not all(type(v) is int for v in listed):
+        raise DataCorrupt(f"{path}: '{key}' is no list of {samples} integers")
     y = np.array(listed, dtype=np.int64)
     if len(y) and not 0 <= y.min() <= y.max() < classes:
-        raise DataCorrupt(f"{path}: labels span {y.min()}..{y.max()}, expected 0..{classes - 1}")
-    return x.reshape(-1, 3, 32, 32), y
+        raise DataCorrupt(f"{path}: {key} span {y.min()}..{y.max()}, expected 0..{classes - 1}")
+    return y

@@ -1,0 +1,113 @@
+"""Unpacking zip and tar archives that nobody has to trust: regular files and folders below one folder, or nothing."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from fedbench.data.progress import Report, silent
+from fedbench.errors import DataCorrupt
+
+Wanted = Callable[[str], bool]
+DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    EOFError,
+    RuntimeError,  # zipfile: encrypted, or an unknown compression
+)
+TWICE = (FileExistsError, NotADirectoryError, IsADirectoryError)  # two members claim one place
+
+
+def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Report = silent) -> None:
+    """Unpack `archive` as the folder `target`, whole or not at all; only the files that `wanted` picks.
+
+    Where all of it lies in one folder called as `target`, that level is dropped.
+
+    Raises:
+        DataCorrupt: damaged, or a member that is a link, a device, or would land outside; nothing is left behind.
+        FileExistsError: `target` is there already.
+    """
+    if target.exists():
+        raise FileExistsError(f"{target} is there already; move it away to unpack {archive.name} again")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    staging.chmod(0o755)
+    try:
+        _extract(archive, staging, wanted, report)
+        entries = list(staging.iterdir())
+        single = len(entries) == 1 and entries[0].is_dir() and entries[0].name == target.name
+        (entries[0] if single else staging).rename(target)
+    except DAMAGE as error:
+        raise DataCorrupt(f"{archive} is damaged ({error}); fetch it again") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _extract(archive: Path, staging: Path, wanted: Wanted | None, report: Report) -> None:
+    size = archive.stat().st_size
+    members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
+    for name, content, position in members(archive):
+        place = inside(archive, staging, name)
+        if content is not None and (wanted is None or wanted(name)):
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("xb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
+            except TWICE as error:
+                raise DataCorrupt(f"{archive} is unsafe: '{name}' is there twice") from error
+            report(f"unpacking {archive.name}", position, size)
+
+
+def inside(archive: Path, folder: Path, name: str) -> Path:
+    """Where member `name` belongs in `folder`.
+
+    Raises:
+        DataCorrupt: the name is absolute, climbs out with "..", or means something else on another system.
+    """
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    unsafe = name.startswith("/") or ".." in parts or any(c in name for c in "\\:\0")
+    if unsafe:
+        raise DataCorrupt(
+            f"{archive} is unsafe: its member '{name}' would land outside; nothing was unpacked"
+        )
+    return folder.joinpath(*parts)
+
+
+def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
+    """(name, content or None for a folder, bytes of the archive read so far) of each member."""
+    position = 0
+    with zipfile.ZipFile(archive) as opened:
+        for info in opened.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _no_file(archive, info.filename)
+            position += info.compress_size
+            if info.is_dir():
+                yield info.filename, None, position
+            else:
+                with opened.open(info) as content:  # verifies the member's checksum as it is read
+                    yield info.filename, content, position
+
+
+def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
+    with archive.open("rb") as raw, tarfile.open(fileobj=raw, mode="r:*") as opened:
+        for info in opened:
+            if not (info.isreg() or info.isdir()) or info.issparse():
+                raise _no_file(archive, info.name)
+            yield info.name, opened.extractfile(info) if info.isreg() else None, raw.tell()
+
+
+def _no_file(archive: Path, name: str) -> DataCorrupt:
+    return DataCorrupt(
+        f"{archive} is unsafe: its member '{name}' is a link or a device; nothing was unpacked"
+    )

@@ -1,0 +1,78 @@
+"""EMNIST, split "byclass" (Cohen et al. 2017): 697,932 + 116,323 handwritten digits and letters, grey, 28 x 28.
+
+The files hold the images with rows and columns exchanged, as MATLAB stores them; here they are upright, like MNIST's.
+Labels: 0-9 digits, 10-35 capital, 36-61 small letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.data.download import Remote
+from fedbench.data.files import FileSource, Part
+from fedbench.data.formats.idx import idx_files, read_pair
+from fedbench.data.formats.matlab import read_emnist
+from fedbench.data.progress import Report
+
+SPLIT = "emnist-byclass"
+STEMS = tuple(
+    f"{SPLIT}-{part}-{kind}" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")
+)
+
+
+def _wanted(name: str) -> bool:
+    """The archive holds five more splits."""
+    return SPLIT in name
+
+
+@dataclass(frozen=True)
+class Emnist(FileSource):
+    """62 digits and letters: four idx files (gzip.zip), or one MATLAB file (matlab.zip)."""
+
+    name: ClassVar[str] = "emnist"
+    folders: ClassVar[tuple[str, ...]] = (
+        "emnist",
+        "EMNIST/raw",
+        "EMNIST/gzip",
+        "gzip",
+        "matlab",
+        "EMNIST/matlab",
+    )
+    published: ClassVar[tuple[int, int]] = (697_932, 116_323)
+    label_count: ClassVar[int] = 62
+    parts: ClassVar[tuple[Part, ...]] = (
+        Part(  # address and checksum as in torchvision
+            Remote(
+                ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
+                "emnist-gzip.zip",
+                "58c8d27c78d21e728a6bc7b3cc06412e",
+            ),
+            "EMNIST/gzip",
+            wanted=_wanted,
+        ),
+    )
+
+    model: str = "lenet5"
+    mean: tuple[float, ...] = (0.1736,)
+    std: tuple[float, ...] = (0.3317,)
+
+    def files(self, folder: Path) -> list[Path] | None:
+        """Four idx files, or the MATLAB file."""
+        matlab = folder / f"{SPLIT}.mat"
+        return [matlab] if matlab.is_file() else idx_files(folder, STEMS)
+
+    def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
+        """Images, labels and the number of training samples."""
+        if len(files) == 1:
+            (train_x, train_y), (test_x, test_y) = read_emnist(files[0], self.label_count)
+        else:
+            train_x, train_y = read_pair(files[0], files[1], size=28, classes=self.label_count)
+            test_x, test_y = read_pair(files[2], files[3], size=28, classes=self.label_count)
+        x, y = np.concatenate([train_x, test_x]), np.concatenate([train_y, test_y])
+        return {"x": np.ascontiguousarray(x.swapaxes(2, 3)), "y": y, "num_train": np.array([len(train_x)])}
