@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -16,9 +18,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from omegaconf import OmegaConf
 
 from fedbench import compose, run
 from fedbench.data.split import Partition
+from fedbench.engine import checkpoint
 from fedbench.engine.simulation import Simulation, State
 from fedbench.errors import CheckpointError, FedbenchError
 from fedbench.results.history import deterministic
@@ -45,8 +50,24 @@ def rows(folder: Path) -> Any:
         for name, frame in frames.items()
     }
     result = deterministic(json.loads((folder / "result.json").read_text()))
-    arrays = dict(np.load(folder / "tallies.npz"))
-    return kept, result, {name: repr(array.tolist()) for name, array in sorted(arrays.items())}
+    del result["commit"]  # the checkout may move on while tests run
+    arrays = {
+        f"{file.stem}/{name}": repr(array.tolist())
+        for file in sorted(folder.glob("*.npz"))
+        for name, array in sorted(np.load(file).items())
+    }
+    return kept, result, arrays
+
+
+def same_models(a: Path, b: Path) -> bool:
+    """Whether two folders hold the same final models, bit for bit."""
+    (first, _), (second, _) = (checkpoint.load(folder / "model.safetensors") for folder in (a, b))
+    models = [name for name in first if name.startswith(("server/", "memory/"))]
+    return (
+        len(models) > 0
+        and set(first) == set(second)
+        and all(torch.equal(first[n], second[n]) for n in models)
+    )
 
 
 def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
@@ -62,15 +83,17 @@ def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
     assert [len(samples) for samples in partition.train] == clients["size_train"].tolist()
     weights = np.load(result.folder / "collaboration.npz")["W"]
     assert weights.sum(1) == pytest.approx(np.ones(4))
+    saved = OmegaConf.to_container(OmegaConf.load(result.folder / "config.yaml"))
+    assert compose.run_key(compose.from_plain(saved)) == row["key"]  # type: ignore[arg-type]
+    assert row["version_torch"] == torch.__version__
+    assert json.loads((result.folder / "environment.json").read_text())["device"] == "cpu"
     rounds = pd.read_csv(result.folder / "rounds.csv")
     assert rounds["round"].tolist() == [0, 1, 2, 3, 4]
     assert rounds["bytes_up"].is_monotonic_increasing
     assert not (result.folder / "checkpoint.safetensors").exists()
     local = json.loads(next(tmp_path.rglob("local/*/result.json")).read_text())
     assert local["key"] == row["local_key"]
-    assert np.allclose(
-        clients["acc_local"], pd.read_csv(next(tmp_path.rglob("local/*/clients.csv")))["acc"]
-    )
+    assert np.allclose(clients["acc_local"], pd.read_csv(next(tmp_path.rglob("local/*/clients.csv")))["acc"])
 
 
 def count_rounds(
@@ -93,12 +116,13 @@ def test_a_finished_run_is_read_not_repeated_unless_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run.execute(config(tmp_path, "method=fedavg"))
+    before = rows(first.folder)
     trained = count_rounds(monkeypatch)
     assert run.execute(config(tmp_path, "method=fedavg")).row == first.row
     assert trained == []
     again = run.execute(config(tmp_path, "method=fedavg", "force=true"))
     assert trained == [0, 1, 2, 3]  # Local is not repeated
-    assert deterministic(again.row) == deterministic(first.row)
+    assert rows(again.folder) == before
     run.execute(config(tmp_path, "method=fedprox"))
     assert len(trained) == 8  # another method shares the Local run
 
@@ -107,8 +131,8 @@ def test_a_finished_run_is_read_not_repeated_unless_forced(
 def test_an_interrupted_run_goes_on_to_the_same_rows(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run.execute(config(tmp_path / "whole", f"method={method}"))
-    overrides = [f"method={method}", "checkpoint.rounds=1"]
+    whole = run.execute(config(tmp_path / "whole", f"method={method}", "save_models=true"))
+    overrides = [f"method={method}", "save_models=true", "checkpoint.rounds=1"]
     run.execute(config(tmp_path / "parts", "method=local"))
     for stop in (1, 3):
         with monkeypatch.context() as patch:
@@ -124,6 +148,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(
     parts = run.execute(config(tmp_path / "parts", *overrides))
     assert trained == [3]
     assert rows(parts.folder) == rows(whole.folder)
+    assert same_models(parts.folder, whole.folder)
 
 
 def test_a_checkpoint_of_another_config_or_a_damaged_one_is_refused(
@@ -160,57 +185,120 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
-def command(folder: Path, overrides: Sequence[str]) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "fedbench",
-        f"runs_dir={folder}",
-        "progress=none",
-        "hardware=cpu",
-        *overrides,
-    ]
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedcollab"])
+def test_one_client_is_a_federation_that_gains_nothing(method: str, tmp_path: Path) -> None:
+    result = run.execute(config(tmp_path, f"method={method}", "partition.num_clients=1"))
+    clients = pd.read_csv(result.folder / "clients.csv")
+    assert len(clients) == 1
+    if method != "ditto":  # which is pulled towards what it came from
+        assert (result.row["ipr"], result.row["rsd"]) == (0, 0)
+        assert clients["acc"].tolist() == clients["acc_local"].tolist()
 
 
-def kill_and_rerun(tmp_path: Path, overrides: list[str], kills: int, seed: int = 0) -> int:
-    """Kill the run `kills` times at random moments of its training, finish it; how many kills hit it running."""
-    whole = tmp_path / "whole"
-    subprocess.run(command(whole, overrides), check=True, capture_output=True)
+def test_a_cohort_of_one_scores_the_client_that_trained(tmp_path: Path) -> None:
+    options = ["protocol.cohort=0.25", "protocol.rounds=1", "protocol.score=trained"]
+    result = run.execute(config(tmp_path, "method=fedavg", *options))
+    clients = pd.read_csv(result.folder / "clients.csv")
+    assert clients["acc"].notna().sum() == clients["acc_local"].notna().sum() == 1
+    assert result.row["acc"] == pytest.approx(clients["acc"].dropna().item())
+    assert (result.row["ipr"], result.row["rsd"]) == (0, 0), "after one round FedAvg's clients are Local's"
+
+
+def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
+    local = run.execute(config(tmp_path, "method=local")).folder
+    (local / "clients.csv").write_text("client,acc\n0,many\n")
+    with pytest.raises(FedbenchError, match=r"clients\.csv; delete the folder to run it again"):
+        run.execute(config(tmp_path, "method=fedavg"))
+    assert [path.parent for path in tmp_path.rglob("result.json")] == [local]
+
+
+def test_engines_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hardware is no part of what a result is: another engine finds the run finished, or ends it alike."""
+    looped = run.execute(config(tmp_path, "method=ditto", "hardware.engine=looped"))
+    trained = count_rounds(monkeypatch)
+    found = run.execute(config(tmp_path, "method=ditto", "hardware.engine=stacked", "hardware.chunk=3"))
+    assert (trained, found.row) == ([], looped.row)
+    stacked = run.execute(config(tmp_path / "again", "method=ditto", "hardware.engine=stacked"))
+    assert stacked.row["key"] == looped.row["key"]
+    assert stacked.row["acc"] == pytest.approx(looped.row["acc"], abs=1.5), (
+        "rounding may turn a sample or two"
+    )
+
+
+def go(folder: Path, overrides: Sequence[str]) -> None:
+    """A run in a process of its own."""
+    run.execute(config(folder, *overrides))
+
+
+def killed(context: Any, folder: Path, overrides: Sequence[str], after: float) -> bool:
+    """Kill a run `after` seconds beyond its next checkpoint; whether that hit it running."""
+    seen = stamps(folder)
+    process = context.Process(target=go, args=(folder, overrides))
+    process.start()
+    while process.is_alive() and stamps(folder) <= seen:
+        time.sleep(0.005)
+    time.sleep(after)
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+def stamps(folder: Path) -> set[tuple[str, int]]:
+    """Checkpoints below `folder`, and when they were written."""
+    found = set()
+    for path in folder.rglob("checkpoint.safetensors"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((str(path), path.stat().st_mtime_ns))
+    return found
+
+
+def kill_and_rerun(tmp_path: Path, overrides: list[str], kills: int, seed: int) -> int:
+    """Kill a run `kills` times at random moments, finish it, compare it; how many kills hit it running."""
+    whole = run.execute(config(tmp_path / "whole", *overrides))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "sklearn.datasets"])  # imported once for all
     chance = random.Random(seed)
-    hits = 0
-    parts = tmp_path / "parts"
-    for _ in range(kills):
-        process = subprocess.Popen(
-            command(parts, overrides), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        seen = {p: p.stat().st_mtime_ns for p in parts.rglob("checkpoint.safetensors")}
-        while process.poll() is None:  # until it has gone on beyond where it was resumed
-            now = {p: p.stat().st_mtime_ns for p in parts.rglob("checkpoint.safetensors") if p.exists()}
-            if any(seen.get(p) != t for p, t in now.items()):
-                break
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.3))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            hits += 1
-        process.wait()
-    subprocess.run(command(parts, overrides), check=True, capture_output=True)
-    for method in ("local", "fedavg"):
-        (a,), (b,) = (list(f.glob(f"digits/*/{method}/*/result.json")) for f in (whole, parts))
-        assert rows(a.parent) == rows(b.parent)
+    hits = sum(killed(context, tmp_path / "parts", overrides, chance.uniform(0, 0.15)) for _ in range(kills))
+    parts = run.execute(config(tmp_path / "parts", *overrides))
+    assert rows(parts.folder) == rows(whole.folder)
+    assert same_models(parts.folder, whole.folder)
+    local = [
+        next(folder.rglob("local/*/result.json")).parent
+        for folder in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    assert rows(local[0]) == rows(local[1])
+    assert not list(tmp_path.rglob(".tmp*"))
     return hits
 
 
-RUN = ["method=fedavg", "checkpoint.rounds=1"]
+KEPT = ["checkpoint.rounds=1", "save_models=true"]
 
 
 def test_a_killed_run_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    assert kill_and_rerun(tmp_path, [*RUN, "protocol.rounds=60"], kills=2) == 2
+    assert kill_and_rerun(tmp_path, ["method=ditto", "protocol.rounds=40", *KEPT], kills=4, seed=0) == 4
 
 
 @pytest.mark.slow
-def test_ten_kills_change_nothing(tmp_path: Path) -> None:
-    assert kill_and_rerun(tmp_path, [*RUN, "protocol.rounds=200"], kills=10, seed=os.getpid()) >= 8
+@pytest.mark.parametrize("engine", ["looped", "workers", "stacked"])
+def test_ten_kills_change_nothing(engine: str, tmp_path: Path) -> None:
+    overrides = ["method=fedcollab", "method.discriminator.rounds=20", "protocol.rounds=300"]
+    overrides += ["protocol.cohort=0.5", f"hardware.engine={engine}", "hardware.workers=2", *KEPT]
+    assert kill_and_rerun(tmp_path, overrides, kills=10, seed=os.getpid()) == 10
+
+
+def test_the_command_killed_and_given_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    overrides = [*FAST, "method=local", "protocol.rounds=80", "progress=none", "hardware=cpu", *KEPT]
+    command = [sys.executable, "-m", "fedbench", *overrides, f"runs_dir={tmp_path / 'parts'}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not stamps(tmp_path):
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not list(tmp_path.rglob("result.json"))
+    subprocess.run(command, check=True, capture_output=True)
+    whole = run.execute(config(tmp_path / "whole", *overrides))
+    (parts,) = tmp_path.glob("parts/**/result.json")
+    assert rows(parts.parent) == rows(whole.folder)
 
 
 def test_offline_wandb_logs_beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
