@@ -1,0 +1,134 @@
+"""Collaboration graphs: what a client receives next is a mixture of the clients' models, row i of a matrix W.
+
+Subclasses give only W - for all leaves, or one for each group of leaves (body, head). `Mixing` mixes the uploads of a
+round among those who took part; absent clients keep the mixture they had. `Library` keeps every client's latest upload
+and mixes when it sends, so that absent clients' models go on being used; it may begin with rounds of FedAvg.
+
+Leaves named in `private` (FedAvg's field) stay on their clients; batch normalisation's statistics are mixed like
+weights unless they are named there. W is asserted row-stochastic where it is applied.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Clock, Cohort, Population
+from fedbench.engine.trees import Tree
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class Mixing(FedAvg):
+    """Mixes a round's uploads; server leaves model/* [N, ...] are what each client receives next, W is [N, N]."""
+
+    family: ClassVar[str] = "personalised"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """One model for all, and W = I."""
+        shared, memory = super().init(task, population, generator)
+        count = population.clients
+        model = trees.join(model=trees.expand(shared, count))
+        return {**model, "W": torch.eye(count, dtype=torch.float64)}, memory
+
+    @abstractmethod
+    def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """W [C, C] over the cohort for each group of leaves (selector); a leaf takes the first that matches.
+
+        The first group's matrix is the one that `collaboration` reports.
+        """
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Each client's own mixture."""
+        return trees.take(trees.part(server, "model"), cohort.ids)
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Theta_tilde = W Theta for the cohort; everybody else keeps what they had."""
+        graph = self.graph(server, uploads, cohort)
+        rows = scatter(next(iter(graph.values())), cohort).to(server["W"].device)
+        return trees.put(server, cohort.ids, {**self.mixed(graph, uploads, cohort), "W": rows})
+
+    def mixed(self, graph: Mapping[str, Tensor], uploads: Tree, cohort: Cohort) -> Tree:
+        """The new rows [C, ...] of the server's leaves that come of mixing."""
+        return trees.join(model=mix_groups(graph, leaves(uploads), cohort.task))
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """The latest row of every client."""
+        return server["W"]
+
+
+@dataclass(frozen=True)
+class Library(Mixing):
+    """Keeps every client's latest model in model/* [N, ...]; the message is W's row over all of them.
+
+    In the warm-up rounds, if there are any, the model is FedAvg's and the same for all.
+    """
+
+    def warm(self, clock: Clock) -> bool:
+        """Whether a round belongs to the warm-up."""
+        return False
+
+    def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """Of no use here: see `rows`."""
+        raise NotImplementedError
+
+    def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """W [C, N] for each group of leaves, as in `graph`; leaves in no group are the client's own."""
+        return {"*": server["W"][cohort.ids.to(server["W"].device)]}
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The cohort's rows of W over all stored models."""
+        stored = trees.part(server, "model")
+        own = trees.take(stored, cohort.ids)
+        if self.warm(cohort.clock):
+            return own
+        return {**own, **mix_groups(self.rows(server, cohort), stored, cohort.task)}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Store the uploads; in the warm-up, their average in every client's place."""
+        if self.warm(cohort.clock):
+            average = trees.mean(leaves(uploads), cohort.weights)
+            return {**server, **trees.join(model=trees.expand(average, cohort.population.clients))}
+        return trees.put(server, cohort.ids, trees.join(model=leaves(uploads)))
+
+
+def leaves(uploads: Tree) -> Tree:
+    """The model within an upload: what has no namespace."""
+    return {name: leaf for name, leaf in uploads.items() if "/" not in name}
+
+
+def mix_groups(graph: Mapping[str, Tensor], models: Tree, task: Task) -> Tree:
+    """`models` [C, ...] mixed by the matrix of each leaf's group; leaves in no group are left out."""
+    mixed: Tree = {}
+    rest = models
+    for selector, matrix in graph.items():
+        chosen, rest = trees.split(rest, task.select(rest, (selector,)))
+        mixed.update(trees.mix(matrix, chosen))
+    return mixed
+
+
+def scatter(matrix: Tensor, cohort: Cohort) -> Tensor:
+    """The rows [C, N] of W over all clients that hold `matrix` [C, C] over the cohort."""
+    rows = matrix.new_zeros(len(matrix), cohort.population.clients, dtype=torch.float64)
+    rows[:, cohort.ids.to(rows.device)] = matrix.to(torch.float64)
+    return rows
+
+
+def sizes_matrix(cohort: Cohort) -> Tensor:
+    """1 p^T, FedAvg's matrix over the cohort [C, C]."""
+    return cohort.weights.expand(len(cohort.ids), -1)
+
+
+def cosines(rows: Tensor) -> Tensor:
+    """Cosine of every two rows of [C, P] -> float64 [C, C], with ones on the diagonal; 0 with a row of zeros."""
+    unit = functional.normalize(rows.to(torch.float64), dim=1)
+    found = (unit @ unit.t()).clamp(-1, 1)
+    return found.fill_diagonal_(1.0)

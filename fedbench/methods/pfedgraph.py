@@ -1,0 +1,43 @@
+"""pFedGraph: Ye et al., Personalized Federated Learning with Inferred Collaboration Graphs, ICML 2023.
+
+Row i of the graph minimises over the simplex alpha sum_j (W_ij - p_j)^2 - sum_j W_ij S_ij, S the cosines between
+models and p_j = n_j / n: the projection of p + S_i / (2 alpha). So it is FedSaC with alpha = 0 and beta = 1 / alpha
+there. The fields shared with FedSaC, and what the code does otherwise, are described in `cosine`; similarity and snap
+follow the code, as what S is taken of is left open in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedbench.engine.contract import Cohort
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.methods import simplex
+from fedbench.methods.cosine import CosineMixing
+
+
+@dataclass(frozen=True)
+class PFedGraph(CosineMixing):
+    """Mixtures weighted by similarity and data size."""
+
+    alpha: float = 0.8  # how much closeness to p counts against similarity
+    lam: float = 0.01
+    similarity: str = "updates"
+    snap: float | None = 0.9
+
+    paper: ClassVar[str] = "Ye et al., ICML 2023"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha <= 0:
+            raise ConfigError(f"method.alpha must be positive, got {self.alpha}")
+
+    def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """W from sizes and similarity."""
+        similarity = self.similarities(server, uploads, cohort)
+        return {"*": simplex.project(cohort.weights.to(similarity) + similarity / (2 * self.alpha))}
