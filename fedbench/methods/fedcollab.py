@@ -15,24 +15,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedbench.config import LocalConfig
 from fedbench.engine import rng, trees
-from fedbench.engine.contract import Batch, Client, Clock, Cohort, Population, Stage
+from fedbench.engine.contract import Cohort, Population
 from fedbench.engine.trees import Tree
 from fedbench.errors import ConfigError
 from fedbench.methods.base import Method
+from fedbench.methods.coalitions import Coalitions, server_of, servers
 from fedbench.methods.collab import solver
 from fedbench.methods.collab.discriminators import DiscriminatorConfig, train_discriminators
-from fedbench.models.task import Task
 
 if TYPE_CHECKING:
     from fedbench.engine.preparation import Preparation
 
 
 @dataclass(frozen=True)
-class FedCollab(Method):
+class FedCollab(Coalitions):
     """Coalitions found before training, and a method inside each."""
 
     base: Any = field(default_factory=lambda: {"name": "fedavg"})  # the method inside the coalitions
@@ -44,7 +42,6 @@ class FedCollab(Method):
     join_round: int = 0
     discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
 
-    family: ClassVar[str] = "clustered"
     paper: ClassVar[str] = "Bao et al., ICML 2023"
 
     def __post_init__(self) -> None:
@@ -62,31 +59,13 @@ class FedCollab(Method):
         """The base method, built."""
         return cast("Method", self.base)
 
-    @property
-    def reads_data(self) -> frozenset[str]:
-        """As the base method."""
-        return self.inner.reads_data
-
-    @property
-    def reads_validation(self) -> frozenset[str]:
-        """As the base method."""
-        return self.inner.reads_validation
-
     # ---- the collaboration structure
-
-    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """One coalition of all, until `prepare`."""
-        server, memory = self.inner.init(task, population, generator)
-        return {
-            "coalition": torch.zeros(population.clients, dtype=torch.int64),
-            **_coalitions(server, 1),
-        }, memory
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train the discriminators, solve for the coalitions, give each a copy of the base server."""
         setup = preparation.setup
         distances = self._distances(preparation)
-        base, memory = self.inner.prepare(preparation, trees.row(trees.part(server, "base"), 0), memory)
+        base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)
         clients = setup.federation.clients
         known = np.array([k for k in range(clients) if k not in self.newcomers])
         sizes = setup.population.sizes.numpy()
@@ -103,7 +82,7 @@ class FedCollab(Method):
         preparation.keep("coalition", coalition)
         count = int(coalition.max()) + 1
         state = {"coalition": torch.from_numpy(coalition), "distances": torch.from_numpy(distances)}
-        return {**state, **trees.clone(_coalitions(base, count))}, memory
+        return {**state, **trees.clone(servers(base, count))}, memory
 
     def _distances(self, preparation: Preparation) -> np.ndarray:
         setup = preparation.setup
@@ -137,97 +116,8 @@ class FedCollab(Method):
                 members.append(newcomer)
         return {**server, "coalition": torch.from_numpy(coalition).to(server["coalition"].device)}
 
-    def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """A of Eq. 9: shares of a client's coalition."""
-        return torch.from_numpy(solver.matrix(server["coalition"].cpu().numpy(), population.sizes.numpy()))
-
-    # ---- one base server a coalition
-
-    def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Each client hears from its coalition's server."""
-        coalition = server["coalition"].cpu()
-        members = coalition[cohort.ids]
-        parts = [
-            (chosen := members == k, self.inner.send(_one(server, k), _members(cohort, coalition, k)))
-            for k in members.unique().tolist()
-        ]
-        if len(parts) == 1:
-            return parts[0][1]
-        message: Tree = {}
-        for chosen, part in parts:
-            for key, leaf in part.items():
-                whole = message.setdefault(key, leaf.new_empty(len(members), *leaf.shape[1:]))
-                whole[chosen.to(leaf.device)] = leaf
-        return message
-
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Each coalition's server folds in its own members' uploads; one without a member in the cohort waits."""
-        coalition = server["coalition"].cpu()
-        members = coalition[cohort.ids]
-        base = trees.part(server, "base")
-        for k in members.unique().tolist():
-            chosen = members == k
-            own = {key: leaf[chosen.to(leaf.device)] for key, leaf in uploads.items()}
-            updated = self.inner.aggregate(trees.row(base, k), own, _members(cohort, coalition, k))
-            base = trees.put(
-                base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated)
-            )
-        server = {**server, **trees.join(base=base)}
+        """As the base method in each coalition; then, in `join_round`, newcomers are admitted."""
+        server = super().aggregate(server, uploads, cohort)
         joining = self.newcomers and cohort.clock.round + 1 == self.join_round
         return self._admit(server, cohort.population) if joining else server
-
-    def common(self, server: Tree, task: Task) -> Tree | None:
-        """The base's global model, if there is one coalition only."""
-        return self.inner.common(_one(server, 0), task) if int(server["coalition"].max()) == 0 else None
-
-    # ---- one client: as the base method
-
-    def start(self, client: Client) -> Tree:
-        """As the base method."""
-        return self.inner.start(client)
-
-    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """As the base method."""
-        return self.inner.stages(local, clock)
-
-    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """As the base method."""
-        return self.inner.loss(work, client, batch)
-
-    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """As the base method."""
-        return self.inner.finish(work, client)
-
-    def model(self, work: Tree, client: Client) -> Tree:
-        """As the base method."""
-        return self.inner.model(work, client)
-
-    def personal(self, client: Client) -> Tree:
-        """As the base method."""
-        return self.inner.personal(client)
-
-    def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
-        """As the base method."""
-        return self.inner.predict(model, x, task)
-
-    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
-        """As the base method."""
-        return self.inner.draw(generator, steps, client)
-
-    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """As the base method."""
-        return self.inner.adapt(local, clock)
-
-
-def _coalitions(server: Tree, count: int) -> Tree:
-    """`count` copies of a base server: leaves base/* [K, ...]."""
-    return trees.join(base=trees.expand(server, count))
-
-
-def _one(server: Tree, coalition: int) -> Tree:
-    return trees.row(trees.part(server, "base"), coalition)
-
-
-def _members(cohort: Cohort, coalition: Tensor, k: int) -> Cohort:
-    """The cohort's members of coalition `k`."""
-    return cohort.where(coalition[cohort.ids] == k, (coalition == k).nonzero().flatten())

@@ -67,7 +67,6 @@ class FedGen(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """FedAvg's mean, then the generator learns from the uploaded classifiers (Eq. 4)."""
-
         shares = _shares(server, cohort)
 
         def loss(made: Tree, generator: torch.Generator) -> Tensor:
