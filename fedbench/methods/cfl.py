@@ -1,0 +1,89 @@
+"""CFL: Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization, TNNLS 2021.
+
+FedAvg in each cluster, at first one of all. Let d_i = theta_i - theta be the updates of a cluster's clients. Once the
+cluster is near a stationary point but some client is not, ||sum_i n_i / n_c d_i|| < eps1 and max_i ||d_i|| > eps2, it is
+cut in two such that the largest cosine similarity across, alpha, is least (Algorithm 1: single linkage), provided that
+sqrt((1 - alpha) / 2) > gamma_max. The halves go on from the averages of their own clients.
+The authors' code differs: complete linkage (`linkage: complete`), unweighted means, no gamma_max, no cut before round 20
+(`warmup`). FedCollab's comparison calls the method FedCluster.
+Deviations: where not all clients take part, absent members of a cluster stay with the half that has more samples.
+Batch normalisation: statistics do not count in norms and cosines; within a cluster they are shared and averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Cohort
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError, unknown
+from fedbench.methods import grouping
+from fedbench.methods.base import Method
+from fedbench.methods.coalitions import Coalitions, members_of
+from fedbench.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class CFL(Coalitions):
+    """FedAvg whose clusters split when their clients' updates disagree."""
+
+    eps1: float = 0.4  # a cluster's mean update is below this before it splits
+    eps2: float = 1.6  # and the largest of its clients' updates above this
+    gamma_max: float = 0.0  # least separation sqrt((1 - alpha) / 2) of the halves
+    linkage: str = "single"  # of the bipartition: "single" (Algorithm 1) or "complete" (code)
+    warmup: int = 0  # rounds before the first split
+
+    paper: ClassVar[str] = "Sattler et al., IEEE TNNLS 2021"
+
+    def __post_init__(self) -> None:
+        if self.linkage not in ("single", "complete"):
+            raise unknown("method.linkage", self.linkage, ("single", "complete"))
+        for name in ("eps1", "eps2", "gamma_max", "warmup"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"method.{name} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def inner(self) -> Method:
+        """FedAvg."""
+        return FedAvg()
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Split the clusters that are due, then FedAvg in each."""
+        if cohort.clock.round >= self.warmup:
+            models = trees.flatten(cohort.task.weights(uploads)).double()
+            coalition = server["coalition"].cpu()
+            for k in coalition[cohort.ids].unique().tolist():
+                server = self._split(server, models, cohort, k)
+        return super().aggregate(server, uploads, cohort)
+
+    def _split(self, server: Tree, models: Tensor, cohort: Cohort, k: int) -> Tree:
+        """`server` with cluster `k` cut in two if it is due; `models` [C, P] are the cohort's weights."""
+        base, coalition = trees.part(server, "base"), server["coalition"].cpu().clone()
+        members = members_of(cohort, coalition, k)
+        centre = trees.flatten(cohort.task.weights(trees.take(base, torch.tensor([k])))).double()
+        updates = models[(coalition[cohort.ids] == k).to(models.device)] - centre
+        leaving = self.halves(updates.cpu().numpy(), members.sizes.numpy())
+        if leaving is None:
+            return server
+        new = len(next(iter(base.values())))
+        coalition[members.ids[torch.from_numpy(leaving)]] = new
+        grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
+        return {"coalition": coalition.to(server["coalition"].device), **trees.join(base=grown)}
+
+    def halves(self, updates: grouping.Array, sizes: grouping.Array) -> np.ndarray | None:
+        """Which members leave a cluster, bool [M], by their updates [M, P] and sizes [M]; None if none is to."""
+        if len(updates) < 2:
+            return None
+        drift = np.linalg.norm((sizes / sizes.sum()) @ updates)
+        if not (drift < self.eps1 and np.linalg.norm(updates, axis=1).max() > self.eps2):
+            return None
+        side, across = grouping.bipartition(grouping.cosines(updates), self.linkage)
+        if not np.sqrt((1 - across) / 2) > self.gamma_max:
+            return None
+        return side if sizes[side].sum() < sizes[~side].sum() else ~side

@@ -1,0 +1,43 @@
+"""FeSEM: Long et al., Multi-Center Federated Learning: Clients Clustering for Better Personalization, WWW J. 2022.
+
+Stochastic EM on sum_i sum_k r_ik ||W_i - V_k||^2, assignments r, centres V: a client belongs to the centre nearest to
+its model W_i (E step), a centre is the mean of its clients' models (M step), and clients train on from their centre.
+First assignment: k-means of all clients' models after `pretrain_rounds` of training alone (from centres drawn at random,
+the other choice, no client ever leaves). Chosen, as FedCollab's comparison gives none: k = 4, one round.
+Deviations: means are weighted by size, as FedAvg's; a round's clients are first averaged and then assigned anew, so
+that all centres may start from the initial weights.
+Batch normalisation: statistics do not count in distances; within a cluster they are shared and averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Cohort
+from fedbench.engine.trees import Tree
+from fedbench.methods.kmeans import KMeans
+
+
+@dataclass(frozen=True)
+class FeSEM(KMeans):
+    """Clients move to the centre that is nearest to their model."""
+
+    pretrain_rounds: int = 1  # rounds each client trains alone before the first assignment
+
+    paper: ClassVar[str] = "Long et al., WWW Journal 2022"
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Centres from the cohort's models (M step), then the cohort's assignment to centres (E step)."""
+        server = super().aggregate(server, uploads, cohort)
+        models, centres = (
+            trees.flatten(cohort.task.weights(each)).double()
+            for each in (uploads, trees.part(server, "base"))
+        )
+        nearest = torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+        coalition = server["coalition"].clone()
+        coalition[cohort.ids.to(coalition.device)] = nearest.to(coalition.device)
+        return {**server, "coalition": coalition}

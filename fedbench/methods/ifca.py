@@ -1,0 +1,78 @@
+"""IFCA: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020.
+
+Algorithm 1 (model averaging): the server sends all k models; client i takes the one with the least loss on its training
+data, argmin_j F_i(theta_j), trains it and returns it with j; the server averages the models returned under each j.
+Models start from independent draws. Chosen, as FedCollab's comparison gives none: k = 4, its number of client types.
+Deviations: averages are weighted by size, as FedAvg's; a client is scored by the model it would take now.
+Batch normalisation: each of the k models has its own statistics; losses are compared in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Client, Cohort, Population
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.methods import passes
+from fedbench.methods.base import Method
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class IFCA(Method):
+    """k models; each client works on the one that fits its data best."""
+
+    k: int = 4  # models
+
+    family: ClassVar[str] = "clustered"
+    paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigError(f"method.k must be at least 1, got {self.k}")
+
+    @property
+    def reads_data(self) -> frozenset[str]:
+        """To choose a model."""
+        return frozenset({"start", "personal"})
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Models [k, ...]."""
+        return trees.stack([task.init(generator) for _ in range(self.k)]), {}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Average the models returned under each j; one that nobody took stays."""
+        models, choice = _model(uploads), uploads["choice"].cpu()
+        taken = choice.unique()
+        shares = (taken.unsqueeze(1) == choice) * cohort.sizes  # [models taken, C]
+        return trees.put(server, taken, trees.mix(shares / shares.sum(1, keepdim=True), models))
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """The model, if there is one only."""
+        return trees.row(server, 0) if self.k == 1 else None
+
+    def start(self, client: Client) -> Tree:
+        """The model with the least training loss, and which it is."""
+        losses = [
+            passes.mean_loss(trees.row(client.message, j), client.data, client.task) for j in range(self.k)
+        ]
+        choice = torch.stack(losses).argmin()
+        rows = trees.map_leaves(lambda leaf: leaf.index_select(0, choice.view(1))[0], client.message)
+        return {**rows, "choice": choice}
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the trained model and its number."""
+        return work, {}
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The chosen model."""
+        return _model(work)
+
+
+def _model(tree: Tree) -> Tree:
+    return {key: leaf for key, leaf in tree.items() if key != "choice"}
