@@ -20,6 +20,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.snapshot import pack, unpack
 from fedbench.metrics.accuracy import Floats
+from fedbench.plots.partition import bubbles
 from fedbench.results.console import Progress
 from fedbench.results.environment import environment, versions
 from fedbench.results.folder import RunFolder
@@ -103,6 +104,8 @@ def _simulate(run: RunConfig, key: str, folder: RunFolder, observer: Observer) -
     folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
     folder.write_environment(environment(str(setup.federation.device)))
     folder.write_partition(partition, partition.statistics(dataset.y))
+    title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
+    folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
     trainer = pick_trainer(setup, run.hardware)
     try:
         simulation = Simulation(setup, trainer, observer)

@@ -107,6 +107,10 @@ class RunFolder:
             partition.save(temporary)
         write_csv(self.path / "partition.csv", statistics)
 
+    def write_figure(self, name: str, svg: str) -> None:
+        """`name`.svg: a figure (fedbench.plots)."""
+        write_text(self.path / f"{name}.svg", svg)
+
     def write_history(self, history: History) -> None:
         """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
         write_csv(self.path / "rounds.csv", history.rows())
