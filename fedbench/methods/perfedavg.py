@@ -24,7 +24,7 @@ from fedbench.config import LocalConfig, OptimizerConfig
 from fedbench.engine import trees
 from fedbench.engine.contract import Batch, Client, Clock, Stage
 from fedbench.engine.trees import Tree
-from fedbench.errors import unknown
+from fedbench.errors import ConfigError, unknown
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.updates import gradient
 from fedbench.models.task import Task
@@ -48,6 +48,8 @@ class PerFedAvg(FedAvg):
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise unknown("method.order", self.order, ORDERS)
+        if self.alpha < 0:
+            raise ConfigError(f"method.alpha of perfedavg must not be negative, got {self.alpha}")
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Meta steps."""
@@ -55,6 +57,8 @@ class PerFedAvg(FedAvg):
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Plain SGD steps at rate alpha."""
+        if self.alpha == 0:
+            return ()
         return (Stage(self.loss, iterations=self.adapt_steps, optimizer=OptimizerConfig(lr=self.alpha)),)
 
     def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:

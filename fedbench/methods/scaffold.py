@@ -66,7 +66,7 @@ class Scaffold(Method):
         received = trees.part(client.message, "model")
         weights, statistics = trees.split(work, client.memory)
         change = {name: leaf - received[name] for name, leaf in weights.items()}
-        control = self._control(change, received, client)
+        control = self._control(change, {**received, **statistics}, client)
         moved = {name: leaf - client.memory[name] for name, leaf in control.items()}
         return trees.join(change=change, statistics=statistics, control=moved), control
 

@@ -1,0 +1,66 @@
+"""A method inside FedCollab is, in each coalition, that method run on the coalition's members alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Clock
+from fedbench.methods.fedcollab import FedCollab
+from tests.methods.toys import adapted, close, federation, gap, setup, simulate
+
+SIZES = (6, 13, 8, 21)
+BASES: list[dict[str, Any]] = [
+    {"name": "fedavg"},
+    {"name": "fedprox", "mu": 0.5},
+    {"name": "fednova"},
+    {"name": "finetune"},
+    {"name": "perfedavg", "alpha": 0.1},
+    {"name": "pfedme", "lam": 1.0, "personal_lr": 0.1},
+    {"name": "ditto"},
+    {"name": "scaffold"},
+    {"name": "scaffold", "weighted": True, "option": 1},
+    {"name": "feddyn", "weighted": True},
+    {"name": "fedbabu", "tune_epochs": 1},
+    {"name": "apfl"},
+]
+
+
+@dataclass(frozen=True)
+class Pairs(FedCollab):
+    """FedCollab whose coalitions are {0, 2} and {1, 3}."""
+
+    def prepare(
+        self, preparation: Any, server: trees.Tree, memory: trees.Tree
+    ) -> tuple[trees.Tree, trees.Tree]:
+        base = {k: v.expand(2, *v.shape[1:]) for k, v in server.items() if k != "coalition"}
+        return {"coalition": torch.tensor([0, 1, 0, 1]), **trees.clone(base)}, memory
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: "-".join(map(str, base.values())))
+def test_a_coalition_is_the_base_on_its_members(base: dict[str, Any]) -> None:
+    chosen = setup(Pairs(base=base), federation(SIZES), rounds=2, epochs=1)
+    everyone = adapted(chosen, simulate(chosen))
+    for members in ([0, 2], [1, 3]):
+        alone = setup(Pairs(base=base).inner, federation(SIZES, ids=members), rounds=2, epochs=1)
+        expected = adapted(alone, simulate(alone))
+        assert close({k: v[members] for k, v in everyone.items()}, expected, 1e-9)
+    first, second = (trees.row(everyone, k) for k in (0, 1))
+    assert gap(first, second) > 1e-3
+
+
+@pytest.mark.parametrize("base", [{"name": "scaffold"}, {"name": "feddyn"}])
+def test_a_coalitions_server_counts_its_members_not_all_clients(base: dict[str, Any]) -> None:
+    """With two of four clients a round, one or none of a coalition: shares are of its two members."""
+    chosen = setup(Pairs(base=base), federation(SIZES), rounds=3, cohort=0.5)
+    assert len({chosen.draw_cohort(Clock(t, 3)).tolist()[0] for t in range(3)}) > 1
+    state = simulate(chosen)
+    for k, members in enumerate(([0, 2], [1, 3])):
+        own = trees.row(trees.part(state.server, "base"), k)
+        mean = {name: leaf[members].mean(0) for name, leaf in state.memory.items()}
+        kept = trees.part(own, "control") or {name: -leaf for name, leaf in trees.part(own, "drift").items()}
+        assert close(kept, mean, 1e-10)
