@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import shutil
 import stat
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from fedbench.data.formats.idx import GZIP_MAGIC
 from fedbench.data.progress import Report, silent
 from fedbench.errors import DataCorrupt
 
@@ -100,11 +102,18 @@ def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
 
 
 def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
-    with archive.open("rb") as raw, tarfile.open(fileobj=raw, mode="r:*") as opened:
+    with contextlib.ExitStack() as stack:
+        raw = stack.enter_context(archive.open("rb"))
+        zipped = raw.read(2) == GZIP_MAGIC
+        raw.seek(0)
+        stream = stack.enter_context(gzip.GzipFile(fileobj=raw)) if zipped else raw
+        opened = stack.enter_context(tarfile.open(fileobj=stream, mode="r:"))
         for info in opened:
             if not (info.isreg() or info.isdir()) or info.issparse():
                 raise _no_file(archive, info.name)
             yield info.name, opened.extractfile(info) if info.isreg() else None, raw.tell()
+        while stream.read(1 << 20):  # to the end, where gzip's checksum is
+            pass
 
 
 def _no_file(archive: Path, name: str) -> DataCorrupt:

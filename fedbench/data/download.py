@@ -84,7 +84,7 @@ def _fetch(remote: Remote, part: Path, report: Report) -> None:
             if problem is None:
                 return
             reason = f"{url}: {_reason(problem)}"
-            if isinstance(problem, urllib.error.HTTPError) and problem.code in GONE:
+            if getattr(problem, "code", None) in GONE:
                 urls.remove(url)
         fruitless = 0 if _size(part) > before else fruitless + 1
         if urls and fruitless < FRUITLESS:
@@ -97,9 +97,12 @@ def _attempt(url: str, part: Path, name: str, report: Report) -> Exception | Non
     """One connection; what went wrong, where another may go right."""
     try:
         _transfer(url, part, name, report)
-    except _NoSpace as problem:
-        raise DataMissing(str(problem)) from problem
-    except (OSError, http.client.HTTPException, ValueError) as problem:
+    except (_NoSpace, ValueError) as problem:
+        raise DataMissing(f"{url}: {problem}") from problem
+    except urllib.error.HTTPError as problem:
+        problem.close()  # it is an open answer too
+        return problem
+    except (OSError, http.client.HTTPException) as problem:
         return problem
     return None
 
@@ -123,11 +126,13 @@ def _transfer(url: str, part: Path, name: str, report: Report) -> None:
     try:
         answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and _total(error.headers.get("Content-Range")) == have:
-            return  # nothing is missing
-        if error.code == 416:
+        if error.code != 416:
+            raise
+        if _total(error.headers.get("Content-Range")) != have:
             part.unlink()
-        raise
+            raise
+        error.close()
+        return  # nothing is missing
     with answer:
         offset = have if answer.status == 206 and _start(answer.headers.get("Content-Range")) == have else 0
         length = answer.headers.get("Content-Length")
@@ -167,7 +172,7 @@ def _total(content_range: str | None) -> int | None:
 
 def _reason(error: BaseException) -> str:
     inner = getattr(error, "reason", None)  # URLError wraps the real one
-    text = str(inner if isinstance(inner, (str, OSError)) else error)
+    text = str(inner if isinstance(inner, OSError) else error)
     return text.splitlines()[0] if text else type(error).__name__
 
 

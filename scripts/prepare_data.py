@@ -1,0 +1,101 @@
+"""Download, verify and prepare data sets, or show what is here.
+
+    python scripts/prepare_data.py mnist cifar10              fetch what is missing, prepare it for runs
+    python scripts/prepare_data.py cub text=true --root DIR   options of a data set follow its name
+    python scripts/prepare_data.py --check                    the state of every data set
+
+Downloads resume where they broke off. Without --root, data goes to the environment's FEDBENCH_DATA, else to
+~/.cache/fedbench/data; runs look there too (with --root, give them dataset.root=DIR).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedbench.data.prepare import parse_request, prepare, states
+from fedbench.errors import FedbenchError
+from fedbench.results.units import human_seconds
+
+STEP = 10.0  # percent between two lines where there is no terminal
+
+
+class Shown:
+    """Progress: a bar for each activity on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.tasks: dict[str, TaskID] = {}
+        self.printed: dict[str, float] = {}
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """See `fedbench.data.progress.Report`."""
+        if self.console.is_terminal:
+            if what not in self.tasks:
+                self.tasks[what] = self.bar.add_task(what, total=total)
+            self.bar.update(self.tasks[what], completed=done, total=total)
+        elif total:
+            percent = 100 * done / total
+            if what not in self.printed or percent >= self.printed[what] + STEP or done == total:
+                self.printed[what] = percent
+                self.console.print(f"{what}: {percent:.0f} %", highlight=False, soft_wrap=True)
+
+
+def check(console: Console, root: str | None) -> int:
+    """Print the state of every data set."""
+    table = Table("data set", "state", "where, or how to get it", box=None)
+    for row in states(root):
+        table.add_row(*row)
+    console.print(table)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 if a data set could not be prepared."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="data sets, each followed by its options key=value"
+    )
+    parser.add_argument("--root", help="folder to download to; runs then need dataset.root=DIR")
+    parser.add_argument("--check", action="store_true", help="show the state of every data set and stop")
+    given = parser.parse_args(arguments)
+    out, err = Console(soft_wrap=True), Console(stderr=True)
+    if given.check:
+        return check(out, given.root)
+    if not given.names:
+        parser.print_help()
+        return 2
+    code = 0
+    try:
+        configs = parse_request(given.names)
+    except FedbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for config in configs:
+        start = time.monotonic()
+        try:
+            report = Shown(err)
+            with report.bar:
+                line = prepare(config, given.root, report)
+            out.print(f"{line} ({human_seconds(time.monotonic() - start)})", highlight=False)
+        except FedbenchError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = 1
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on", file=sys.stderr)
+            return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
