@@ -2,8 +2,8 @@
 
 Stochastic EM on sum_i sum_k r_ik ||W_i - V_k||^2, assignments r, centres V: a client belongs to the centre nearest to
 its model W_i (E step), a centre is the mean of its clients' models (M step), and clients train on from their centre.
-First assignment: k-means of all clients' models after `pretrain_rounds` of training alone (from centres drawn at random,
-the other choice, no client ever leaves). Chosen, as FedCollab's comparison gives none: k = 4, one round.
+First assignment: k-means of all clients' models after `pretrain_rounds` of training alone (from centres drawn at
+random, the other choice, no client ever leaves). Chosen, as FedCollab's comparison gives none: k = 4, one round.
 Deviations: means are weighted by size, as FedAvg's; a round's clients are first averaged and then assigned anew, so
 that all centres may start from the initial weights.
 Batch normalisation: statistics do not count in distances; within a cluster they are shared and averaged.
