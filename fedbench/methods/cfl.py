@@ -2,8 +2,8 @@
 
 FedAvg in each cluster, at first one of all. Let d_i = theta_i - theta be the updates of a cluster's clients. Once the
 cluster is near a stationary point but some client is not, ||sum_i n_i / n_c d_i|| < eps1 and max_i ||d_i|| > eps2, it
-is cut in two such that the largest cosine similarity across, alpha, is least (Algorithm 1: single linkage), provided that
-sqrt((1 - alpha) / 2) > gamma_max. The halves go on from the averages of their own clients.
+is cut in two such that the largest cosine similarity across, alpha, is least (Algorithm 1: single linkage), provided
+that sqrt((1 - alpha) / 2) > gamma_max. The halves go on from the averages of their own clients.
 The authors' code differs: complete linkage (`linkage: complete`), unweighted means, no gamma_max, no cut before round
 20 (`warmup`). FedCollab's comparison calls the method FedCluster.
 Deviations: where not all clients take part, absent members of a cluster stay with the half that has more samples.

@@ -51,8 +51,8 @@ class SosicFLPlus(SosicFL):
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """Alpha of every step of either stage, [S, n]."""
-        personal = self.alphas(generator, steps, client, self.personal_samples)
-        return {**super().draw(generator, steps, client), "personal": personal}
+        drawn = super().draw(generator, steps, client)  # first, so that it is what SosicFL draws
+        return {**drawn, "personal": self.alphas(generator, steps, client, self.personal_samples)}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """As SosicFL, of the shared endpoints."""
