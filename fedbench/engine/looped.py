@@ -131,7 +131,7 @@ def step_once(
         raise ValueError("a stage needs a loss or a direction")
     params = [work[name].requires_grad_(True) for name in moves]
     loss = stage.loss(work, view, batch)
-    grads = torch.autograd.grad(loss, params, allow_unused=True)
+    grads = torch.autograd.grad(loss, params, allow_unused=True) if params else ()
     for leaf in params:
         leaf.requires_grad_(False)
     optimizer.step([torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)])

@@ -29,6 +29,8 @@ class Optimizer:
 
         The clients of a stack are ordered so that those still active come first and took every step so far.
         """
+        if not self.params:  # a stage whose selector matches no leaf of this network
+            return
         params, moments = self.params, self.moments
         if active is not None:
             params = [p[:active] for p in params]
