@@ -2,7 +2,7 @@
 
 Subclasses give only W - for all leaves, or one for each group of leaves (body, head). `Mixing` mixes the uploads of a
 round among those who took part; absent clients keep the mixture they had. `Library` keeps every client's latest upload
-and mixes when it sends, so that absent clients' models go on being used; it may begin with rounds of FedAvg.
+and mixes when it sends, so that absent clients' models go on being used; it begins with rounds of FedAvg.
 
 Leaves named in `private` (FedAvg's field) stay on their clients; batch normalisation's statistics are mixed like
 weights unless they are named there. W is asserted row-stochastic where it is applied.
@@ -27,17 +27,33 @@ from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class Mixing(FedAvg):
-    """Mixes a round's uploads; server leaves model/* [N, ...] are what each client receives next, W is [N, N]."""
+class OneEach(FedAvg):
+    """The server keeps a model for each client, leaves model/* [N, ...], at first the same for all."""
 
     family: ClassVar[str] = "personalised"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """One model for all, and W = I."""
+        """One model for all."""
         shared, memory = super().init(task, population, generator)
-        count = population.clients
-        model = trees.join(model=trees.expand(shared, count))
-        return {**model, "W": torch.eye(count, dtype=torch.float64)}, memory
+        return trees.join(model=trees.expand(shared, population.clients)), memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Each client's own."""
+        return trees.take(trees.part(server, "model"), cohort.ids)
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """There is no global model."""
+        return None
+
+
+@dataclass(frozen=True)
+class Mixing(OneEach):
+    """Mixes a round's uploads; model/* is what each client receives next, W [N, N] has each client's latest row."""
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """One model for all, and W = I."""
+        server, memory = super().init(task, population, generator)
+        return {**server, "W": torch.eye(population.clients, dtype=torch.float64)}, memory
 
     @abstractmethod
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
@@ -45,10 +61,6 @@ class Mixing(FedAvg):
 
         The first group's matrix is the one that `collaboration` reports.
         """
-
-    def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Each client's own mixture."""
-        return trees.take(trees.part(server, "model"), cohort.ids)
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Theta_tilde = W Theta for the cohort; everybody else keeps what they had."""
@@ -66,31 +78,29 @@ class Mixing(FedAvg):
 
 
 @dataclass(frozen=True)
-class Library(Mixing):
-    """Keeps every client's latest model in model/* [N, ...]; the message is W's row over all of them.
+class Library(OneEach):
+    """Keeps every client's latest model in model/*; the message is W's row over all of them.
 
     In the warm-up rounds, if there are any, the model is FedAvg's and the same for all.
     """
 
+    @abstractmethod
     def warm(self, clock: Clock) -> bool:
         """Whether a round belongs to the warm-up."""
-        return False
 
-    def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """Of no use here: see `rows`."""
-        raise NotImplementedError
-
+    @abstractmethod
     def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """W [C, N] for each group of leaves, as in `graph`; leaves in no group are the client's own."""
-        return {"*": server["W"][cohort.ids.to(server["W"].device)]}
+        """W [C, N] for each group of leaves (selector); leaves in no group are the client's own."""
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """The cohort's rows of W over all stored models."""
-        stored = trees.part(server, "model")
-        own = trees.take(stored, cohort.ids)
+        own = super().send(server, cohort)
         if self.warm(cohort.clock):
             return own
-        return {**own, **mix_groups(self.rows(server, cohort), stored, cohort.task)}
+        return {
+            **own,
+            **mix_groups(self.rows(server, cohort), trees.part(server, "model"), cohort.task),
+        }
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the uploads; in the warm-up, their average in every client's place."""
@@ -120,11 +130,6 @@ def scatter(matrix: Tensor, cohort: Cohort) -> Tensor:
     rows = matrix.new_zeros(len(matrix), cohort.population.clients, dtype=torch.float64)
     rows[:, cohort.ids.to(rows.device)] = matrix.to(torch.float64)
     return rows
-
-
-def sizes_matrix(cohort: Cohort) -> Tensor:
-    """1 p^T, FedAvg's matrix over the cohort [C, C]."""
-    return cohort.weights.expand(len(cohort.ids), -1)
 
 
 def cosines(rows: Tensor) -> Tensor:

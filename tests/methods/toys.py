@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedbench.config import LocalConfig, OptimizerConfig, ProtocolConfig
 from fedbench.data.dataset import Dataset
@@ -110,7 +111,10 @@ def simulate(chosen: Setup, trainer: Trainer | None = None) -> State:
 
 
 def models(chosen: Setup, state: State) -> Tree:
-    """Every client's personal model after a run, stacked [N, ...]: what the method is scored by."""
+    """Every client's personal model after a run, stacked [N, ...]: what the method is scored by.
+
+    Leaves of different lengths (memorised samples) are padded with zeros.
+    """
     clock = Clock(state.round, chosen.protocol.rounds)
     everyone = torch.arange(chosen.federation.clients)
     with torch.no_grad():
@@ -119,7 +123,12 @@ def models(chosen: Setup, state: State) -> Tree:
         for k in range(len(everyone)):
             view = chosen.client(k, trees.row(message, k), trees.row(state.memory, k), clock)
             each.append(trees.clone(chosen.method.personal(view)))
-    return trees.stack(each)
+    return {
+        name: pad_sequence([one[name] for one in each], batch_first=True)
+        if leaf.dim()
+        else torch.stack([one[name] for one in each])
+        for name, leaf in each[0].items()
+    }
 
 
 def gap(a: Tree, b: Tree) -> float:

@@ -1,0 +1,99 @@
+"""FedAMP: Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021.
+
+Client i trains its own model, w_i <- argmin F_i(w) + lambda / (2 alpha) |w - u_i|^2 (Eq. 6), from where it left it.
+Server: u_i = sum_j xi_ij w_j. `attention`:
+- "cosine" (HeurFedAMP, the paper's form for deep networks): xi_ii = `self_weight`,
+  xi_ij = (1 - xi_ii) e^(sigma cos(w_i, w_j)) / sum_{h != i} e^(sigma cos(w_i, w_h));
+- "distance" (FedAMP, Eq. 4): xi_ij = alpha A'(|w_i - w_j|^2), xi_ii = 1 - sum_{j != i} xi_ij, with
+  A(x) = 1 - e^(-x / sigma). Deviation: where alpha is so large that xi_ii would be negative (the paper excludes it),
+  the others' weights are scaled to sum to 1.
+Defaults as in the comparisons of pFedGraph and FedSaC: cosine with sigma 10 and xi_ii .3, lambda 1, alpha 1 (their
+cosines are of updates; `similarity`). What is scored is w_i, which stays on the client.
+Batch normalisation: statistics are the client's own; they are in no distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client, Cohort, Population
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError, unknown
+from fedbench.methods.mixing import Mixing, cosines
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedAMP(Mixing):
+    """Personal models, each pulled towards a mixture of those like it."""
+
+    lam: float = 1.0  # lambda, strength of the pull
+    alpha: float = 1.0  # alpha, the server's step
+    sigma: float = 10.0  # sharpness of "cosine", width of "distance"
+    attention: str = "cosine"  # "cosine" or "distance"
+    self_weight: float = 0.3  # xi_ii of "cosine"
+    similarity: str = "parameters"  # cosines of "parameters", or of "updates" since the initial model
+    private: tuple[str, ...] = ("@stats",)
+
+    paper: ClassVar[str] = "Huang et al., AAAI 2021"
+
+    def __post_init__(self) -> None:
+        for name, options in (
+            ("attention", ("cosine", "distance")),
+            ("similarity", ("parameters", "updates")),
+        ):
+            if getattr(self, name) not in options:
+                raise unknown(f"method.{name}", getattr(self, name), options)
+        if self.lam < 0 or min(self.alpha, self.sigma) <= 0 or not 0 <= self.self_weight <= 1:
+            raise ConfigError(
+                "method.lam must not be negative, alpha and sigma positive, self_weight in [0, 1], got "
+                f"{self.lam}, {self.alpha}, {self.sigma} and {self.self_weight}"
+            )
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """All models, on the server and on clients, start from one."""
+        server, memory = super().init(task, population, generator)
+        model = trees.part(server, "model")
+        return {**server, **trees.join(initial=trees.row(model, 0))}, {**model, **memory}
+
+    def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """Xi [C, C]."""
+        start = trees.part(server, "initial")
+        weights = cohort.task.weights(uploads)
+        if self.attention == "cosine" and self.similarity == "updates":
+            weights = {name: leaf - start[name] for name, leaf in weights.items()}
+        return {"*": self.attend(trees.flatten(weights).to(torch.float64))}
+
+    def attend(self, rows: Tensor) -> Tensor:
+        """Xi [C, C] of models [C, P]."""
+        count = len(rows)
+        own = torch.eye(count, dtype=rows.dtype, device=rows.device)
+        if count == 1:
+            return own
+        if self.attention == "cosine":
+            scores = (self.sigma * cosines(rows)).masked_fill(own.bool(), -torch.inf)
+            return self.self_weight * own + (1 - self.self_weight) * scores.softmax(1)
+        distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+        others = self.alpha / self.sigma * (-distances / self.sigma).exp() * (1 - own)
+        others = others / others.sum(1, keepdim=True).clamp(min=1)
+        return others + (1 - others.sum(1, keepdim=True)).clamp(min=0) * own
+
+    def start(self, client: Client) -> Tree:
+        """The client's own model."""
+        return client.memory
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_i(w) + lambda / (2 alpha) |w - u_i|^2."""
+        pull = trees.squared_distance(client.task.weights(client.message), work)
+        return super().loss(work, client, batch) + self.lam / (2 * self.alpha) * pull
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload w_i, and keep it."""
+        upload, _ = super().finish(work, client)
+        return upload, work

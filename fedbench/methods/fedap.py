@@ -1,0 +1,129 @@
+"""f-FedAP: Lu et al., Personalized Federated Learning with Adaptive Batchnorm for Healthcare, IEEE T. Big Data 2022.
+
+The variant of FedAP without a pre-trained model: FedBN for `warmup` of the rounds, then fixed weights from the clients'
+batch-normalisation statistics. With mean mu and deviation sigma of layer l's inputs, the distance of two clients is
+d_ij = sum_l sqrt(|mu_il - mu_jl|^2 + |sigma_il - sigma_jl|^2) (2-Wasserstein between normal distributions, a layer),
+W_ii = mu and W_ij = (1 - mu) d_ij^-1 / sum_{h != i} d_ih^-1.
+From then on client i receives sum_j W_ij theta_j over all clients' latest models, selected or not. pFedSim's
+Appendix sets warmup and mu to .5.
+Batch normalisation: affine parameters and running statistics are private throughout; the statistics behind d are the
+running ones, uploaded in each warm-up round. A network without such layers is compared by its features' mean and
+variance before the classifier, over the client's training samples (a deviation that lets FedAP run on any network).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Client, Clock, Cohort, Population
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.methods import passes
+from fedbench.methods.mixing import Library
+from fedbench.models.task import Task
+
+MEAN, VARIANCE = "running_mean", "running_var"
+
+
+@dataclass(frozen=True)
+class FedAP(Library):
+    """FedBN, then mixtures by the distance of batch-normalisation statistics."""
+
+    warmup: float = 0.5  # share of the rounds that are FedBN's
+    momentum: float = 0.5  # mu, weight of the client's own model
+    private: tuple[str, ...] = ("@norm",)
+
+    paper: ClassVar[str] = "Lu et al., IEEE Transactions on Big Data 2022"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup <= 1 or not 0 <= self.momentum <= 1:
+            raise ConfigError(
+                f"method.warmup and method.momentum must lie in [0, 1], got {self.warmup} and {self.momentum}"
+            )
+
+    @property
+    def reads_data(self) -> frozenset[str]:
+        """For the statistics of a network without batch normalisation."""
+        return frozenset({"finish"})
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Nothing known of any client's statistics: all alike."""
+        server, memory = super().init(task, population, generator)
+        statistics = {name: leaf for name, leaf in memory.items() if task.is_buffer(name)}
+        if not statistics:
+            model = trees.row(trees.part(server, "model"), 0)
+            width = task.features(model, torch.zeros(1, *task.shape)).shape[1]
+            shape = (population.clients, width)
+            statistics = {f"features.{MEAN}": torch.zeros(shape), f"features.{VARIANCE}": torch.ones(shape)}
+        return {**server, **trees.join(statistics=statistics)}, memory
+
+    def warm(self, clock: Clock) -> bool:
+        """FedBN's rounds."""
+        return clock.round < math.floor(self.warmup * clock.rounds)
+
+    # ---- server
+
+    def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """W's rows over the clients of this server."""
+        served = cohort.served
+        statistics = trees.take(trees.part(server, "statistics"), served)
+        weights = torch.zeros(len(served), cohort.population.clients, dtype=torch.float64)
+        weights[:, served] = closeness(statistics, self.momentum).cpu()
+        place = torch.searchsorted(served, cohort.ids)
+        return {"*": weights[place]}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Store the models, or average them while warm; statistics are those of the warm-up."""
+        statistics = trees.join(statistics=trees.part(uploads, "statistics"))
+        return trees.put(super().aggregate(server, uploads, cohort), cohort.ids, statistics)
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """W."""
+        return closeness(trees.part(server, "statistics"), self.momentum)
+
+    # ---- client
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload all but batch normalisation, in the warm-up also its statistics."""
+        upload, memory = super().finish(work, client)
+        if not self.warm(client.clock):
+            return upload, memory
+        statistics = {name: leaf for name, leaf in work.items() if client.task.is_buffer(name)}
+        return {**upload, **trees.join(statistics=statistics or feature_statistics(work, client))}, memory
+
+
+def feature_statistics(model: Tree, client: Client) -> Tree:
+    """Mean and variance [d] of the features of all training samples."""
+    data = client.data
+    features = [(client.task.features(model, block.x), block) for block in passes.blocks(data)]
+    count = data.count.to(features[0][0].dtype)
+    mean = torch.stack([block.sum(z) for z, block in features]).sum(0) / count
+    variance = torch.stack([block.sum((z - mean).square()) for z, block in features]).sum(0) / count
+    return {f"features.{MEAN}": mean, f"features.{VARIANCE}": variance}
+
+
+def closeness(statistics: Tree, momentum: float) -> Tensor:
+    """W [N, N] from leaves *.running_mean and *.running_var [N, channels]; clients at distance 0 share all weight."""
+    distances = torch.zeros(())
+    for name, mean in statistics.items():
+        if name.endswith(MEAN):
+            deviation = statistics[name.removesuffix(MEAN) + VARIANCE].to(torch.float64).clamp(min=0).sqrt()
+            point = torch.cat([mean.to(torch.float64), deviation], dim=1)
+            difference = point.unsqueeze(1) - point.unsqueeze(0)
+            distances = distances + difference.norm(dim=2)
+    count = len(distances)
+    if count == 1:
+        return torch.ones(1, 1, dtype=torch.float64)
+    others = ~torch.eye(count, dtype=torch.bool, device=distances.device)
+    smallest = distances.masked_fill(~others, torch.inf).amin(1, keepdim=True)
+    same = (distances == 0).to(torch.float64)
+    inverse = torch.where(smallest == 0, same, smallest / distances).masked_fill(~others, 0)
+    weights = (1 - momentum) * inverse / inverse.sum(1, keepdim=True)
+    return weights + momentum * torch.eye(count, dtype=torch.float64, device=distances.device)

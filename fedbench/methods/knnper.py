@@ -1,0 +1,74 @@
+"""kNN-Per: Marfoq et al., Personalized Federated Learning through Local Memorization, ICML 2022.
+
+FedAvg's model; each client keeps the features z of its training samples and their labels, and predicts (Eqs. 5, 7)
+lambda h_knn(x) + (1 - lambda) softmax(logits(x)), where h_knn's class probabilities are the normalised weights
+exp(-d(z, z_j)) of the k nearest samples. As in the authors' code d is the squared distance over (width of z) * scale.
+Both terms are probabilities. Nothing crosses the network beyond FedAvg's model.
+Batch normalisation: parameters and statistics are shared and averaged; features use the running ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Batch, Client
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.methods import passes
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.mixing import leaves
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class KNNPer(FedAvg):
+    """FedAvg, interpolated with the nearest neighbours among a client's own samples."""
+
+    k: int = 10  # neighbours
+    weight: float = 0.5  # lambda, of the neighbours against the model
+    scale: float = 1.0  # width of their kernel
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Marfoq et al., ICML 2022"
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.scale <= 0 or not 0 <= self.weight <= 1:
+            raise ConfigError(
+                "method.k must be at least 1, scale positive and weight in [0, 1], got "
+                f"{self.k}, {self.scale} and {self.weight}"
+            )
+
+    @property
+    def reads_data(self) -> frozenset[str]:
+        """For the memorised samples, wherever a personal model is made."""
+        return frozenset({"personal", "finish", "model"})
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The model beside the datastore: features [n, d], labels one-hot [n, K], and which rows are real [n]."""
+        task, data = client.task, client.data
+        features = torch.cat([task.features(work, block.x) for block in passes.blocks(data)])
+        labels = functional.one_hot(data.y, task.classes).to(features.dtype)
+        real = torch.ones_like(data.y, dtype=torch.bool) if data.mask is None else data.mask
+        return {**work, **trees.join(store={"z": features, "y": labels, "real": real})}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """FedAvg's."""
+        return client.task.loss(work, batch)
+
+    def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
+        """Interpolated probabilities [B, K]."""
+        store, model = trees.part(model, "store"), leaves(model)
+        z = task.features(model, x)
+        own = task.head(model, z).softmax(1)
+        lengths = z.square().sum(1).unsqueeze(1) + store["z"].square().sum(1)
+        squared = (lengths - 2 * z @ store["z"].t()).clamp(min=0)  # [B, n]
+        nearness = (-squared / (z.shape[1] * self.scale)).masked_fill(~store["real"], -torch.inf)
+        nearest = nearness.topk(min(self.k, nearness.shape[1]), dim=1)
+        votes = nearest.values.softmax(1).unsqueeze(2) * store["y"][nearest.indices]
+        return self.weight * votes.sum(1) + (1 - self.weight) * own

@@ -1,0 +1,110 @@
+"""pFedHN: Shamsian et al., Personalized Federated Learning using Hypernetworks, ICML 2021.
+
+Algorithm 1. The server holds embeddings v_i and a hypernetwork h; client i receives theta_i = h(v_i; phi), trains it
+and returns the change Delta theta_i = theta_i - theta~_i; phi and v_i move against the vector-Jacobian product
+(d theta_i / d (phi, v_i))^T Delta theta_i (Eq. 5) by SGD with momentum. h: an MLP with `layers` hidden layers after the
+first, and a linear map to all weights. The gradient of a cohort is the mean over its clients (the paper: one client a
+round, protocol.cohort=1). Settings of FedSaC's comparison: embedding 20, width 100, 3 layers, momentum .9, weight decay
+.001, gradient norm clipped at 50.
+Batch normalisation: affine parameters and statistics stay on the clients, the hypernetwork does not make them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Client, Cohort, Population
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class PFedHN(FedAvg):
+    """Personal models made by one network on the server."""
+
+    embedding: int = 20  # width of a client's embedding
+    hidden: int = 100  # width of the hypernetwork
+    layers: int = 3  # hidden layers after the first
+    lr: float = 0.01  # of the hypernetwork
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+    clip: float = 50.0  # largest norm of its gradient
+    private: tuple[str, ...] = ("@norm",)
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Shamsian et al., ICML 2021"
+
+    def __post_init__(self) -> None:
+        for name in ("embedding", "hidden", "lr", "clip"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"method.{name} must be positive, got {getattr(self, name)}")
+        if self.layers < 0 or self.weight_decay < 0 or not 0 <= self.momentum < 1:
+            raise ConfigError(
+                "method.layers and weight_decay must not be negative and momentum lie in [0, 1), got "
+                f"{self.layers}, {self.weight_decay} and {self.momentum}"
+            )
+
+    # ---- server
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """A random hypernetwork (phi/*), its momentum, and the shapes it makes (like/*, one row)."""
+        shared, memory = super().init(task, population, generator)
+        total = sum(leaf.numel() for leaf in shared.values())
+        widths = [self.embedding, *[self.hidden] * (self.layers + 1), total]
+        phi = {"embeddings": torch.randn(population.clients, self.embedding, generator=generator)}
+        for place, (wide, narrow) in enumerate(pairwise(widths)):
+            bound = 1 / math.sqrt(wide)  # as torch.nn.Linear
+            for name, shape in (("weight", (narrow, wide)), ("bias", (narrow,))):
+                drawn = torch.rand(shape, generator=generator)
+                phi[f"{place}.{name}"] = (2 * drawn - 1) * bound
+        momentum = {name: torch.zeros_like(leaf) for name, leaf in phi.items()}
+        return trees.join(phi=phi, momentum=momentum, like=trees.expand(shared, 1)), memory
+
+    def generate(self, phi: Tree, ids: Tensor) -> Tensor:
+        """h(v_i) of the clients `ids`, flat [C, P]."""
+        last = self.layers + 1
+        z = phi["embeddings"][ids.to(phi["embeddings"].device)]
+        for place in range(last + 1):
+            z = z @ phi[f"{place}.weight"].t() + phi[f"{place}.bias"]
+            z = z.relu() if place < last else z
+        return z
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Theta_i of each client."""
+        made = self.generate(trees.part(server, "phi"), cohort.ids)
+        return trees.unflatten(made, trees.part(server, "like"))
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """One step of the hypernetwork on the clients' changes."""
+        phi = trees.part(server, "phi")
+        pull_back = torch.func.vjp(partial(self.generate, ids=cohort.ids), phi)[1]
+        gradient: Tree = pull_back(trees.flatten(uploads) / len(cohort.ids))[0]
+        norm = trees.dot(gradient, gradient).sqrt()
+        scale = (self.clip / norm.clamp(min=self.clip)).to(norm)
+        momentum = {
+            name: self.momentum * leaf + scale * gradient[name] + self.weight_decay * phi[name]
+            for name, leaf in trees.part(server, "momentum").items()
+        }
+        moved = {name: leaf - self.lr * momentum[name] for name, leaf in phi.items()}
+        return {**server, **trees.join(phi=moved, momentum=momentum)}
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """There is no global model."""
+        return None
+
+    # ---- client
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Delta theta: received minus trained."""
+        trained, memory = super().finish(work, client)
+        return {name: client.message[name] - leaf for name, leaf in trained.items()}, memory

@@ -1,0 +1,126 @@
+"""pFedSim: Tan et al., pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning, 2023.
+
+Algorithm 2. Generalisation: floor(rho T) rounds of FedAvg. Personalisation: a selected client receives omega_i =
+sum_j Phi_ij omega_j / sum_j Phi_ij over the extractors of all clients, selected or not, and its own classifier phi_i
+(Eq. 4), trains and returns both. Then, for pairs selected in one round (Eq. 3), K classes,
+Phi_ij = - 1/K sum_c log(1 - max(0, cos(phi_i,c, phi_j,c))); Phi is the identity before.
+Paper and authors' code disagree in:
+- `log_of_mean`: the code takes the logarithm once, of the cosines' mean over classes;
+- `self_weight`: Phi_ii is 1 in the paper (the identity), -log(1 - .9999) = 9.21 in the code;
+- `scored`: the code scores a client by the model it trained last, not by the mixture it would be sent.
+As in the code, phi_i,c is row c of the classifier's weights, without bias.
+Batch normalisation: affine parameters are part of the extractor and mixed, running statistics never leave a client
+(code; `private`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Client, Clock, Cohort, Population
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError, unknown
+from fedbench.methods.mixing import Library
+from fedbench.models.task import Task
+
+EPSILON = 1e-8  # epsilon of Eq. 3
+CLOSEST = 1e-12  # smallest 1 - cosine: equal classifiers have a finite similarity
+
+
+@dataclass(frozen=True)
+class PFedSim(Library):
+    """Extractors mixed by the similarity of classifiers; classifiers personal."""
+
+    rho: float = 0.5  # share of the rounds that are FedAvg's
+    log_of_mean: bool = False  # the code: true
+    self_weight: float = 1.0  # Phi_ii; the code: 9.2103
+    scored: str = "mixed"  # "mixed": the model as sent; "own": as last trained on the client (code)
+    private: tuple[str, ...] = ("@stats",)
+
+    paper: ClassVar[str] = "Tan et al., 2023"
+
+    def __post_init__(self) -> None:
+        if self.scored not in ("mixed", "own"):
+            raise unknown("method.scored", self.scored, ("mixed", "own"))
+        if not 0 <= self.rho <= 1 or self.self_weight <= 0:
+            raise ConfigError(
+                f"method.rho must lie in [0, 1] and method.self_weight be positive, got {self.rho} and "
+                f"{self.self_weight}"
+            )
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Phi without similarities; each client's own model, if it is to be scored."""
+        server, memory = super().init(task, population, generator)
+        if self.scored == "own":
+            memory = {**memory, **trees.join(own={**trees.part(server, "model"), **memory})}
+            memory["trained"] = torch.zeros(population.clients)
+        server["phi"] = torch.zeros(population.clients, population.clients, dtype=torch.float64)
+        return server, memory
+
+    def warm(self, clock: Clock) -> bool:
+        """The generalisation phase."""
+        return clock.round < math.floor(self.rho * clock.rounds)
+
+    # ---- server
+
+    def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """Phi's rows, normalised, for the extractor."""
+        weights = self.collaboration(server, cohort.population)
+        return {"@body": weights[cohort.ids.to(weights.device)]}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Store the models; update Phi for all pairs of the cohort."""
+        updated = super().aggregate(server, uploads, cohort)
+        if not self.warm(cohort.clock):
+            ids = cohort.ids.to(server["phi"].device)
+            phi = server["phi"].clone()
+            phi[ids.unsqueeze(1), ids] = self._similarity(uploads, cohort.task)
+            updated["phi"] = phi.fill_diagonal_(0)
+        return updated
+
+    def _similarity(self, uploads: Tree, task: Task) -> Tensor:
+        """Eq. 3 between the classifiers of the cohort, [C, C]."""
+        classifiers = [uploads[name] for name in task.select(uploads, ("@head",)) if uploads[name].dim() > 2]
+        rows = torch.cat([leaf.flatten(2) for leaf in classifiers], dim=2).to(torch.float64)  # [C, K, d]
+        lengths = rows.norm(dim=2)
+        products = torch.einsum("ikd,jkd->ijk", rows, rows)
+        cosines = products / (torch.einsum("ik,jk->ijk", lengths, lengths) + EPSILON)
+        if self.log_of_mean:
+            return -(1 - cosines.mean(2).clamp(min=0)).clamp(min=CLOSEST).log()
+        return -(1 - cosines.clamp(min=0)).clamp(min=CLOSEST).log().mean(2)
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """Phi with its diagonal, rows normalised."""
+        phi = server["phi"].clone().fill_diagonal_(self.self_weight)
+        return functional.normalize(phi, p=1, dim=1)
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """The received model beside the client's statistics."""
+        mine = {name: leaf for name, leaf in client.memory.items() if "/" not in name and name != "trained"}
+        return {**client.message, **mine}
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload extractor and classifier; keep the whole, if it is to be scored."""
+        upload, memory = super().finish(work, client)
+        if self.scored == "own":
+            mark = torch.full_like(client.memory["trained"], 0.0 if self.warm(client.clock) else 1.0)
+            memory = {**memory, **trees.join(own=work), "trained": mark}
+        return upload, memory
+
+    def personal(self, client: Client) -> Tree:
+        """The model as sent, or as last trained in the personalisation phase."""
+        sent = super().personal(client)
+        if self.scored == "mixed":
+            return sent
+        own, trained = trees.part(client.memory, "own"), client.memory["trained"] > 0
+        return {name: torch.where(trained, own[name], leaf) for name, leaf in sent.items()}
