@@ -87,7 +87,7 @@ def data(monkeypatch: pytest.MonkeyPatch) -> None:
 def small(name: str, classes: int, split: Path) -> dict[str, Any]:
     """Sizes for the stand-ins, in the place of the papers'."""
     return {
-        "groups_s": {"size": 10},
+        "groups_s": {"size": 6},
         "fold": {"num_clients": 10},
         "dir_prior": {"num_clients": 20},
         "dir": {"alpha": 0.5},

@@ -65,7 +65,9 @@ class TextCNN(Model):
     def view(self, dataset: Dataset) -> Dataset:
         """The captions of each image, one after the other: x [n, 1, 1, captions words] of token numbers."""
         if dataset.text is None:
-            raise ConfigError(f"model=textcnn reads captions, {dataset.name} has none; use dataset=cub dataset.text=true")
+            raise ConfigError(
+                f"model=textcnn reads captions, {dataset.name} has none; use dataset=cub dataset.text=true"
+            )
         if len(dataset.vocabulary) > self.vocabulary:
             raise ConfigError(
                 f"{dataset.name} has {len(dataset.vocabulary)} words; set model.vocabulary to at least that"
