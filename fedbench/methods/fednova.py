@@ -2,7 +2,7 @@
 
 Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, Section 4: client k divides its
 change by ||a_k||_1, d_k = (w^t - w_k) / ||a_k||_1, so that clients with more local steps do not pull harder; w^{t+1}
-= w^t - tau_eff sum_k p_k d_k with tau_eff = sum_k p_k ||a_k||_1, p_k = n_k / n. a_k counts momentum (Section 3.2).
+= w^t - tau_eff sum_k p_k d_k with tau_eff = sum_k p_k ||a_k||_1, p_k = n_k / n. a_k counts momentum (Section 3).
 Deviations: no server momentum; weight decay counts as part of the gradient.
 Batch normalisation: running statistics are shared, averaged by p_k.
 """

@@ -32,7 +32,7 @@ def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[T
 def accumulation(steps: Tensor, optimizer: OptimizerConfig, method: str) -> Tensor:
     """||a||_1: how often a constant gradient, times the learning rate, is in the change after `steps` SGD steps.
 
-    `steps` without momentum; with momentum rho (sum_s (1 - rho^s) / (1 - rho), s = 1..steps; FedNova, Section 3.2)
+    `steps` without momentum; with momentum rho (sum_s (1 - rho^s) / (1 - rho), s = 1..steps; FedNova, Section 3)
     [steps - rho (1 - rho^steps) / (1 - rho)] / (1 - rho). float64, like `steps` in shape.
 
     Raises:
