@@ -8,11 +8,12 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 
-def topics(counts: Array, count: int, seed: int, iterations: int = 200) -> Array:
+def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array:
     """Latent Dirichlet allocation: documents are clients, words are labels; mixing weights [N, count].
 
-    Online variational Bayes (Hoffman et al., NIPS 2010) as scikit-learn implements it, with its default priors. The
-    clients are fed in an order that depends on their counts alone, so relabelling them permutes the result.
+    Variational Bayes (Hoffman et al., NIPS 2010) as scikit-learn implements it, with its default priors, on all clients
+    at once: its online steps need thousands of passes over so few documents. The clients are fed in an order that
+    depends on their counts alone, so relabelling them permutes the result.
 
     Args:
         counts: samples of each class, [N, K].
@@ -22,9 +23,7 @@ def topics(counts: Array, count: int, seed: int, iterations: int = 200) -> Array
     """
     from sklearn.decomposition import LatentDirichletAllocation
 
-    model = LatentDirichletAllocation(
-        count, learning_method="online", max_iter=iterations, random_state=seed % 2**32
-    )
+    model = LatentDirichletAllocation(count, max_iter=iterations, random_state=seed % 2**32)
     model.fit(counts[np.lexsort(counts.T)])
     return np.asarray(model.transform(counts), dtype=np.float64)
 
