@@ -294,14 +294,25 @@ def test_the_cap_gives_nothing_more_to_a_client_with_its_fair_share():
     assert max(violated) > 1
 
 
-@pytest.mark.parametrize(("alpha", "published"), [(0.1, 487), (0.5, 170)])
-def test_sizes_agree_with_pfedsim_table_4(alpha, published):
-    """CIFAR-10 over 100 clients: mean 600, standard deviation 487 (0.1) and 170 (0.5), one draw each."""
+@pytest.mark.parametrize(
+    ("sizes", "alpha", "published"),
+    [
+        (CIFAR, 0.1, 487),
+        (CIFAR, 0.5, 170),
+        (np.full(10, 27_000), 0.1, 1962),  # CINIC-10
+        (np.full(10, 27_000), 0.5, 843),
+        (np.full(200, 550), 0.1, 118),  # Tiny-ImageNet
+        (np.full(200, 550), 0.5, 38),
+    ],
+)
+def test_sizes_agree_with_pfedsim_table_4(sizes, alpha, published):
+    """CIFAR-10 over 100 clients: mean 600, standard deviation 487 (0.1) and 170 (0.5), one draw each; and so on."""
 
     def deviations(cap):
         spec = Dirichlet(alpha=alpha, num_clients=100, cap=cap)
-        draws = [spec.counts(CIFAR, np.random.default_rng(seed)).sum(0) for seed in range(60)]
-        assert {draw.mean() for draw in draws} == {600.0}
+        seeds = range(60 if len(sizes) == 10 else 12)
+        draws = [spec.counts(sizes, np.random.default_rng(seed)).sum(0) for seed in seeds]
+        assert {draw.mean() for draw in draws} == {sizes.sum() / 100}
         return np.array([draw.std() for draw in draws])
 
     capped, free = deviations(True), deviations(False)

@@ -94,6 +94,7 @@ def test_what_a_file_leaves_out_the_protocol_decides(tmp_path):
         ({"train_0": [1], "train_1": [2], "test_0": [3]}, "2 training sets, but 1 test sets"),
         ({"train_0": np.zeros(0, int), "test_0": [3]}, "without a training sample"),
         ({"train_0": [1], "test_0": [3], "rotation": [1.0, 2.0]}, r"rotation must have shape \(1,\)"),
+        ({"train_0": [1], "test_0": [3], "label_map": [[10] * 10]}, "labels below 10"),
         ({"train_0": [1], "test_0": [3], "dataset": "digits-0123"}, "divides digits-0123"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedbench import compose
 from fedbench.config import TestConfig as Protocol
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
@@ -29,6 +30,36 @@ def data(train, test, classes, domain=None, size=1):
     n = train + test
     x = np.broadcast_to((np.arange(n) % 251).astype(np.uint8).reshape(-1, 1, 1, 1), (n, 1, size, size))
     return Dataset("toy", x, np.arange(n) % classes, train, classes, (0.5,), (0.5,), domain=domain)
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dir0.1", {"alpha": 0.1}),
+        ("dir_prior0.3", {"beta": 0.3}),
+        ("pathological2", {"skew": 2}),
+        ("pathological20", {"skew": 20}),
+        ("fold5", {"folds": 5, "primary": 0.8}),
+        ("groups_s0.2", {"s": 0.2}),
+        ("quantity0.5", {"beta": 0.5}),
+        ("label_shift", {}),
+        ("feature_shift", {}),
+        ("concept_shift", {}),
+        ("domain", {}),
+        ("homo", {}),
+    ],
+)
+def test_names_on_the_command_line(name, fields):
+    run = compose.resolve(compose.compose([f"partition={name}"]))
+    assert run.labels["partition"] == name
+    assert {key: getattr(run.partition, key) for key in fields} == fields
+    for field in ("num_clients", "scale"):
+        if hasattr(run.partition, field):
+            changed = compose.resolve(compose.compose([f"partition={name}", f"partition.{field}=1"]))
+            assert getattr(changed.partition, field) == 1
 
 
 # --- arithmetic

@@ -43,15 +43,13 @@ class Crop(Augmentation):
 
     def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
         """See Augmentation.apply."""
-        height, width = x.shape[-2:]
-        rows = torch.arange(height, device=x.device) + drawn[:, :1].long()  # [n, H]
-        columns = torch.arange(width, device=x.device) + drawn[:, 1:].long()
-        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
-        image = torch.arange(len(x), device=x.device).view(-1, 1, 1, 1)
-        channel = torch.arange(x.shape[1], device=x.device).view(1, -1, 1, 1)
-        rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
-        moved = x[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
-        return torch.where(inside.unsqueeze(1), moved, black)
+        count, channels, height, width = x.shape
+        pad = self.pad
+        padded = black.expand(count, channels, height + 2 * pad, width + 2 * pad).clone()
+        padded[:, :, pad : pad + height, pad : pad + width] = x
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: every window of every image
+        down, right = (drawn.long() + pad).unbind(-1)
+        return windows[torch.arange(count, device=x.device), :, down, right]
 
 
 @dataclass(frozen=True)

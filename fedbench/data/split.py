@@ -212,6 +212,9 @@ def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
         value = getattr(partition, name)
         if value is not None and value.shape != shape:
             raise ConfigError(f"partition {label}: {name} must have shape {shape}, got {value.shape}")
+    names = partition.label_map
+    if names is not None and not 0 <= names.min() <= names.max() < dataset.classes:
+        raise ConfigError(f"partition {label}: label_map must hold labels below {dataset.classes}")
     _check_leaks(partition)
     owned = [
         np.concatenate(parts) for parts in zip(*(getattr(partition, name) for name in SETS), strict=True)
