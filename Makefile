@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-full lint format wheel clean
+.PHONY: help install quickstart test test-full lint format readme wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -45,6 +45,9 @@ lint: $(INSTALLED) ## ruff and mypy
 format: $(INSTALLED) ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+readme: $(INSTALLED) ## rewrite the tables of methods and data sets in README.md
+	$(BIN)/python scripts/update_readme.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel

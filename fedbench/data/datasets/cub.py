@@ -53,7 +53,7 @@ class Cub(FileSource):
         ),
     )
 
-    model: str = "lenet5"
+    model: str = "cub_cnn"
     size: int = 64  # height and width in pixels; images are scaled to it, whatever their aspect
     text: bool = False  # read the captions too
     words: int = 30  # of a caption; longer ones are cut, shorter ones padded

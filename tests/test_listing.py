@@ -1,0 +1,193 @@
+"""`python -m fedbench.list`: the tables say what is there, and what a method sends is read off the method itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedbench import compose
+from fedbench import list as command
+from fedbench.cli import listing as tables
+from fedbench.cli.listing import KINDS, Listing, listing, load_option, options, parameters
+from fedbench.cli.traffic import describe, probe
+from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.trees import Tree
+from fedbench.errors import UnknownName
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.lenet5 import LeNet5
+
+ROOT = Path(__file__).parents[1]
+
+
+def script() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- what crosses the network
+
+
+def test_fedavg_and_its_private_leaves() -> None:
+    whole = probe(FedAvg())
+    assert (whole.down, whole.up, whole.down_ratio, whole.up_ratio) == (("model",), ("model",), 1, 1)
+    assert not whole.prepares
+    body = probe(FedAvg(private=("@head",)))
+    assert (body.down, body.up) == (("body",), ("body",))
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 7)
+    model = task.init(torch.Generator())
+    head = sum(model[name].numel() for name in task.groups["@head"])
+    buffers = [leaf for leaf in model.values() if not leaf.is_floating_point()]
+    total = sum(leaf.numel() * leaf.element_size() for leaf in model.values())
+    assert buffers == []
+    assert body.down_ratio == pytest.approx(1 - 4 * head / total)
+    assert probe(FedAvg(private=("*",))).up == ("nothing",)
+    assert probe(FedAvg(private=("@norm",))).up == ("model without norm",)
+
+
+@dataclass(frozen=True)
+class TwoPhases(FedAvg):
+    """Uploads the model, and from half of the rounds on a table of class counts too."""
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        upload, memory = super().finish(work, client)
+        if client.clock.round >= client.clock.rounds // 2:
+            upload = {**upload, "seen": torch.zeros(client.task.classes, 2, dtype=torch.float32)}
+        return upload, memory
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        return super().aggregate(server, {k: v for k, v in uploads.items() if k != "seen"}, cohort)
+
+
+def test_a_method_of_two_phases_shows_both() -> None:
+    found = probe(TwoPhases())
+    assert found.down == ("model",)
+    assert found.up == ("model", "model + seen [K, 2]")
+    assert 1 < found.up_ratio < 1.01
+
+
+def test_leaves_are_named_by_what_they_make_up() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 7)
+    model = {name: leaf.unsqueeze(0) for name, leaf in task.init(torch.Generator()).items()}
+
+    def words(tree: Tree) -> str:
+        return describe(tree, task)
+
+    def without(*names: str) -> Tree:
+        return {name: leaf for name, leaf in model.items() if name not in names}
+
+    assert words(model) == "model"
+    assert words(without(*task.buffers)) == "model without statistics"
+    assert words(without("head.bias")) == "model without head.bias"
+    assert words({"fc.0.bias": model["fc.0.bias"]}) == "fc.0.bias"
+    assert words({f"control/{name}": leaf for name, leaf in model.items()}) == "control: model"
+    assert words({f"model/{name}": leaf for name, leaf in model.items()}) == "model"
+    stacked = {name: leaf.unsqueeze(1).expand(1, 3, *leaf.shape[1:]) for name, leaf in model.items()}
+    assert words(stacked) == "3 × model"
+    assert (
+        words({**model, "means": torch.zeros(1, 7, 84), "step": torch.zeros(1)})
+        == "model + means [K, d] + step"
+    )
+    assert words({"head.bias": torch.zeros(1, 8)}) == "head.bias [8]"
+    assert words({}) == "nothing"
+
+
+# --- the tables
+
+
+def test_defaults_lists_are_resolved_as_hydra_resolves_them() -> None:
+    checked = 0
+    for group in ("method", "protocol"):
+        for name in options(group):
+            if "defaults:" in (compose.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
+                composed = compose.resolve(compose.compose([f"{group}={name}"])).plain[group]
+                assert load_option(group, name) == composed
+                checked += 1
+    assert checked >= 2
+
+
+def test_parameters_are_what_is_set() -> None:
+    config: dict[str, Any] = {
+        "name": "x",
+        "lr": 0.10,
+        "flag": False,
+        "none": None,
+        "empty": [],
+        "globs": ["@head", "a.*"],
+        "base": {"name": "fedavg", "private": []},
+        "inner": {"rate": 2.0, "deep": {"k": 3}},
+    }
+    assert (
+        parameters(config)
+        == "lr=0.1, flag=false, globs=[@head, a.*], base=fedavg, inner.rate=2, inner.deep.k=3"
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "methods"])
+def test_every_table_has_a_row_for_every_file(kind: str) -> None:
+    table = listing(kind)
+    group = {"datasets": "dataset"}.get(kind, kind.removesuffix("s"))
+    assert [row[table.columns[0]] for row in table.rows] == options(group)
+    for row in table.rows:
+        assert set(row) == set(table.columns)
+        assert row["content"]
+    assert table.markdown().count("\n") == 2 + len(table.rows)
+
+
+def test_data_sets_show_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path / "data"))
+    rows = {row["data set"]: row for row in listing("datasets").rows}
+    assert rows["synthetic"]["state"] == "ready"
+    assert rows["cifar10"]["state"] == "missing"
+    assert "scripts/prepare_data.py cifar10" in rows["cifar10"]["how to get it"]
+    markdown = listing("datasets").markdown()
+    assert "state" not in markdown.splitlines()[0]
+    assert str(tmp_path) not in markdown, "the same on every machine"
+
+
+def test_protocols_show_what_differs_from_the_schema() -> None:
+    rows = {row["protocol"]: row for row in listing("protocols").rows}
+    found = rows["fedcollab_label_shift"]["parameters"].split(", ")
+    assert "test.pool=true" in found
+    assert not any(word.startswith("score=") for word in found)
+
+
+def test_markdown_escapes_the_bar() -> None:
+    table = Listing("t", ("a", "b"), [{"a": "x|y", "b": "2"}], here=("b",))
+    assert table.markdown() == "| a |\n| --- |\n| x\\|y |\n"
+
+
+def test_the_command_prints_tables_and_names_the_nearest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command.main(["partitions"]) == 0
+    assert "homo" in capsys.readouterr().out
+    assert command.main(["partitions", "--markdown"]) == 0
+    assert capsys.readouterr().out == listing("partitions").markdown()
+    assert command.main(["partition"]) == 1
+    assert capsys.readouterr().err.startswith("error: unknown list 'partition'; nearest: partitions")
+    monkeypatch.setitem(tables.KINDS, "tables", lambda: Listing("Tables", ("a",), []))
+    assert command.main(["tables"]) == 0
+    assert capsys.readouterr().out == "no tables yet\n"
+    with pytest.raises(UnknownName):
+        load_option("method", "fedavgg")
+
+
+# --- the README
+
+
+def test_the_tables_of_the_readme_are_what_is_listed() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "<!-- methods -->" in text
+    assert "<!-- datasets -->" in text
+    assert script().updated(text) == text, "run `make readme`"
