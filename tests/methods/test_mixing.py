@@ -1,0 +1,176 @@
+"""Projections onto the simplex against a solver; mixtures of models in the limits where they are other methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cvxpy
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedbench.engine import trees
+from fedbench.engine.contract import Clock, Cohort
+from fedbench.engine.trees import Tree
+from fedbench.methods import simplex
+from fedbench.methods.base import Method
+from fedbench.methods.fedap import FedAP
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedcollab import FedCollab
+from fedbench.methods.fedper import FedPer
+from fedbench.methods.local import Local
+from fedbench.methods.mixing import Library, Mixing, cosines
+from tests.methods.toys import close, federation, gap, initial, models, setup, simulate
+
+SIZES = (6, 13, 8, 21)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_projection_is_the_solvers(count: int) -> None:
+    rng = np.random.default_rng(count)
+    rows = rng.normal(0, 1.5, (6, count))
+    allowed = rng.random((6, count)) < 0.6
+    allowed[:, 0] = True
+    for mask in (np.ones_like(allowed), allowed):
+        found = simplex.project(torch.from_numpy(rows), torch.from_numpy(mask)).numpy()
+        for row, real, mine in zip(rows, mask, found, strict=True):
+            x = cvxpy.Variable(count)
+            constraints = [x >= 0, cvxpy.sum(x) == 1, *([x[~real] == 0] if (~real).any() else [])]
+            cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(x - row)), constraints).solve(solver="CLARABEL")
+            np.testing.assert_allclose(mine, x.value, atol=1e-5)
+
+
+def test_projection_by_hand_and_its_symmetries() -> None:
+    assert simplex.project(torch.tensor([[0.5, 0.3, -1.0]]))[0].tolist() == pytest.approx([0.6, 0.4, 0.0])
+    rows = torch.from_numpy(np.random.default_rng(0).normal(0, 1, (20, 7)))
+    found, order = simplex.project(rows), torch.tensor([3, 1, 6, 0, 2, 5, 4])
+    assert close(simplex.project(rows + 17.5), found)
+    assert close(simplex.project(found), found)
+    assert close(simplex.project(rows[:, order]), found[:, order])
+    assert close(simplex.project(1e6 * rows), torch.nn.functional.one_hot(rows.argmax(1), 7).double())
+    assert float((found > 0).sum(1).double().std()) > 0
+
+
+def test_cosines() -> None:
+    found = cosines(torch.tensor([[3.0, 4.0], [-6.0, -8.0], [4.0, -3.0], [0.0, 0.0]]))
+    expected = [[1.0, -1.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+    assert close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Fixed(Mixing):
+    """W = I for the leaves in `own`, 1 p^T for the others, multiplied by `factor`."""
+
+    own: tuple[str, ...] = ()
+    factor: float = 1.0
+
+    def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        count = len(cohort.ids)
+        identity = torch.eye(count, dtype=torch.float64)
+        average = self.factor * cohort.weights.expand(count, -1)
+        graph = dict.fromkeys(self.own, identity)
+        graph.setdefault("*", average)
+        return graph
+
+
+@dataclass(frozen=True)
+class Stored(Library):
+    """FedAvg for `rounds`, then W = I or 1 p^T over everybody."""
+
+    rounds: int = 0
+    own: bool = True
+
+    def warm(self, clock: Clock) -> bool:
+        return clock.round < self.rounds
+
+    def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        sizes = cohort.population.sizes
+        average = (sizes / sizes.sum()).expand(len(sizes), -1)
+        chosen = torch.eye(len(sizes), dtype=torch.float64) if self.own else average
+        return {"*": chosen[cohort.ids]}
+
+
+def final(method: Method, **options: Any) -> Tree:
+    chosen = setup(method, federation(SIZES), **{"rounds": 3, **options})
+    return models(chosen, simulate(chosen))
+
+
+@pytest.mark.parametrize("cohort", [1.0, 0.5])
+def test_identity_is_local(cohort: float) -> None:
+    local = final(Local(), cohort=cohort)
+    assert close(final(Fixed(own=("*",)), cohort=cohort), local)
+    assert close(final(Stored(), cohort=cohort), local)
+
+
+def test_sizes_are_fedavg_and_a_private_head_is_fedper() -> None:
+    fedavg = final(FedAvg())
+    assert close(final(Fixed()), fedavg)
+    assert close(final(Stored(own=False)), fedavg)
+    assert close(final(Fixed(own=("@head",))), final(FedPer()))
+    assert close(final(Fixed(private=("@head",))), final(FedPer()))
+
+
+def test_a_warm_up_is_fedavg_for_partial_cohorts_too() -> None:
+    assert close(final(Stored(rounds=3), cohort=0.5), final(FedAvg(), cohort=0.5))
+    assert gap(final(Stored(rounds=2), cohort=0.5), final(FedAvg(), cohort=0.5)) > 1e-4
+
+
+def test_absent_clients_keep_what_they_had() -> None:
+    chosen = setup(Fixed(), federation(SIZES), rounds=1, cohort=0.5)
+    state = simulate(chosen)
+    present = chosen.draw_cohort(Clock(0, 1)).tolist()
+    received, start = models(chosen, state), initial(chosen)
+    for client in range(4):
+        assert close(trees.row(received, client), start) is (client not in present)
+    weights = chosen.method.collaboration(state.server, chosen.population)
+    assert weights is not None
+    total = sum(SIZES[j] for j in present)
+    for i in range(4):
+        expected = [SIZES[j] / total if j in present else 0.0 for j in range(4)]
+        assert weights[i].tolist() == pytest.approx(expected if i in present else np.eye(4)[i].tolist())
+
+
+def test_a_matrix_that_is_not_row_stochastic_is_refused() -> None:
+    with pytest.raises(ValueError, match="not row-stochastic"):
+        final(Fixed(factor=1.1))
+
+
+@dataclass(frozen=True)
+class Groups(FedCollab):
+    """FedCollab with two coalitions given."""
+
+    def prepare(self, preparation: Any, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        base = {k: v.expand(2, *v.shape[1:]) for k, v in server.items() if k != "coalition"}
+        return {"coalition": torch.tensor([0, 1, 0, 1]), **trees.clone(base)}, memory
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        {"name": "pfedgraph"},
+        {"name": "fedsac"},
+        {"name": "pfedsim", "rho": 0.3},
+        {"name": "fedap", "warmup": 0.4},
+        {"name": "fedamp"},
+        {"name": "fedfomo", "epsilon": 0.0},
+        {"name": "knnper"},
+    ],
+    ids=lambda base: str(base["name"]),
+)
+def test_inside_a_coalition_mixes_its_members_alone(base: dict[str, Any]) -> None:
+    chosen = setup(Groups(base=base), federation(SIZES), rounds=4)
+    everyone = models(chosen, simulate(chosen))
+    for members in ([0, 2], [1, 3]):
+        alone = setup(chosen.method.inner, federation(SIZES, ids=members), rounds=4)  # type: ignore[attr-defined]
+        expected = models(alone, simulate(alone))
+        for name, leaf in expected.items():  # memorised samples are padded to the largest client of the run
+            found = everyone[name][members]
+            cut = found[:, : leaf.shape[1]] if name.startswith("store/") else found
+            assert close(cut, leaf), name
+
+
+def test_fedap_is_there_for_networks_without_batch_normalisation() -> None:
+    assert gap(final(FedAP(warmup=0.4)), final(FedAvg())) > 1e-4
