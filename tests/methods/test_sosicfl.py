@@ -101,6 +101,14 @@ def test_planted_clusters_are_found_in_any_order(name: str) -> None:
     np.testing.assert_array_equal(same, centres)
 
 
+@pytest.mark.parametrize("name", METRICS)
+def test_points_that_differ_by_rounding_are_one(name: str) -> None:
+    near = np.array([[0.2, 0.3, 0.5]]).repeat(5, 0) + 1e-16 * np.random.default_rng(0).normal(size=(5, 3))
+    labels, centres = clustering.cluster(near, 3, clustering.METRICS[name])
+    assert labels.tolist() == [0] * 5
+    np.testing.assert_allclose(centres, near[:1], atol=1e-12)
+
+
 def test_no_more_clusters_than_distinct_points() -> None:
     p = np.array([[0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [1.0, 0.0]])
     labels, centres = clustering.cluster(p, 10, clustering.METRICS["hilbert"])

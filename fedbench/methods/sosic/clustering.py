@@ -41,7 +41,7 @@ def hilbert_walk(p: Array, q: Array, share: float) -> Array:
     log((x + a) (1 + b) / (a (1 + b - x))).
     """
     step = q - p
-    if not np.abs(step).max() > 0:
+    if np.abs(step).max() < SAME:
         return p
     back, forward = step > 0, step < 0
     a = (p[back] / step[back]).min()
