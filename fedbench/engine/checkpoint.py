@@ -104,5 +104,6 @@ def _checksum(metadata: Mapping[str, str], tree: Tree) -> str:
     for name in sorted(tree):
         tensor = tree[name]
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():  # an empty one may have no stride to view as bytes
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
