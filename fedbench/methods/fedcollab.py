@@ -53,6 +53,8 @@ class FedCollab(Coalitions):
             raise ConfigError(f"method.base must name a method, got {self.base!r}; e.g. method/base=fedavg")
         if self.newcomers and self.join_round < 1:
             raise ConfigError("method.newcomers need method.join_round of at least 1")
+        if min(self.newcomers, default=0) < 0 or len(set(self.newcomers)) < len(self.newcomers):
+            raise ConfigError(f"method.newcomers must be different clients, got {list(self.newcomers)}")
 
     @property
     def inner(self) -> Method:
