@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from fedbench.config import OptimizerConfig
-from fedbench.engine import rng, trees
+from fedbench.engine import rng, schedule, trees
+from fedbench.engine.contract import Stage
 from fedbench.engine.setup import Setup
+from fedbench.errors import ConfigError
 from fedbench.methods.base import Method
 from fedbench.methods.collab import solver
 from fedbench.methods.collab.discriminators import DiscriminatorConfig
@@ -20,6 +23,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab import FedCollab
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.local import Local
+from fedbench.models.lenet5 import LeNet5
 from tests.methods.toys import close, federation, gap, models, setup, simulate
 
 QUICK = DiscriminatorConfig(hidden=5, rounds=20)
@@ -55,6 +59,23 @@ def test_one_coalition_is_the_base_method(fedavg: trees.Tree) -> None:
     state = run(FedCollab(C=1e6, discriminator=QUICK))[1]
     assert state.server["coalition"].tolist() == [0, 0, 0, 0]
     assert close(trees.row(trees.part(state.server, "base"), 0), fedavg)
+
+
+def test_all_private_is_local() -> None:
+    local = run(Local())[1]
+    state = run(FedAvg(private=("*",)))[1]
+    assert close(state.memory, local.memory)
+    assert state.bytes_up == state.bytes_down == 0
+    assert (state.server, local.server) == ({}, {})
+
+
+def test_without_capacity_term_clients_that_differ_stay_alone() -> None:
+    data = federation((40, 40, 40), labels=[[0], [1], [2, 3]])
+    sharp = DiscriminatorConfig(hidden=20, lr=0.1)
+    chosen = setup(FedCollab(C=0.0, discriminator=sharp), data, rounds=2)
+    state, local = simulate(chosen), setup(Local(), data, rounds=2)
+    assert sorted(state.server["coalition"].tolist()) == [0, 1, 2]
+    assert close(models(chosen, state), models(local, simulate(local)))
 
 
 def test_singletons_are_local() -> None:
@@ -101,6 +122,38 @@ def test_a_newcomer_is_alone_until_it_joins() -> None:
         assert coalition == ([0, 0, 1, 0] if rounds < 2 else [0, 0, 0, 0])
 
 
+def test_newcomers_join_those_who_are_like_them() -> None:
+    """Clients 2 and 4 come late; before they do the others train as if there were no others, after it they share."""
+    labels = [[0, 1], [2, 3], [0, 1], [2, 3], [2, 3], [0, 1]]
+    data = federation((40,) * 6, labels=labels)
+    sharp = DiscriminatorConfig(hidden=20, lr=0.1)
+    method = FedCollab(C=5.0, newcomers=(2, 4), join_round=2, discriminator=sharp)
+    early, late = (setup(method, data, rounds=rounds) for rounds in (1, 3))
+    before, after = simulate(early), simulate(late)
+    assert before.server["coalition"].tolist() == [0, 1, 2, 1, 3, 0]
+    assert after.server["coalition"].tolist() == [0, 1, 0, 1, 1, 0]
+    sizes, distances = np.full(6, 40), after.arrays["distances"]
+    joined = itertools.product(range(4), repeat=2)
+    best = min(joined, key=lambda c: solver.objective([0, 1, c[0], 1, c[1], 0], sizes, distances, 5.0))
+    assert best == (0, 1), "of all ways to take them in, the best by Eq. 10"
+    older = [0, 1, 3, 5]
+    alone = setup(
+        replace(method, newcomers=(), join_round=0), federation((40,) * 6, labels=labels, ids=older), rounds=1
+    )
+    expected = models(alone, simulate(alone))
+    assert close({k: v[older] for k, v in models(early, before).items()}, expected)
+    shared = models(late, after)
+    for a, b in ((0, 2), (0, 5), (1, 3), (1, 4)):
+        assert gap(trees.row(shared, a), trees.row(shared, b)) == 0
+    assert gap(trees.row(shared, 0), trees.row(shared, 1)) > 1e-2
+
+
+@pytest.mark.parametrize("newcomers", [(-1,), (1, 1), (4,), (0, 1, 2, 3)])
+def test_newcomers_that_cannot_be_are_refused(newcomers: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"method\.newcomers"):
+        run(FedCollab(newcomers=newcomers, join_round=1, discriminator=QUICK))
+
+
 def test_coalitions_are_what_the_solver_makes_of_the_distances() -> None:
     labels = [[0, 1], [0, 1], [2, 3], [2, 3], [2, 3]]
     data = federation((40, 40, 40, 40, 40), labels=labels)
@@ -145,6 +198,26 @@ def test_two_steps_of_fedprox_and_ditto_by_hand() -> None:
     state = simulate(setup(Ditto(lam=lam), federation((9,)), **options))
     assert close(trees.row(trees.part(state.memory, "personal"), 0), two_steps(lam))
     assert close(state.server, two_steps(0.0))
+
+
+def test_the_pull_of_fedprox_is_on_weights_not_on_statistics() -> None:
+    """Against nn.Module and torch.optim, with torch's own batch normalisation."""
+    mu, model = 5.0, LeNet5(batch_norm=True)
+    sgd = OptimizerConfig(lr=0.05, momentum=0.9)
+    chosen = setup(FedProx(mu=mu), federation((13,), (1, 16, 16)), model, rounds=1, optimizer=sgd)
+    net = model.build((1, 16, 16), 4).double().train()
+    net.load_state_dict(chosen.task.init(rng.torch_rng(0, "init")), strict=False)
+    received = [p.detach().clone() for p in net.parameters()]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    x, y = chosen.federation.gather(chosen.federation.indices("train", 0))
+    keyed = rng.torch_rng(0, "batches", 0, 0, 0)
+    for rows in schedule.batches(13, chosen.protocol.local, Stage(), keyed):
+        optimizer.zero_grad()
+        pull = sum(((p - w) ** 2).sum() for p, w in zip(net.parameters(), received, strict=True))
+        (torch.nn.functional.cross_entropy(net(x[rows]), y[rows]) + mu / 2 * pull).backward()
+        optimizer.step()
+    expected = {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
+    assert close(simulate(chosen).server, expected)
 
 
 def test_fedavg_of_two_clients_by_hand() -> None:
