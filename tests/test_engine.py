@@ -13,7 +13,7 @@ from torch import nn
 
 from fedbench.config import LocalConfig, OptimizerConfig
 from fedbench.engine import rng, schedule, trees
-from fedbench.engine.contract import Batch, Clock, Stage
+from fedbench.engine.contract import Batch, Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.memory import client_bytes, fitting_chunk
 from fedbench.engine.optim import Optimizer
@@ -32,7 +32,7 @@ from tests.methods.toys import SIZES, close, federation, gap, setup, simulate
 
 SGD = OptimizerConfig(lr=0.05)
 HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-2)
-CLIPPED = OptimizerConfig(lr=0.05, momentum=0.5, clip=0.5)
+CLIPPED = OptimizerConfig(lr=0.05, momentum=0.5, weight_decay=1e-2, clip=0.5)
 ADAM = OptimizerConfig(name="adam", lr=1e-3, weight_decay=1e-3)
 
 
@@ -62,7 +62,7 @@ def plain_fedavg(chosen: Setup, model: Model) -> dict[str, torch.Tensor]:
             local = copy.deepcopy(net).train()
             optimizer = torch_optimizer(protocol.optimizer, local)
             x, y = data.gather(data.indices("train", k))
-            keyed = rng.torch_rng(chosen.seed, "batches", t, k, 0)
+            keyed = rng.torch_rng(chosen.seed, "batches", t, data.ids[k], 0)
             for rows in schedule.batches(data.size(k), protocol.local, Stage(), keyed):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(local(x[rows]), y[rows]).backward()
@@ -103,13 +103,13 @@ def test_the_engines_agree_in_single_precision_too() -> None:
 
 
 def test_local_is_each_client_alone() -> None:
-    data = federation((9, 4))
-    together = setup(Local(), data, rounds=3)
-    state = simulate(together)
-    assert state.bytes_up == state.bytes_down == 0
-    sole = federation((9, 4))
-    expected = plain_fedavg(setup(FedAvg(), sole, rounds=3, cohort=1.0), MLP(hidden=(7,)))
-    assert gap(trees.row(state.memory, 0), expected) > 1e-3  # alone is not averaged
+    chosen = setup(Local(), rounds=3, optimizer=HEAVY)
+    for trainer in engines(chosen):
+        state = simulate(chosen, trainer)
+        for client in range(len(SIZES)):
+            alone = setup(FedAvg(), federation(ids=[client]), rounds=3, optimizer=HEAVY)
+            expected = plain_fedavg(alone, MLP(hidden=(7,)))
+            assert gap(trees.row(state.memory, client), expected) < 1e-9
 
 
 def test_scores_are_counted_alike_and_right() -> None:
@@ -135,14 +135,27 @@ def test_worker_processes_equal_the_loop(kind: str) -> None:
         assert a.tallies["local"].correct.tolist() == b.tallies["local"].correct.tolist()
 
 
-def test_a_killed_worker_and_a_failing_one_are_reported() -> None:
-    chosen = setup(FedAvg(), optimizer=OptimizerConfig(lr=1e30), epochs=5)
-    trainer = WorkersTrainer(chosen, 2)
-    try:
-        with pytest.raises(Diverged, match="round 1 on client"):
-            simulate(chosen, trainer)
-    finally:
-        trainer.close()
+class Broken(FedAvg):
+    """Fails on the largest client with an error of its own."""
+
+    def finish(self, work: trees.Tree, client: Client) -> tuple[trees.Tree, trees.Tree]:
+        if client.clock.round == 1 and int(client.size) == max(SIZES):
+            raise ZeroDivisionError("in a hook")
+        return super().finish(work, client)
+
+
+def test_a_failing_worker_s_error_is_raised_as_itself() -> None:
+    diverging = setup(FedAvg(), optimizer=OptimizerConfig(lr=1e30), epochs=5)
+    for chosen, error, text in (
+        (diverging, Diverged, r"round 1 on client \d"),
+        (setup(Broken()), ZeroDivisionError, "in a hook"),
+    ):
+        with pytest.raises(error, match=text):
+            simulate(chosen, WorkersTrainer(chosen, 1))
+
+
+def test_a_killed_worker_is_reported() -> None:
+    chosen = setup(FedAvg())
     trainer = WorkersTrainer(chosen, 1)
     try:
         os.kill(trainer._processes[0].pid, signal.SIGKILL)
