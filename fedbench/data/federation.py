@@ -75,6 +75,7 @@ class Federation:
         self.mean = torch.tensor(dataset.mean, dtype=dtype, device=self.device).view(channels)
         self.inverse = (1 / (torch.tensor(dataset.std, dtype=dtype) * dataset.scale)).to(self.device)
         self.inverse = self.inverse.view(channels)
+        self.scale = dataset.scale
         self.offset = self.mean * dataset.scale
         self.black = -self.offset * self.inverse  # a zero after normalisation [1, C, 1, 1]
         if partition.rotation is not None:
@@ -135,6 +136,10 @@ class Federation:
         x = self.x[indices].to(self.dtype)
         x = (x - self.offset) * self.inverse
         return x, self.y[indices]
+
+    def unit(self, indices: Tensor) -> Tensor:
+        """Samples `indices` [...] in the data set's own units divided by its scale: pixels in [0, 1]."""
+        return self.x[indices].to(self.dtype) / self.scale
 
     def all_of(self, client: int) -> Batch:
         """All training samples of a client as one batch."""

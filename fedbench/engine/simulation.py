@@ -61,7 +61,9 @@ class Simulation:
         setup = self.setup
         server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
         owned = {key: leaf if trees.is_shared(leaf) else leaf.clone() for key, leaf in memory.items()}
-        state = State(self._placed(server), self._placed(owned))  # memory is written in place, so it shares nothing
+        state = State(
+            self._placed(server), self._placed(owned)
+        )  # memory is written in place, so it shares nothing
         with self.timed(state, "prepare"), torch.no_grad():
             preparation = Preparation(setup, self.trainer)
             state.server, state.memory = setup.method.prepare(preparation, state.server, state.memory)
