@@ -51,7 +51,6 @@ def rows(folder: Path) -> Any:
     }
     result = deterministic(json.loads((folder / "result.json").read_text()))
     result.pop("commit")  # of the source, which may change while a slow test runs
-    del result["commit"]  # the checkout may move on while tests run
     arrays = {
         f"{file.stem}/{name}": repr(array.tolist())
         for file in sorted(folder.glob("*.npz"))
