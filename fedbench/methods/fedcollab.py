@@ -5,8 +5,8 @@
 (3) Any method, `base`, runs inside each coalition: one of its servers a coalition, its client hooks as they are.
 A newcomer joins the coalition that minimises Eq. 10 (Section 4.4, Appendix B.2); until then it is one of its own.
 Table 3's ablations: `quantities` or `distances` false.
-The paper does not say how the discriminators' images are scaled. Pixels in [0, 1] give the published coalitions of label
-shift for all partitions of seeds 0-5, the model's normalised inputs for four of them.
+The paper does not say how the discriminators' images are scaled. Pixels in [0, 1] give label shift's published
+coalitions for the partitions of all seeds 0-5, the model's normalised inputs for four of them.
 """
 
 from __future__ import annotations
