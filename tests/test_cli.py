@@ -158,7 +158,7 @@ def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
 BAD = [
     (["method=fedavgg"], "unknown method 'fedavgg'; nearest: fedavg"),
     (["dataset=digit"], "unknown dataset 'digit'; nearest: digits"),
-    (["protocol=fast"], "unknown protocol 'fast'; nearest: fedcollab_label_shift, quick"),
+    (["protocol=quik"], "unknown protocol 'quik'; nearest: quick"),
     (["partition=dirr0.1"], "unknown partition 'dirr0.1'; nearest: dir"),
     (["partition=label_shift3"], "unknown partition 'label_shift3'; nearest: label_shift"),
     (["method=fedcollab", "method/base=fedprx"], "unknown method/base 'fedprx'; nearest: fedprox"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -40,7 +41,9 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(
     assert losses({"name": "shrinking", "strength": 1.0})[0] > plain[0]  # the penalty counts
 
 
-def test_commands_of_the_readme_compose() -> None:
+def test_commands_of_the_readme_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "SPLIT.npz", train_0=[0, 1], test_0=[2])
+    monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^(?:\$ )?python -m fedbench ((?!-)[^#\n]*)", README, re.MULTILINE)
     assert len(commands) >= 5
     for command in commands:
