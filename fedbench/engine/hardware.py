@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 
 import torch
 
@@ -23,13 +23,16 @@ def pick_device(config: HardwareConfig) -> torch.device:
     """The device that `config` asks for; `auto` is the GPU where there is one.
 
     Raises:
-        ConfigError: a GPU was asked for and none is there.
+        ConfigError: a GPU was asked for that is not there.
     """
     name = config.device
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"hardware.device={name}: torch {torch.__version__} sees no GPU; use hardware=cpu")
+    gpus = torch.cuda.device_count()
+    known = ("cpu", "cuda", *(f"cuda:{index}" for index in range(gpus)))
+    if name not in known[: None if gpus else 1]:
+        seen = f"{gpus} GPU(s)" if gpus else "no GPU"
+        raise ConfigError(f"hardware.device={name}: torch {torch.__version__} sees {seen}; use hardware=cpu")
     return torch.device(name)
 
 
@@ -62,5 +65,5 @@ def _for_cpu(setup: Setup, workers: int) -> str:
     work = float(sizes.sum()) * (local.epochs or 0)
     if local.iterations is not None:
         work = float(local.iterations * local.batch_size * len(sizes))
-    alone = workers < 2 or share * len(sizes) < 2 or bool(os.environ.get("FEDBENCH_NO_WORKERS"))
+    alone = workers < 2 or share * len(sizes) < 2 or multiprocessing.current_process().daemon
     return "looped" if alone or work * share * protocol.rounds < WORTH_WORKERS else "workers"

@@ -1,0 +1,125 @@
+"""From the hardware config to a device and an engine."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+
+from fedbench.config import HardwareConfig
+from fedbench.engine import hardware, memory
+from fedbench.engine.hardware import pick_device, pick_trainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.setup import Setup
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.errors import ConfigError
+from fedbench.methods.fedavg import FedAvg
+from tests.methods.toys import setup
+
+
+class Workers(LoopedTrainer):
+    """Stands for WorkersTrainer, without its processes."""
+
+    def __init__(self, chosen: Setup, workers: int) -> None:
+        super().__init__(chosen)
+        self.workers = workers
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four cores, no GPU, no processes."""
+    monkeypatch.setattr(hardware, "WorkersTrainer", Workers)
+    monkeypatch.setattr(hardware, "available_workers", lambda: 4)
+    gpus(monkeypatch, 0)
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def picked(chosen: Setup, **config: Any) -> Trainer:
+    return pick_trainer(chosen, HardwareConfig(**config))
+
+
+def test_the_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_device(HardwareConfig()) == torch.device("cpu")
+    gpus(monkeypatch, 2)
+    assert pick_device(HardwareConfig()) == torch.device("cuda")
+    assert pick_device(HardwareConfig(device="cpu")) == torch.device("cpu")
+    assert pick_device(HardwareConfig(device="cuda:1")) == torch.device("cuda:1")
+
+
+@pytest.mark.parametrize(("count", "device"), [(0, "cuda"), (0, "cuda:0"), (2, "cuda:2"), (2, "cuda:x")])
+def test_a_gpu_that_is_not_there_is_refused(count: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, count)
+    seen = "2 GPU" if count else "no GPU"
+    with pytest.raises(ConfigError, match=rf"hardware\.device={device}: .* sees {seen}.*; use hardware=cpu"):
+        pick_device(HardwareConfig(device=device))
+
+
+def test_long_runs_are_worth_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 samples, two epochs: 96 a round with everyone, a fifth of it with one client in five."""
+    monkeypatch.setattr(hardware, "WORTH_WORKERS", 1000)
+    assert type(picked(setup(FedAvg(), rounds=10))) is LoopedTrainer
+    long = picked(setup(FedAvg(), rounds=11))
+    assert isinstance(long, Workers)
+    assert long.workers == 4
+    fewer = picked(setup(FedAvg(), rounds=11), workers=2)
+    assert isinstance(fewer, Workers)
+    assert fewer.workers == 2
+    assert type(picked(setup(FedAvg(), rounds=25, cohort=0.4))) is LoopedTrainer
+    assert type(picked(setup(FedAvg(), rounds=27, cohort=0.4))) is Workers
+    assert type(picked(setup(FedAvg(), rounds=99, cohort=0.2))) is LoopedTrainer, "one client a round"
+    assert type(picked(setup(FedAvg(), rounds=99), workers=1)) is LoopedTrainer
+    assert (
+        type(picked(setup(FedAvg(), rounds=2, iterations=10))) is LoopedTrainer
+    )  # 10 steps x 8 samples x 5 clients
+    assert type(picked(setup(FedAvg(), rounds=3, iterations=10))) is Workers
+
+
+def test_a_process_that_may_have_no_children_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "WORTH_WORKERS", 0)
+    assert type(picked(setup(FedAvg()))) is Workers
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert type(picked(setup(FedAvg()))) is LoopedTrainer
+
+
+def test_an_engine_asked_for_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = setup(FedAvg())
+    assert type(picked(chosen, engine="looped")) is LoopedTrainer
+    assert type(picked(chosen, engine="workers")) is Workers
+    stacked = picked(chosen, engine="stacked", chunk=3)
+    assert isinstance(stacked, StackedTrainer)
+    assert stacked.chunk == 3
+    chosen.federation.device = torch.device("cuda")
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
+    assert type(picked(chosen)) is StackedTrainer
+    with pytest.raises(ConfigError, match=r"engine=workers runs on a CPU"):
+        picked(chosen, engine="workers")
+
+
+def test_chunks_fit_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = setup(FedAvg())
+    one = memory.client_bytes(chosen)
+    for clients, expected in ((0.5, 1), (1.0, 1), (2.5, 2), (4.99, 4), (5.0, 5), (1000, 5)):
+        free = int(clients * one / memory.SHARE) + 1
+        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
+        assert memory.fitting_chunk(chosen) == expected
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**12)
+    assert memory.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2, "no more than the cohort"
+
+
+def test_free_memory_is_what_the_machine_says() -> None:
+    assert 2**20 < memory.free_bytes(torch.device("cpu")) < 2**50
+
+
+def test_threads_are_set_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    picked(setup(FedAvg()), threads=3)
+    picked(setup(FedAvg()), threads=0)
+    assert asked == [3]
