@@ -89,8 +89,10 @@ def test_every_engine_equals_the_plain_loop(
     data, model = conv() if kind == "batch_norm" else (federation(), MLP(hidden=(7,)))
     chosen = setup(FedAvg(), data, model, optimizer=optimizer, cohort=0.8, **work)
     expected = plain_fedavg(chosen, model)
+    # Adam makes steps out of rounding where a gradient is zero, as that of a bias before batch normalisation.
+    tolerance = 1e-6 if optimizer is ADAM else 1e-9
     for trainer in engines(chosen):
-        assert gap(simulate(chosen, trainer).server, expected) < 1e-9, trainer
+        assert gap(simulate(chosen, trainer).server, expected) < tolerance, trainer
 
 
 def test_the_engines_agree_in_single_precision_too() -> None:
