@@ -131,7 +131,9 @@ def test_topics_are_the_planted_mixtures() -> None:
     shares = np.array([[1 - s, s] for s in np.linspace(0, 1, 21)])
     counts = planted_counts(shares)
     found = positions.topics(counts, 2, seed=5)
-    oracle = LatentDirichletAllocation(2, learning_method="batch", max_iter=300, random_state=1).fit_transform(counts)
+    oracle = LatentDirichletAllocation(
+        2, learning_method="batch", max_iter=300, random_state=1
+    ).fit_transform(counts)
     for other, tolerance in ((shares, 0.06), (oracle, 0.01)):
         assert min(np.abs(found - other).max(), np.abs(found - other[:, ::-1]).max()) < tolerance
     order = np.random.default_rng(1).permutation(21)
