@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from fedbench.tables.plan import Job, Plan, Wish
     from fedbench.tables.result import TableResult
     from fedbench.tables.scale import Scale
+    from fedbench.tables.spec import TableSpec
 
 HELP = """\
 python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 
   table=NAME           one of `python -m fedbench.list tables`
   scale=paper          paper | half | quick | smoke (conf/scale/); only paper gets verdicts
-  rows=A,B columns=1,2 only these, by label or number from 1
+  rows=A,B columns=1,2 run only these, by label or number from 1; the others keep what they have
   seeds=5              that many, or a list: seeds=[0,3]
   substitute=NAME      a data set in place of the table's own; the title says so, no verdicts
   jobs=N               runs at once (default: one a core, on a GPU one)
@@ -114,17 +115,18 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
 
 def reproduce(request: Request, overrides: Sequence[str]) -> int:
     """Fill one table; returns 1 if a cell that was tried has failed, else 0."""
-    from fedbench.tables import fill, plan, scale, spec, store
+    from fedbench.tables import fill, plan, recorded, scale, spec, store
 
-    table = spec.load(request.table).only(request.rows, request.columns)
+    table = spec.load(request.table)
     launcher, at_once = _launcher(request, overrides)
-    wish = _wish(request, overrides, scale.load(request.scale), at_once)
+    wish = _wish(request, overrides, table, scale.load(request.scale), at_once)
+    folder = store.folder_of(request.results, table.name, plan.circumstances(wish))
     if request.render:
         from fedbench.tables.render import write
 
-        write(store.folder_of(request.results, table.name, plan.circumstances(wish)))
+        write(folder)
         return 0
-    planned = plan.make(table, wish)
+    planned = plan.make(table, wish, recorded.read(folder))
     missing = [job for job in planned.missing() if request.retry or not job.failure]
     _announce(planned, missing, at_once)
     if request.dry_run:
@@ -132,7 +134,6 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     if missing:
         _run(missing, launcher)
     filled = fill.fill(planned)
-    folder = store.folder_of(request.results, table.name, planned.made)
     store.save(folder, filled, fill.rows(planned))
     store.save_curves(folder, fill.curves(planned))
     store.save_matrices(folder, fill.matrices(planned))
@@ -146,14 +147,17 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _wish(request: Request, overrides: Sequence[str], scale: Scale, at_once: int) -> Wish:
+def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale, at_once: int) -> Wish:
     from fedbench.tables.plan import Wish
 
     mine = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
     settings = tuple(text for text in mine if _is_setting(text))
     changed = tuple(text for text in mine if not _is_setting(text))
     alone = () if at_once == 1 else ("hardware.engine=looped",)  # runs that share the cores take one each
-    return Wish(scale, request.seeds, request.substitute, changed, ("progress=none", *alone, *settings))
+    settings = ("progress=none", *alone, *settings)
+    chosen = table.only(request.rows, request.columns)
+    rows, columns = ([each.label for each in line] for line in (chosen.rows, chosen.columns))
+    return Wish(scale, request.seeds, request.substitute, changed, settings, tuple(rows), tuple(columns))
 
 
 def _is_setting(override: str) -> bool:
@@ -177,19 +181,20 @@ def _announce(planned: Plan, missing: Sequence[Job], at_once: int) -> None:
     from rich.console import Console
 
     from fedbench.tables.estimate import told
+    from fedbench.tables.plan import PENDING
 
     console = Console(highlight=False)
     jobs = planned.jobs
-    done = sum(job.finished for job in jobs)
-    failed = sum(1 for job in jobs if not job.finished and job.failure)
+    failed = sum(1 for job in planned.missing() if job.failure)
+    done = len(jobs) - len(planned.missing())
     console.print(f"{planned.spec.title}", style="bold")
     console.print(
-        f"{len(planned.entries)} cells, seeds {', '.join(map(str, planned.seeds))}, {len(jobs)} runs: "
+        f"{sum(bool(entry.asked) for entry in planned.entries)} cells, seeds {', '.join(map(str, planned.seeds))}, {len(jobs)} runs: "
         f"{done} finished, {failed} failed, {len(missing)} to do, {at_once} at once"
     )
     reasons: dict[str, list[str]] = {}
     for entry in planned.entries:
-        if entry.reason:
+        if entry.reason and entry.reason != PENDING:
             reasons.setdefault(entry.reason, []).append(f"{entry.row.label} / {entry.column.label}")
     for reason, cells in reasons.items():
         console.print(f"{len(cells)} cells: {reason}")

@@ -13,11 +13,9 @@ from fedbench.errors import FedbenchError
 from fedbench.results.environment import machine, source_commit
 from fedbench.tables import measures, store
 from fedbench.tables.measures import Finished
-from fedbench.tables.plan import Entry, Job, Plan
+from fedbench.tables.plan import PENDING, Entry, Job, Plan
 from fedbench.tables.result import Cell, Circumstances, TableResult
 from fedbench.tables.spec import MetricSpec
-
-PENDING = "not run yet"
 
 
 def fill(plan: Plan) -> TableResult:
@@ -28,37 +26,48 @@ def fill(plan: Plan) -> TableResult:
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
     """One line a finished run: the table's row and column, and the whole result row."""
-    return [
-        {"row": entry.row.label, "column": entry.column.label, **job.folder.result()}
-        for entry, job in _finished(plan)
-    ]
+    lines = []
+    for entry, job in _finished(plan):
+        result = job.folder.result() if job.finished else plan.recorded.rows.get(job.key, {})
+        lines.append({"row": entry.row.label, "column": entry.column.label, **result})
+    return lines
 
 
 def curves(plan: Plan) -> Iterator[dict[str, Any]]:
     """The learning curves of the finished runs, thinned."""
     for entry, job in _finished(plan):
+        row, column = entry.row.label, entry.column.label
+        if not job.finished:
+            yield from plan.recorded.curve(row, column, job.seed)
+            continue
         for point in store.thinned(Finished(job.folder.result(), job.folder.path).rounds()):
             scores = {name: value for name, value in point.items() if name.startswith(("round", "acc_on"))}
-            yield {"row": entry.row.label, "column": entry.column.label, "seed": job.seed, **scores}
+            yield {"row": row, "column": column, "seed": job.seed, **scores}
 
 
 def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
     """Collaboration matrices [N, N] of the first seed of every cell that has one."""
-    found = {}
+    found: dict[str, np.ndarray[Any, Any]] = {}
     for entry, job in _finished(plan):
-        path = job.folder.path / "collaboration.npz"
-        if job.seed == plan.seeds[0] and path.is_file():
-            with np.load(path) as arrays:
-                found[store.SEPARATOR.join((entry.row.label, entry.column.label, str(job.seed)))] = arrays[
-                    "W"
-                ]
+        row, column = entry.row.label, entry.column.label
+        matrix = _matrix(job) if job.finished else plan.recorded.matrix(row, column, job.seed)
+        if job is entry.jobs[0] and matrix is not None:
+            found[store.SEPARATOR.join((row, column, str(job.seed)))] = matrix
     return found
+
+
+def _matrix(job: Job) -> np.ndarray[Any, Any] | None:
+    path = job.folder.path / "collaboration.npz"
+    if not path.is_file():
+        return None
+    with np.load(path) as arrays:
+        return np.asarray(arrays["W"])
 
 
 def _finished(plan: Plan) -> Iterator[tuple[Entry, Job]]:
     for entry in plan.entries:
         for job in entry.jobs:
-            if job.finished and not job.study:
+            if not job.study and plan.has(entry, job):
                 yield entry, job
 
 
@@ -70,18 +79,20 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
     config = {**metric.measure, **_own(entry.column.measures, metric), **_own(entry.row.measures, metric)}
     measure = measures.build(config)
     values, seeds, keys, reasons = [], [], [], []
-    for index, job in enumerate(entry.jobs):
-        pair = (job, entry.baselines[index]) if entry.baselines else (job,)
-        lacking = [each for each in pair if not each.finished]
+    for job, baseline in entry.pairs:
+        lacking = [each for each in (job, baseline) if each is not None and not each.finished]
         if lacking:
-            reasons.append(f"seed {job.seed}: {lacking[0].failure or PENDING}")
-            continue
-        done = [Finished(each.folder.result(), each.folder.path) for each in pair]
-        try:
-            values.append(measure.value(done[0], done[1] if entry.baselines else None))
-        except FedbenchError as error:
-            reasons.append(f"seed {job.seed}: {error}")
-            continue
+            value = plan.recorded.value(entry.row, entry.column, metric, job.key)
+            if value is None:
+                reasons.append(f"seed {job.seed}: {lacking[0].failure or PENDING}")
+                continue
+        else:
+            try:
+                value = measure.value(_done(job), None if baseline is None else _done(baseline))
+            except FedbenchError as error:
+                reasons.append(f"seed {job.seed}: {error}")
+                continue
+        values.append(value)
         seeds.append(job.seed)
         keys.append(job.key)
     same = {reason.partition(": ")[2] for reason in reasons}
@@ -92,18 +103,26 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
     )
 
 
+def _done(job: Job) -> Finished:
+    return Finished(job.folder.result(), job.folder.path)
+
+
 def _own(measures_: dict[str, Any], metric: MetricSpec) -> dict[str, Any]:
     return dict(measures_.get(metric.name) or {})
 
 
 def _circumstances(plan: Plan) -> Circumstances:
-    done = {job.key: job for entry in plan.entries for job in (*entry.baselines, *entry.jobs) if job.finished}
-    results = [job.folder.result() for job in done.values()]
-    commits = sorted({str(result.get("commit", "")) for result in results} - {""})
+    runs = [job for entry in plan.entries for job in (*entry.baselines, *entry.jobs) if job.finished]
+    recorded = [plan.recorded.rows.get(job.key, {}) for _, job in _finished(plan) if not job.finished]
+    results = {str(row.get("key")): row for row in (*recorded, *(job.folder.result() for job in runs))}
+    commits = sorted({str(row.get("commit") or "") for row in results.values()} - {""})
+    machines = {machine(): None} if runs else {}
+    if recorded and plan.recorded.made:
+        machines |= dict.fromkeys(plan.recorded.made.machine.split("; "))
     return dataclasses.replace(
         plan.made,
-        machine=machine(),
+        machine="; ".join(sorted(machines)) or machine(),
         commit=", ".join(commits) or source_commit()[0],
         date=dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d"),
-        seconds=float(sum(float(result.get("seconds_total") or 0.0) for result in results)),
+        seconds=float(sum(float(row.get("seconds_total") or 0.0) for row in results.values())),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -12,9 +12,12 @@ from fedbench.compose import RunConfig, compose, from_plain, run_key
 from fedbench.errors import ConfigError, DataMissing
 from fedbench.results.folder import RunFolder
 from fedbench.run import folder_of, labels_of, local_config
+from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Circumstances
 from fedbench.tables.scale import Scale
 from fedbench.tables.spec import ColumnSpec, RowSpec, TableSpec
+
+PENDING = "not run yet"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Job:
     def key(self) -> str:
         """Hash of what determines the result."""
         return run_key(self.config)
+
+    @property
+    def identity(self) -> str:
+        """Tells runs and studies apart, and those of one configuration."""
+        return f"{self.study} {self.key}"
 
     @cached_property
     def folder(self) -> RunFolder:
@@ -62,7 +70,13 @@ class Entry:
     column: ColumnSpec
     jobs: tuple[Job, ...] = ()
     baselines: tuple[Job, ...] = ()
-    reason: str = ""  # why there are none
+    asked: frozenset[int] = frozenset()  # seeds to be run; the others are shown if there are results
+    reason: str = ""  # why there are no jobs
+
+    @property
+    def pairs(self) -> list[tuple[Job, Job | None]]:
+        """Each job with its baseline."""
+        return [(job, self.baselines[i] if self.baselines else None) for i, job in enumerate(self.jobs)]
 
 
 @dataclass(frozen=True)
@@ -73,20 +87,43 @@ class Plan:
     made: Circumstances
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...]
+    recorded: Recorded = field(default_factory=Recorded)
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
-        """Every run once: first the Local runs that others are measured against, then the others."""
-        every = [job for entry in self.entries for job in (*entry.baselines, *entry.jobs)]
-        local = [Job(_as_local(job), local_config(job.config)) for job in every if not job.study]
-        unique: dict[str, Job] = {}
-        for job in (*local, *every):
-            unique.setdefault(f"{job.study} {job.key}", job)
-        return tuple(unique.values())
+        """Every run that is asked for, once: first the Local runs that others are measured against."""
+        every: list[Job] = []
+        for entry in self.entries:
+            for job, baseline in entry.pairs:
+                if job.seed in entry.asked:
+                    every += [job] if baseline is None or self.stands(entry, job) else [baseline, job]
+        return tuple(_unique([*self._local(every), *every]))
 
     def missing(self) -> list[Job]:
-        """The runs that are not finished."""
-        return [job for job in self.jobs if not job.finished]
+        """The runs that are asked for and have no result."""
+        local = {job.identity for job in self._local(self.jobs)}  # needed as runs, to be measured against
+        return [
+            job
+            for job in self.jobs
+            if not job.finished and (job.identity in local or job.identity not in self._standing)
+        ]
+
+    def stands(self, entry: Entry, job: Job) -> bool:
+        """Whether the results of `job` are recorded in the table's folder, all of them."""
+        return self.recorded.holds(entry.row, entry.column, self.spec.metrics, job.key)
+
+    def has(self, entry: Entry, job: Job) -> bool:
+        """Whether there is a result of `job`: its run, or a record."""
+        return job.finished or self.stands(entry, job)
+
+    @cached_property
+    def _standing(self) -> set[str]:
+        return {job.identity for entry in self.entries for job in entry.jobs if self.stands(entry, job)}
+
+    def _local(self, jobs: Sequence[Job]) -> list[Job]:
+        """The Local runs beside those of `jobs` that have no record."""
+        alone = [job for job in jobs if not job.study and job.identity not in self._standing]
+        return _unique([Job(_as_local(job), local_config(job.config)) for job in alone])
 
 
 @dataclass(frozen=True)
@@ -98,6 +135,13 @@ class Wish:
     substitute: str = ""  # data set in place of the table's own
     changed: tuple[str, ...] = ()  # overrides of every run that change results, as model=lenet5
     settings: tuple[str, ...] = ()  # overrides that do not: runs_dir, hardware, progress
+    rows: tuple[str, ...] = ()  # labels of the rows to run; none: all
+    columns: tuple[str, ...] = ()
+
+    def wants(self, row: RowSpec, column: ColumnSpec) -> bool:
+        """Whether the cell is to be run."""
+        chosen = ((row.label, self.rows), (column.label, self.columns))
+        return all(not labels or label in labels for label, labels in chosen)
 
 
 def circumstances(wish: Wish) -> Circumstances:
@@ -105,20 +149,25 @@ def circumstances(wish: Wish) -> Circumstances:
     return Circumstances(wish.scale.name, wish.substitute, wish.changed)
 
 
-def make(table: TableSpec, wish: Wish) -> Plan:
-    """Compose every cell of `table`; nothing is trained or loaded.
+def make(table: TableSpec, wish: Wish, recorded: Recorded | None = None) -> Plan:
+    """Compose the cells of `table` that are asked for or `recorded`; nothing is trained or loaded.
 
     Raises:
         ConfigError: the table's own overrides do not compose, or those of the wish.
     """
     seeds = wish.seeds or tuple(range(wish.scale.seeds or table.seeds))
-    lacking = {column.label: _lacking(table, column, wish) for column in table.columns}
+    recorded = recorded or Recorded()
+    lacking = {
+        column.label: _lacking(table, column, wish)
+        for column in table.columns
+        if any(wish.wants(row, column) for row in table.rows)
+    }
     entries = [
-        _entry(table, row, column, wish, seeds, row.unsupported or lacking[column.label])
+        _entry(table, row, column, wish, seeds, row.unsupported or lacking.get(column.label, ""), recorded)
         for row in table.rows
         for column in table.columns
     ]
-    return Plan(table, circumstances(wish), tuple(entries), seeds)
+    return Plan(table, circumstances(wish), tuple(entries), seeds, recorded)
 
 
 def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:
@@ -138,14 +187,23 @@ def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:
 
 
 def _entry(
-    table: TableSpec, row: RowSpec, column: ColumnSpec, wish: Wish, seeds: Sequence[int], lacking: str
+    table: TableSpec,
+    row: RowSpec,
+    column: ColumnSpec,
+    wish: Wish,
+    seeds: Sequence[int],
+    lacking: str,
+    recorded: Recorded,
 ) -> Entry:
-    if lacking:
-        return Entry(row, column, reason=f"not run: {lacking}")
+    wanted = wish.wants(row, column) and not lacking
+    shown = recorded.seeds(row, column)
+    if not wanted and not shown:
+        return Entry(row, column, reason=f"not run: {lacking}" if lacking else PENDING)
+    every = sorted({*shown, *(seeds if wanted else ())})
     overrides = (*row.overrides, *column.own(row.label))
-    jobs = _jobs(*_compose(table, column, overrides, wish), seeds, row.study)
-    baselines = _jobs(*_compose(table, column, row.baseline, wish), seeds, "") if row.baseline else ()
-    return Entry(row, column, jobs, baselines)
+    jobs = _jobs(*_compose(table, column, overrides, wish), every, row.study)
+    baselines = _jobs(*_compose(table, column, row.baseline, wish), every, "") if row.baseline else ()
+    return Entry(row, column, jobs, baselines, frozenset(seeds if wanted else ()))
 
 
 def _compose(
@@ -194,3 +252,8 @@ def _as_local(job: Job) -> tuple[str, ...]:
     """The command line of the Local run beside `job`."""
     kept = [text for text in job.overrides if not text.lstrip("+~").startswith("method")]
     return (*kept, "method=local")
+
+
+def _unique(jobs: Sequence[Job]) -> list[Job]:
+    """The first of each identity."""
+    return list({job.identity: job for job in reversed(jobs)}.values())[::-1]

@@ -30,7 +30,7 @@ SPECIAL = {
 def render(table: TableResult) -> str:
     """A table environment; needs the packages booktabs and amssymb."""
     layout, spec = Layout(table), table.spec
-    pairs = [(column, metric) for column in spec.columns for metric in spec.metrics]
+    pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     width = len(spec.metrics)
     lines = [
         r"\begin{table}",
@@ -38,9 +38,9 @@ def render(table: TableResult) -> str:
         rf"\begin{{tabular}}{{l{'r' * len(pairs)}}}",
         r"\toprule",
     ]
-    if any(column.group for column in spec.columns):
-        lines.append(_spans([(column.group, width) for column in spec.columns]))
-    lines.append(_spans([(column.label, width) for column in spec.columns]))
+    if any(column.group for column in layout.columns):
+        lines.append(_spans([(column.group, width) for column in layout.columns]))
+    lines.append(_spans([(column.label, width) for column in layout.columns]))
     if width > 1:
         lines.append(" & ".join(["", *(escaped(metric.label) for _, metric in pairs)]) + r" \\")
     lines.append(r"\midrule")

@@ -38,6 +38,12 @@ class Layout:
             for metric in table.spec.metrics
         }
 
+    @property
+    def columns(self) -> list[ColumnSpec]:
+        """The columns in which something ran; all of them if nothing did."""
+        ran = {cell.column for cell in self.table.cells if cell.values}
+        return [column for column in self.table.spec.columns if not ran or column.label in ran]
+
     def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
         """The cell of a row, a column and a metric."""
         cell = self.table.cell(row.label, column.label, metric.name)
@@ -68,6 +74,7 @@ class Layout:
             said.append(self._count())
         elif table.spec.paper:
             said.append("No verdicts: this is not the paper's setting.")
+        said += self._absent()
         said += [_agreement_text(each, table.spec.headline) for each in agreements(table)]
         said += self._significance()
         said += table.spec.notes
@@ -76,6 +83,19 @@ class Layout:
         spent = f", {spell(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
         said.append(f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}.")
         return said
+
+    def _absent(self) -> list[str]:
+        """Which columns are left out, and why."""
+        shown = {column.label for column in self.columns}
+        return [
+            f"No run of column {column.label}: {self._reason(column)}."
+            for column in self.table.spec.columns
+            if column.label not in shown
+        ]
+
+    def _reason(self, column: ColumnSpec) -> str:
+        reasons = {cell.reason for cell in self.table.cells if cell.column == column.label}
+        return "; ".join(sorted(reason.removeprefix("not run: ") for reason in reasons if reason))
 
     def _count(self) -> str:
         judged = [

@@ -13,7 +13,7 @@ SIGNS = {REPRODUCED: "✓", DIFFERS: "✗"}
 def render(table: TableResult) -> str:
     """The whole document."""
     layout, spec = Layout(table), table.spec
-    pairs = [(column, metric) for column in spec.columns for metric in spec.metrics]
+    pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     lines = [["", *(_heading(table, *pair) for pair in pairs)], ["---"] * (len(pairs) + 1)]
     for row in spec.rows:
         texts = [layout.text(row, *pair) for pair in pairs]

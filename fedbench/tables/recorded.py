@@ -1,0 +1,101 @@
+"""What earlier calls left in a table's folder: values that stand although their runs are gone or were not asked for.
+
+A value counts as long as the run key under which it was recorded is the one that the cell has today, and the cell is
+still measured in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.tables import store
+from fedbench.tables.result import Cell, Circumstances, TableResult
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A table as it was stored; nothing, if it never was."""
+
+    table: TableResult | None = None
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by run key
+    curves: tuple[Mapping[str, str], ...] = ()
+    matrices: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def made(self) -> Circumstances | None:
+        """The circumstances of the stored table."""
+        return self.table.circumstances if self.table else None
+
+    def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
+        """The seeds of which a cell has a value in every metric; none if the row or column is another today."""
+        cells = self._cells(row, column)
+        found = [set(cell.seeds) for cell in cells]
+        return tuple(sorted(set.intersection(*found))) if found else ()
+
+    def holds(self, row: RowSpec, column: ColumnSpec, metrics: tuple[MetricSpec, ...], key: str) -> bool:
+        """Whether every metric of the cell has a value of the run `key`."""
+        return all(self.value(row, column, metric, key) is not None for metric in metrics)
+
+    def value(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str) -> float | None:
+        """The metric of the run `key`, nan if censored; None if it is not recorded."""
+        if self.table is None or metric not in self.table.spec.metrics:
+            return None
+        for cell in self._cells(row, column):
+            if cell.metric == metric.name and key in cell.keys:
+                return cell.values[cell.keys.index(key)]
+        return None
+
+    def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
+        """The thinned learning curve of a run, as stored."""
+        wanted = (row, column, str(seed))
+        return [
+            dict(point) for point in self.curves if (point["row"], point["column"], point["seed"]) == wanted
+        ]
+
+    def matrix(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
+        """The collaboration matrix [N, N] of a run."""
+        return self.matrices.get(store.SEPARATOR.join((row, column, str(seed))))
+
+    def _cells(self, row: RowSpec, column: ColumnSpec) -> list[Cell]:
+        if self.table is None or not _same(self.table.spec, row, column):
+            return []
+        return [cell for cell in self.table.cells if (cell.row, cell.column) == (row.label, column.label)]
+
+
+def read(folder: Path) -> Recorded:
+    """What is stored in `folder`, which may be missing.
+
+    Raises:
+        FedbenchError: table.json is there and unreadable.
+    """
+    if not (folder / store.TABLE).is_file():
+        return Recorded()
+    rows = {line["key"]: _result(line) for line in store.load_rows(folder)}
+    curves = tuple(store.load_curves(folder))
+    return Recorded(store.load_table(folder), rows, curves, store.load_matrices(folder))
+
+
+def _result(line: Mapping[str, str]) -> dict[str, Any]:
+    """A line of rows.csv as a result row: without the table's own columns, an empty field is None."""
+    return {name: text or None for name, text in line.items() if name not in ("row", "column")}
+
+
+def _same(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> bool:
+    """Whether what the run key does not cover is as it was: baselines, and measures of a row or column."""
+    rows = {each.label: each for each in spec.rows}
+    columns = {each.label: each for each in spec.columns}
+    if row.label not in rows or column.label not in columns:
+        return False
+    old, side = rows[row.label], columns[column.label]
+    return (old.baseline, old.study, old.measures, side.measures) == (
+        row.baseline,
+        row.study,
+        row.measures,
+        column.measures,
+    )

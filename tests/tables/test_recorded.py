@@ -1,0 +1,90 @@
+"""What a table's folder holds stands: partial calls lose nothing, and runs that are gone are not made again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedbench import reproduce
+from fedbench.tables import store
+
+TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
+FIRST = ["rows=Local,FedAvg", "columns=Label shift"]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def run(tmp_path: Path, *more: str) -> None:
+    """A call of the command; runs and results below `tmp_path`."""
+    assert (
+        reproduce.main([*TABLE, f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", *more])
+        == 0
+    )
+
+
+def folder(tmp_path: Path) -> Path:
+    """Where the table is."""
+    (only,) = store.folders(tmp_path / "results")
+    return only
+
+
+def values(tmp_path: Path, row: str, column: str = "Label shift") -> dict[int, float]:
+    """Accuracy by seed."""
+    cell = store.load_table(folder(tmp_path)).cell(row, column, "acc")
+    return dict(zip(cell.seeds, cell.values, strict=True))
+
+
+def test_partial_calls_add_to_the_table(tmp_path: Path) -> None:
+    run(tmp_path, *FIRST, "seeds=2")
+    both = values(tmp_path, "FedAvg")
+    assert set(both) == {0, 1}
+    run(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1")
+    assert values(tmp_path, "FedAvg") == both
+    assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}
+    assert values(tmp_path, "Ditto") == {}
+    assert "Concept" in (folder(tmp_path) / "table.md").read_text(encoding="utf-8")  # named as not run
+    points = {(p["row"], p["column"], p["seed"]) for p in store.load_curves(folder(tmp_path))}
+    assert {("FedAvg", "Label shift", "1"), ("FedAvg", "Feature shift", "0")} <= points
+
+
+def test_recorded_values_stand_without_their_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, *FIRST, "seeds=1")
+    before = (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
+    files = {name: (folder(tmp_path) / name).read_text() for name in (store.ROWS, store.CURVES, "cells.csv")}
+    shutil.rmtree(tmp_path / "runs")
+    capsys.readouterr()
+    run(tmp_path, *FIRST, "seeds=1")
+    assert "2 finished, 0 failed, 0 to do" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    assert files == {name: (folder(tmp_path) / name).read_text() for name in files}
+    # A new row needs the Local run itself, to be measured against; nothing else is trained again.
+    run(tmp_path, "rows=Ditto", "columns=Label shift", "seeds=1")
+    assert {path.parent.name for path in (tmp_path / "runs").rglob("seed0-*")} == {"local", "ditto"}
+    assert before == (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
+
+
+def test_a_record_of_another_configuration_does_not_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, *FIRST, "seeds=1")
+    shutil.rmtree(tmp_path / "runs")
+    path = folder(tmp_path) / store.TABLE
+    cell = store.load_table(folder(tmp_path)).cell("FedAvg", "Label shift", "acc")
+    path.write_text(path.read_text().replace(cell.keys[0], "0" * 16))
+    capsys.readouterr()
+    run(tmp_path, *FIRST, "seeds=1", "--dry-run")
+    assert "2 to do" in capsys.readouterr().out  # FedAvg, and the Local run that it is measured against
+
+
+def test_a_record_measured_otherwise_does_not_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, *FIRST, "seeds=1")
+    shutil.rmtree(tmp_path / "runs")
+    path = folder(tmp_path) / store.TABLE
+    path.write_text(path.read_text().replace('"column": "rsd"', '"column": "acc_pooled"'))
+    capsys.readouterr()
+    run(tmp_path, *FIRST, "seeds=1", "--dry-run")
+    assert "2 to do" in capsys.readouterr().out
