@@ -13,7 +13,9 @@ from fedbench.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedbench.tables.plan import Job, Plan, Wish
+    from fedbench.tables.cell_config import Wish
+    from fedbench.tables.job import Job
+    from fedbench.tables.plan import Plan
     from fedbench.tables.result import TableResult
     from fedbench.tables.scale import Scale
     from fedbench.tables.spec import TableSpec
@@ -148,7 +150,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
 
 
 def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale, at_once: int) -> Wish:
-    from fedbench.tables.plan import Wish
+    from fedbench.tables.cell_config import Wish
 
     mine = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
     settings = tuple(text for text in mine if _is_setting(text))
@@ -188,8 +190,9 @@ def _announce(planned: Plan, missing: Sequence[Job], at_once: int) -> None:
     failed = sum(1 for job in planned.missing() if job.failure)
     done = len(jobs) - len(planned.missing())
     console.print(f"{planned.spec.title}", style="bold")
+    asked = sum(bool(entry.asked) for entry in planned.entries)
     console.print(
-        f"{sum(bool(entry.asked) for entry in planned.entries)} cells, seeds {', '.join(map(str, planned.seeds))}, {len(jobs)} runs: "
+        f"{asked} cells, seeds {', '.join(map(str, planned.seeds))}, {len(jobs)} runs: "
         f"{done} finished, {failed} failed, {len(missing)} to do, {at_once} at once"
     )
     reasons: dict[str, list[str]] = {}

@@ -18,7 +18,8 @@ from fedbench.engine.contract import Batch, Clock
 from fedbench.engine.setup import Setup
 from fedbench.errors import FedbenchError
 from fedbench.run import build
-from fedbench.tables.plan import Job, Plan
+from fedbench.tables.job import Job
+from fedbench.tables.plan import Plan
 
 WARM_UP, TIMED = 2, 4  # steps of a calibration
 FORWARD_SHARE = 1 / 3  # of a training step's time

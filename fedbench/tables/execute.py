@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedbench.compose import conf_dir, resolve
-from fedbench.tables.plan import Job
+from fedbench.tables.job import Job
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

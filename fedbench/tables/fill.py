@@ -12,8 +12,9 @@ import numpy as np
 from fedbench.errors import FedbenchError
 from fedbench.results.environment import machine, source_commit
 from fedbench.tables import measures, store
+from fedbench.tables.job import Job
 from fedbench.tables.measures import Finished
-from fedbench.tables.plan import PENDING, Entry, Job, Plan
+from fedbench.tables.plan import PENDING, Entry, Plan
 from fedbench.tables.result import Cell, Circumstances, TableResult
 from fedbench.tables.spec import MetricSpec
 

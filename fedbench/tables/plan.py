@@ -5,61 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from fedbench.compose import RunConfig, compose, from_plain, run_key
-from fedbench.errors import ConfigError, DataMissing
-from fedbench.results.folder import RunFolder
-from fedbench.run import folder_of, labels_of, local_config
+from fedbench.compose import from_plain
+from fedbench.errors import DataMissing
+from fedbench.tables.cell_config import Wish, compose_cell
+from fedbench.tables.job import Job, local_twin, unique
 from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Circumstances
-from fedbench.tables.scale import Scale
 from fedbench.tables.spec import ColumnSpec, RowSpec, TableSpec
 
 PENDING = "not run yet"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run, or study, with one seed."""
-
-    overrides: tuple[str, ...]  # the command line that repeats it
-    config: RunConfig
-    study: str = ""
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.config.seed
-
-    @cached_property
-    def key(self) -> str:
-        """Hash of what determines the result."""
-        return run_key(self.config)
-
-    @property
-    def identity(self) -> str:
-        """Tells runs and studies apart, and those of one configuration."""
-        return f"{self.study} {self.key}"
-
-    @cached_property
-    def folder(self) -> RunFolder:
-        """Where the result is kept."""
-        if not self.study:
-            return folder_of(self.config)
-        runs = Path(self.config.settings.runs_dir) / "studies" / self.study
-        return RunFolder(runs, self.key, labels_of(self.config))
-
-    @property
-    def finished(self) -> bool:
-        """Whether its result is there."""
-        return self.folder.status() == "finished"
-
-    @property
-    def failure(self) -> str:
-        """Why it failed when it was last run; "" if it did not."""
-        return self.folder.failure()
 
 
 @dataclass(frozen=True)
@@ -97,7 +53,7 @@ class Plan:
             for job, baseline in entry.pairs:
                 if job.seed in entry.asked:
                     every += [job] if baseline is None or self.stands(entry, job) else [baseline, job]
-        return tuple(_unique([*self._local(every), *every]))
+        return tuple(unique([*self._local(every), *every]))
 
     def missing(self) -> list[Job]:
         """The runs that are asked for and have no result."""
@@ -123,25 +79,7 @@ class Plan:
     def _local(self, jobs: Sequence[Job]) -> list[Job]:
         """The Local runs beside those of `jobs` that have no record."""
         alone = [job for job in jobs if not job.study and job.identity not in self._standing]
-        return _unique([Job(_as_local(job), local_config(job.config)) for job in alone])
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the user asked for besides the table."""
-
-    scale: Scale
-    seeds: tuple[int, ...] = ()  # none: 0, 1, ... as many as the scale or the table says
-    substitute: str = ""  # data set in place of the table's own
-    changed: tuple[str, ...] = ()  # overrides of every run that change results, as model=lenet5
-    settings: tuple[str, ...] = ()  # overrides that do not: runs_dir, hardware, progress
-    rows: tuple[str, ...] = ()  # labels of the rows to run; none: all
-    columns: tuple[str, ...] = ()
-
-    def wants(self, row: RowSpec, column: ColumnSpec) -> bool:
-        """Whether the cell is to be run."""
-        chosen = ((row.label, self.rows), (column.label, self.columns))
-        return all(not labels or label in labels for label, labels in chosen)
+        return unique([local_twin(job) for job in alone])
 
 
 def circumstances(wish: Wish) -> Circumstances:
@@ -174,7 +112,7 @@ def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:
     """Why nothing in the column can be run; "" if it can."""
     if column.unsupported:
         return column.unsupported
-    _, plain = _compose(table, column, (), wish)
+    _, plain = compose_cell(table, column, (), wish)
     try:
         config = from_plain(plain)
     except DataMissing as error:  # a file of weights that was named
@@ -201,34 +139,9 @@ def _entry(
         return Entry(row, column, reason=f"not run: {lacking}" if lacking else PENDING)
     every = sorted({*shown, *(seeds if wanted else ())})
     overrides = (*row.overrides, *column.own(row.label))
-    jobs = _jobs(*_compose(table, column, overrides, wish), every, row.study)
-    baselines = _jobs(*_compose(table, column, row.baseline, wish), every, "") if row.baseline else ()
+    jobs = _jobs(*compose_cell(table, column, overrides, wish), every, row.study)
+    baselines = _jobs(*compose_cell(table, column, row.baseline, wish), every, "") if row.baseline else ()
     return Entry(row, column, jobs, baselines, frozenset(seeds if wanted else ()))
-
-
-def _compose(
-    table: TableSpec, column: ColumnSpec, row: Sequence[str], wish: Wish
-) -> tuple[list[str], dict[str, Any]]:
-    """(overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
-    from omegaconf import OmegaConf
-
-    overrides = [*table.base, *column.overrides, *row]
-    if wish.substitute:
-        chosen = [f"dataset={wish.substitute}", *column.substitute]
-        overrides = [*_without(overrides, chosen), *chosen]
-    overrides += [*wish.changed, *wish.settings]
-    where = f"table {table.name}, {' '.join(overrides)}"
-    try:
-        config = compose(overrides)
-        plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    except Exception as error:
-        from fedbench.cli.errors import one_line
-
-        raise ConfigError(f"{where}: {one_line(error) or error}") from error
-    scaled = wish.scale.overrides(plain)
-    merged = OmegaConf.merge(config, OmegaConf.from_dotlist(scaled))
-    plain = cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
-    return [*overrides, *scaled], plain
 
 
 def _jobs(
@@ -236,24 +149,3 @@ def _jobs(
 ) -> tuple[Job, ...]:
     config = from_plain(plain)
     return tuple(Job((*overrides, f"seed={seed}"), config.with_seed(seed), study) for seed in seeds)
-
-
-def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """The overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
-    groups = {key for text in chosen if "." not in (key := _key(text))}
-    return [text for text in overrides if _key(text).partition(".")[0] not in groups]
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
-
-
-def _as_local(job: Job) -> tuple[str, ...]:
-    """The command line of the Local run beside `job`."""
-    kept = [text for text in job.overrides if not text.lstrip("+~").startswith("method")]
-    return (*kept, "method=local")
-
-
-def _unique(jobs: Sequence[Job]) -> list[Job]:
-    """The first of each identity."""
-    return list({job.identity: job for job in reversed(jobs)}.values())[::-1]

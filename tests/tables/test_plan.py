@@ -9,7 +9,7 @@ import pytest
 
 from fedbench.errors import ConfigError, UnknownName
 from fedbench.tables import plan, spec
-from fedbench.tables.plan import Wish
+from fedbench.tables.cell_config import Wish
 from fedbench.tables.scale import Scale
 from fedbench.tables.scale import load as load_scale
 

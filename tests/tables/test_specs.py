@@ -12,7 +12,7 @@ import pytest
 from fedbench import compose
 from fedbench.compose import RunConfig
 from fedbench.tables import measures, spec
-from fedbench.tables.plan import _without
+from fedbench.tables.cell_config import _without
 from fedbench.tables.published import published
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.tables.studies import STUDIES
