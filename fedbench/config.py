@@ -154,9 +154,19 @@ class HardwareConfig:
     workers: int = 0  # processes of the workers engine; 0: one a core
     threads: int = 1  # torch threads in this process (more help no small net); 0: torch's own choice
     chunk: int = 0  # clients trained at once by the stacked engine; 0: as many as memory takes
+    client_memory: str = (
+        "auto"  # what clients keep between rounds: auto | device | host | file (memory-mapped)
+    )
+    client_memory_share: float = 0.25  # auto: of the free memory that it may take before it goes to a file
+    scratch: str | None = None  # folder of that file; None: the run's own
 
     def __post_init__(self) -> None:
         _one_of("hardware.engine", self.engine, ("auto", "looped", "workers", "stacked"))
+        _one_of("hardware.client_memory", self.client_memory, ("auto", "device", "host", "file"))
+        if not 0 <= self.client_memory_share <= 1:
+            raise ConfigError(
+                f"hardware.client_memory_share must lie in [0, 1], got {self.client_memory_share}"
+            )
         if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
             raise unknown("hardware.device", self.device, ("auto", "cpu", "cuda", "cuda:0"))
         for name in ("workers", "threads", "chunk"):

@@ -15,11 +15,11 @@ from fedbench.compose import RunConfig, registry, run_key
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.federation import Federation
 from fedbench.data.split import Partition, make_partition
-from fedbench.engine import checkpoint
+from fedbench.engine import snapshot
 from fedbench.engine.hardware import pick_device, pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.snapshot import pack, unpack
+from fedbench.engine.storage import Storage
 from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
 from fedbench.results.console import Progress
@@ -114,17 +114,19 @@ def _simulate(run: RunConfig, key: str, folder: RunFolder, observer: Observer) -
     folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
     trainer = pick_trainer(setup, run.hardware)
     try:
-        simulation = Simulation(setup, trainer, observer)
+        storage = Storage.of(setup, run.hardware, folder.path)
+        simulation = Simulation(setup, trainer, observer, storage)
         resumed = folder.status() == "partial"
         if resumed:
-            state = unpack(*checkpoint.load(folder.checkpoint, key=key), setup.federation.device)
+            state = snapshot.load(folder.checkpoint, key, setup.federation.device, storage)
         observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
         if not resumed:
             state = simulation.begin()
-        _rounds(run, key, folder, simulation, state)
+        with state.memory:
+            _rounds(run, key, folder, simulation, state)
+            return _write(run, key, folder, setup, partition, state, local, local_key)
     finally:
         trainer.close()
-    return _write(run, key, folder, setup, partition, state, local, local_key)
 
 
 def _rounds(run: RunConfig, key: str, folder: RunFolder, simulation: Simulation, state: State) -> None:
@@ -136,7 +138,7 @@ def _rounds(run: RunConfig, key: str, folder: RunFolder, simulation: Simulation,
         by_time = 0 < rule.seconds <= time.monotonic() - saved
         by_round = rule.rounds > 0 and state.round % rule.rounds == 0
         if (by_time or by_round) and not simulation.done(state):
-            checkpoint.save(folder.checkpoint, *pack(state), key=key)
+            snapshot.save(folder.checkpoint, state, key)
             folder.write_history(state.history)
             saved = time.monotonic()
 
@@ -200,6 +202,5 @@ def _write(
         local_key=local_key,
         versions=versions(),
     )
-    models = pack(state)[0] if run.settings.save_models else None
-    folder.finish(row, models)
+    folder.finish(row, snapshot.models(state) if run.settings.save_models else None)
     return folder.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,24 @@ def free_bytes(device: torch.device) -> int:
     """Memory that is free on `device` now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # no Linux: what is free without giving up any cached file
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return min([1024 * available, *_container_bytes()])
+
+
+def _container_bytes() -> list[int]:
+    """What this process's container may still take, where it is in one (control groups, version 2)."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (
+            (folder / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current")
+        )
+        return [max(0, int(limit) - int(used))]
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return []
 
 
 def fitting_chunk(setup: Setup) -> int:

@@ -15,13 +15,16 @@ from fedbench.engine import rng, trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.preparation import Preparation
 from fedbench.engine.setup import Setup
+from fedbench.engine.storage import Storage
+from fedbench.engine.store import ClientStore
 from fedbench.engine.trainer import Counts, Trainer, count_correct
 from fedbench.engine.trees import Tree
 from fedbench.metrics.accuracy import Tally, weighted
 from fedbench.results.history import TRAINED, History, Record
 from fedbench.results.observer import Observer
 
-EVALUATION_CLIENTS = 256  # clients messaged at once when all are scored
+EVALUATION_CLIENTS = 256  # clients messaged at once when all are scored, ...
+EVALUATION_BYTES = 2**30  # ... or fewer, whose memory is not larger than this
 
 
 @dataclass(eq=False)
@@ -29,7 +32,7 @@ class State:
     """All that a round changes, and so all that a checkpoint holds."""
 
     server: Tree
-    memory: Tree  # leaves [N, ...]
+    memory: ClientStore
     round: int = 0  # rounds completed
     bytes_up: int = 0
     bytes_down: int = 0
@@ -42,11 +45,18 @@ class State:
 class Simulation:
     """One run of one method: `prepare` once, then `step` until `done`."""
 
-    def __init__(self, setup: Setup, trainer: Trainer, observer: Observer | None = None) -> None:
-        """`observer` is told of phases and records."""
+    def __init__(
+        self,
+        setup: Setup,
+        trainer: Trainer,
+        observer: Observer | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        """`observer` is told of phases and records; `storage`: where clients' memory is kept."""
         self.observer = observer or Observer()
         self.setup = setup
         self.trainer = trainer
+        self.storage = storage or Storage.of(setup)
         protocol = setup.protocol
         self.sets = {"local": ("local",), "global": ("global",), "both": ("local", "global")}[
             protocol.test.sets
@@ -60,13 +70,14 @@ class Simulation:
         """Initialise and prepare the method, and score it untrained (round 0)."""
         setup = self.setup
         server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
-        owned = {key: leaf if trees.is_shared(leaf) else leaf.clone() for key, leaf in memory.items()}
-        state = State(
-            self._placed(server), self._placed(owned)
-        )  # memory is written in place, so it shares nothing
-        with self.timed(state, "prepare"), torch.no_grad():
+        server, memory = self._placed(server), self._placed(memory)
+        seconds: dict[str, float] = {}
+        with self.timed(seconds, "prepare"), torch.no_grad():
             preparation = Preparation(setup, self.trainer)
-            state.server, state.memory = setup.method.prepare(preparation, state.server, state.memory)
+            server, memory = setup.method.prepare(preparation, server, memory)
+        federation = setup.federation
+        store = ClientStore(memory, federation.clients, self.storage, federation.device)
+        state = State(server, store, seconds=seconds)
         state.bytes_up, state.bytes_down = preparation.bytes_up, preparation.bytes_down
         state.arrays = preparation.arrays
         if setup.protocol.score != "trained":
@@ -94,15 +105,15 @@ class Simulation:
         due = self._due(state.round + 1)
         after_training = due and setup.protocol.score != "received"
         with torch.no_grad():
-            with self.timed(state, "server"):
+            with self.timed(state.seconds, "server"):
                 message = method.send(state.server, cohort)
-                memory = trees.take(state.memory, ids)
+                memory = state.memory.take(ids)
             state.bytes_down += trees.row_bytes(message) * len(ids)
-            with self.timed(state, "train"), torch.enable_grad():
+            with self.timed(state.seconds, "train"), torch.enable_grad():
                 outcome = self.trainer.train(ids, message, memory, clock, self.sets if after_training else ())
             state.bytes_up += trees.row_bytes(outcome.uploads) * len(ids)
-            with self.timed(state, "server"):
-                state.memory = trees.write(state.memory, ids, outcome.memory)
+            with self.timed(state.seconds, "server"):
+                state.memory.put(ids, outcome.memory)
                 state.server = method.aggregate(state.server, outcome.uploads, cohort)
         state.round += 1
         self.observer.advance(state.round)
@@ -125,11 +136,13 @@ class Simulation:
         setup, method = self.setup, self.setup.method
         clock = Clock(state.round, setup.protocol.rounds)
         parts: list[Counts] = []
-        with self.timed(state, "evaluate"):
-            for ids in torch.arange(setup.federation.clients).split(EVALUATION_CLIENTS):
+        with self.timed(state.seconds, "evaluate"):
+            at_once = EVALUATION_BYTES // max(1, state.memory.layout.width)
+            everyone = torch.arange(setup.federation.clients)
+            for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once))):
                 with torch.no_grad():
                     message = method.send(state.server, setup.cohort(ids, clock, "evaluate"))
-                    memory = trees.take(state.memory, ids)
+                    memory = state.memory.take(ids)
                 parts.append(self.trainer.evaluate(ids, message, memory, clock, self.sets))
             counts = {
                 name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts]))
@@ -188,11 +201,11 @@ class Simulation:
         self.observer.record(record)
 
     @contextmanager
-    def timed(self, state: State, phase: str) -> Iterator[None]:
+    def timed(self, seconds: dict[str, float], phase: str) -> Iterator[None]:
         """Add the wall time of a block to a phase's seconds."""
         self.observer.phase(phase)
         begin = time.perf_counter()
         try:
             yield
         finally:
-            state.seconds[phase] = state.seconds.get(phase, 0.0) + time.perf_counter() - begin
+            seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - begin

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedbench.engine import trees
+from fedbench.engine import checkpoint, trees
 from fedbench.engine.simulation import State
+from fedbench.engine.storage import Storage
+from fedbench.engine.store import ClientStore
 from fedbench.engine.trees import Tree
+from fedbench.errors import CheckpointError
 from fedbench.metrics.accuracy import Tally
 from fedbench.results.history import History
+
+
+def save(path: Path, state: State, key: str) -> None:
+    """Write a checkpoint of `state` for the run `key`.
+
+    Raises:
+        FedbenchError: it cannot be written; the previous one is kept, and whole.
+    """
+    checkpoint.save(path, *pack(state), key=key)
+    state.memory.settle()
+
+
+def load(path: Path, key: str, device: torch.device, storage: Storage) -> State:
+    """The state that `save` wrote.
+
+    Raises:
+        CheckpointError: missing, damaged, or of another configuration.
+    """
+    tree, meta = checkpoint.load(path, key=key)
+    if "clients" not in meta:
+        raise CheckpointError(f"checkpoint {path} is of an earlier version; delete it to start over")
+    return unpack(tree, meta, device, storage)
+
+
+def models(state: State) -> Tree:
+    """The server's state and every client's memory [N, ...], whole."""
+    return trees.join(server=state.server, memory=state.memory)
 
 
 def pack(state: State) -> tuple[Tree, dict[str, Any]]:
@@ -22,8 +53,10 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
         for part in ("correct", "total")
     }
     arrays = {name: torch.from_numpy(array) for name, array in state.arrays.items()}
-    tree = {**trees.join(server=state.server, memory=state.memory, scores=scores, arrays=arrays), **history}
+    memory = state.memory.state()
+    tree = {**trees.join(server=state.server, memory=memory, scores=scores, arrays=arrays), **history}
     meta = {
+        "clients": state.memory.clients,
         "round": state.round,
         "bytes_up": state.bytes_up,
         "bytes_down": state.bytes_down,
@@ -34,16 +67,15 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
     return tree, meta
 
 
-def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
+def unpack(tree: Tree, meta: dict[str, Any], device: torch.device, storage: Storage | None = None) -> State:
     """The state that `pack` described, models on `device`."""
-
-    def placed(name: str) -> Tree:
-        return trees.map_leaves(lambda leaf: leaf.to(device), trees.part(tree, name))
-
     scores = trees.part(tree, "scores")
+    clients = meta["clients"]
     return State(
-        server=placed("server"),
-        memory=placed("memory"),
+        server=trees.map_leaves(lambda leaf: leaf.to(device), trees.part(tree, "server")),
+        memory=ClientStore.restore(
+            trees.part(tree, "memory"), clients, storage or Storage(most=clients), device
+        ),
         round=meta["round"],
         bytes_up=meta["bytes_up"],
         bytes_down=meta["bytes_down"],

@@ -14,12 +14,12 @@ from torch import Tensor
 Tree = dict[str, Tensor]
 
 
-def join(**parts: Tree) -> Tree:
+def join(**parts: Mapping[str, Tensor]) -> Tree:
     """One tree from several: each part's leaves under its name, `join(a=t)["a/x"] is t["x"]`."""
     return {f"{name}/{key}": leaf for name, tree in parts.items() for key, leaf in tree.items()}
 
 
-def part(tree: Tree, name: str) -> Tree:
+def part(tree: Mapping[str, Tensor], name: str) -> Tree:
     """The leaves under namespace `name`, without it: the inverse of `join`."""
     start = len(name) + 1
     return {key[start:]: leaf for key, leaf in tree.items() if key.startswith(name + "/")}
@@ -39,7 +39,7 @@ def map_leaves(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return {key: function(leaf) for key, leaf in tree.items()}
 
 
-def clone(tree: Tree) -> Tree:
+def clone(tree: Mapping[str, Tensor]) -> Tree:
     """A deep, contiguous copy, detached from autograd."""
     return {key: leaf.detach().clone(memory_format=torch.contiguous_format) for key, leaf in tree.items()}
 
@@ -49,7 +49,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]} if trees else {}
 
 
-def row(tree: Tree, index: int) -> Tree:
+def row(tree: Mapping[str, Tensor], index: int) -> Tree:
     """Client `index` of a stacked tree: views, without the client axis."""
     return {key: leaf[index] for key, leaf in tree.items()}
 
@@ -64,17 +64,10 @@ def take(tree: Tree, ids: Tensor) -> Tree:
 
 def put(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
     """`tree` with rows `ids` set to `rows` [C, ...]; the argument is left as it was, for use in hooks."""
-    return write({**tree, **clone({key: tree[key] for key in rows})}, ids, rows)
-
-
-def write(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
-    """As `put`, but in place where a leaf is not expanded: for state that the engine alone owns."""
-    updated = dict(tree)
+    updated = {**tree, **clone({key: tree[key] for key in rows})}
     for key, leaf in rows.items():
-        owned = tree[key].is_contiguous() and not is_shared(tree[key])
-        target = tree[key] if owned else tree[key].clone(memory_format=torch.contiguous_format)
+        target = updated[key]
         target[ids.to(target.device)] = leaf.to(target.dtype)
-        updated[key] = target
     return updated
 
 

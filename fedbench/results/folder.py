@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 RESULT = "result.json"
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
+MEMORY = "memory.rows"  # what clients keep between rounds, where it is too large for a checkpoint
 FAILURE = "failure.txt"
 CLIENTS = "clients.csv"
 
@@ -74,7 +75,8 @@ class RunFolder:
         self._lock.acquire()
         sweep(self.path)
         if self.status() == "finished":  # killed between its result and the removal of its checkpoint
-            self.checkpoint.unlink(missing_ok=True)
+            for name in (CHECKPOINT, MEMORY):
+                (self.path / name).unlink(missing_ok=True)
         return self
 
     def __exit__(
@@ -114,7 +116,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Forget the run, so that it starts anew."""
-        for name in (CHECKPOINT, RESULT, MODEL):
+        for name in (CHECKPOINT, RESULT, MODEL, MEMORY):
             (self.path / name).unlink(missing_ok=True)
 
     def write_config(self, yaml: str) -> None:

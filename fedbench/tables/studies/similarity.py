@@ -80,7 +80,7 @@ def trained(plain: str) -> Trained:
             simulation.step(state)
     finally:
         trainer.close()
-    return Trained(setup, before, state.memory)
+    return Trained(setup, before, dict(state.memory))
 
 
 @dataclass(frozen=True)
