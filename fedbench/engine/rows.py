@@ -1,7 +1,7 @@
 """Rows of bytes, one a client: in a tensor, or in a memory-mapped file when they are too many for memory.
 
-A row is a client's leaves end to end (`Layout`). Rows are found by slots; which client has which slot is the caller's
-(fedbench.engine.store).
+A row is a client's leaves end to end (fedbench.engine.layout). Rows are found by slots; which client has which slot is
+the caller's (fedbench.engine.store).
 """
 
 from __future__ import annotations
@@ -10,53 +10,15 @@ import contextlib
 import mmap
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.engine.trees import Tree
 from fedbench.errors import FedbenchError
 
 SMALLEST_GROWTH = 64 * 2**20  # bytes a file grows by at least
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each leaf of a client lies in its row."""
-
-    shapes: dict[str, tuple[int, ...]]  # of one client's leaf
-    dtypes: dict[str, torch.dtype]
-    spans: dict[str, tuple[int, int]]  # first byte, byte after the last
-    width: int  # bytes a row
-
-    @classmethod
-    def of(cls, tree: Tree) -> Layout:
-        """The layout of a stacked tree's rows, leaves in name order."""
-        names = sorted(tree)
-        shapes = {name: tuple(tree[name].shape[1:]) for name in names}
-        dtypes = {name: tree[name].dtype for name in names}
-        spans: dict[str, tuple[int, int]] = {}
-        end = 0
-        for name in names:
-            begin, end = end, end + torch.Size(shapes[name]).numel() * dtypes[name].itemsize
-            spans[name] = (begin, end)
-        return cls(shapes, dtypes, spans, end)
-
-    def packed(self, tree: Tree) -> Tensor:
-        """Leaves [C, ...] as rows, uint8 [C, width]."""
-        columns = []
-        for name, (begin, end) in self.spans.items():
-            leaf = tree[name].detach().to(self.dtypes[name])
-            flat = leaf.reshape(len(leaf), (end - begin) // leaf.element_size()).contiguous()
-            columns.append(flat.view(torch.uint8))
-        return torch.cat(columns, 1)
-
-    def unpacked(self, name: str, columns: Tensor) -> Tensor:
-        """Leaf `name` [C, ...] from its bytes, uint8 [C, span], contiguous."""
-        return columns.view(self.dtypes[name]).view(len(columns), *self.shapes[name])
 
 
 class Rows(ABC):

@@ -17,6 +17,8 @@ from fedbench.engine.trees import Tree
 from fedbench.methods.base import Method
 from fedbench.models.task import Task
 
+SHUFFLED = 10_000  # clients among whom a cohort is drawn by shuffling all; among more, its cost must not grow with them
+
 
 @dataclass(frozen=True, eq=False)
 class Setup:
@@ -41,8 +43,12 @@ class Setup:
         """The clients `ids` [C] as server hooks see them."""
         steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
         generator = rng.torch_rng(self.seed, purpose, clock.round)
-        everyone = torch.arange(self.population.clients)
-        return Cohort(ids, clock, self.population, steps, generator, everyone, self.task)
+        return Cohort(ids, clock, self.population, steps, generator, self.everyone, self.task)
+
+    @cached_property
+    def everyone(self) -> Tensor:
+        """Ids of all clients, int64 [N]."""
+        return torch.arange(self.population.clients)
 
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
@@ -51,6 +57,8 @@ class Setup:
         if size == count:
             return torch.arange(count)
         generator = rng.torch_rng(self.seed, "cohort", clock.round)
+        if count > SHUFFLED and size <= count // 2:
+            return _distinct(count, size, generator)
         return torch.randperm(count, generator=generator)[:size].sort().values
 
     def batches(self, client: int, stage: Stage, view: Client, purpose: str) -> tuple[list[Tensor], Tree]:
@@ -99,3 +107,11 @@ class Setup:
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
         )
+
+
+def _distinct(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """`size` numbers below `count`, sorted: the first distinct ones of a stream of draws, so each set is as likely."""
+    chosen: dict[int, None] = {}
+    while len(chosen) < size:
+        chosen.update(dict.fromkeys(torch.randint(count, (size,), generator=generator).tolist()))
+    return torch.tensor(sorted(list(chosen)[:size]))

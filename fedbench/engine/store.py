@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fedbench.engine import trees
-from fedbench.engine.rows import Layout, MappedRows, Rows
+from fedbench.engine.layout import Layout
+from fedbench.engine.rows import MappedRows, Rows
 from fedbench.engine.storage import Storage
 from fedbench.engine.trees import Tree
 from fedbench.errors import CheckpointError
@@ -132,6 +133,7 @@ class ClientStore(Mapping[str, Tensor]):
             return tree
         if self.mapped:
             self._rows.flush()
+            self._resumable = True  # from here on a checkpoint may be in force at any moment
             places = {"slots": self._slots[clients], "sums": self._sums[clients]}
             return {**tree, **{name: torch.from_numpy(array) for name, array in places.items()}}
         slots = self._slots[clients]
@@ -141,7 +143,6 @@ class ClientStore(Mapping[str, Tensor]):
         """A checkpoint with the latest `state` is on disk: its rows stay as they are, older ones are free."""
         if self._rows is not None and self.mapped:
             self._rows.keep(self._slots[self._slots >= 0])
-            self._resumable = True
 
     @classmethod
     def restore(cls, tree: Tree, clients: int, storage: Storage, device: torch.device) -> ClientStore:
@@ -171,6 +172,7 @@ class ClientStore(Mapping[str, Tensor]):
             raise damaged(self._storage, "the file of the clients' memory is missing or truncated")
         self._rows = MappedRows(self.layout.width, path, resume=True)
         self._slots[clients], self._sums[clients], self._checked[clients] = slots, sums, False
+        self._resumable = True
         self.settle()
 
     # ---- life
