@@ -76,6 +76,7 @@ class LoopedTrainer(Trainer):
     ) -> list[Tensor]:
         """Train `work` in place through `stages`; returns the loss of every step that had one."""
         losses: list[Tensor] = []
+        lay_out(work, self.filters)
         owned = self.setup.federation.indices("train", client)
         for stage in stages:
             order, noise = self.setup.batches(client, stage, view, purpose)
@@ -88,13 +89,26 @@ class LoopedTrainer(Trainer):
                 batch = Batch(x, y, None, drawn)
                 loss = step_once(stage, work, moves, view, batch, optimizer)
                 losses.extend(() if loss is None else (loss,))
+        lay_out(work, torch.contiguous_format)
         return losses
+
+    @property
+    def filters(self) -> torch.memory_format:
+        """The layout of convolution weights while they are at work.
+
+        On a CPU convolutions and pooling run up to 1.5 times as fast with channels last; networks with batch
+        normalisation do not gain, and ResNet-18 loses.
+        """
+        fast = self.setup.federation.device.type == "cpu" and not self.setup.task.buffers
+        return torch.channels_last if fast else torch.contiguous_format
 
     @torch.no_grad()
     def count(self, client: int, model: Tree, score: Sequence[str]) -> Counts:
         """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
         federation, task, method = self.setup.federation, self.setup.task, self.setup.method
         counts: Counts = {}
+        model = dict(model)
+        lay_out(model, self.filters)
         for name in score:
             correct = torch.zeros(task.classes, dtype=torch.float64)
             total = torch.zeros(task.classes, dtype=torch.float64)
@@ -105,6 +119,15 @@ class LoopedTrainer(Trainer):
                 total += seen.cpu()
             counts[name] = (correct, total)
         return counts
+
+
+def lay_out(work: Tree, layout: torch.memory_format) -> None:
+    """Put copies of the four-dimensional leaves of `work` into the dictionary, in `layout`."""
+    for name, leaf in work.items():
+        if (
+            leaf.dim() == 4
+        ):  # empty_like, as contiguous() leaves weights of a single input channel as they are
+            work[name] = torch.empty_like(leaf, memory_format=layout).copy_(leaf)
 
 
 def moved(stage: Stage, work: Tree, view: Client) -> list[str]:
