@@ -37,7 +37,18 @@ def submitit() -> list[str]:
     return ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=2"]
 
 
-@pytest.mark.parametrize("launcher", [joblib, pytest.param(submitit, marks=pytest.mark.slow)])
+def ray() -> list[str]:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    return ["hydra/launcher=ray"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning:ray", "ignore::ResourceWarning", "ignore::DeprecationWarning:ray"
+)
+@pytest.mark.parametrize(
+    "launcher",
+    [joblib, pytest.param(submitit, marks=pytest.mark.slow), pytest.param(ray, marks=pytest.mark.slow)],
+)
 def test_rows_and_failures_come_back(
     launcher: object, elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
