@@ -84,7 +84,7 @@ class Plan:
 
 def circumstances(wish: Wish) -> Circumstances:
     """What of the wish a reader of the table must know."""
-    return Circumstances(wish.scale.name, wish.substitute, wish.changed)
+    return Circumstances(wish.scale.name, wish.substitute, wish.changed, trained=wish.scale.trained)
 
 
 def make(table: TableSpec, wish: Wish, recorded: Recorded | None = None) -> Plan:

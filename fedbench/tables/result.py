@@ -41,6 +41,7 @@ class Circumstances:
     scale: str = "paper"
     substitute: str = ""  # data set in place of the table's own; "" if none
     changed: tuple[str, ...] = ()  # further overrides given on the command line
+    trained: bool = True  # false: too short for an order of the methods to mean anything
     machine: str = ""
     commit: str = ""
     date: str = ""

@@ -25,6 +25,7 @@ class Scale:
     evaluations: int | None = None  # at most so many, evenly spread
     seeds: int | None = None  # instead of the table's
     limit: int | None = None  # training samples of the data set
+    trained: bool = True  # false: too little for the methods' order to mean anything
     partition: dict[str, Any] = field(default_factory=dict)  # name -> fields, for partitions of fixed sizes
     method: dict[str, Any] = field(default_factory=dict)  # name -> fields, for methods of fixed local work
 

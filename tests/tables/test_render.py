@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 from pathlib import Path
 
 from fedbench.tables import store
 from fedbench.tables.render import cells, latex, markdown, write
-from fedbench.tables.result import Circumstances
+from fedbench.tables.result import Cell, Circumstances
 from tests.tables.toys import filled, value
 
 PUBLISHED = {"A": value(91.0, 0.5), "B_1": value(80.0)}
@@ -66,3 +67,18 @@ def test_write_draws_what_is_stored(tmp_path: Path) -> None:
     names = {file.name for file in tmp_path.iterdir()}
     assert {"table.md", "table.tex", "cells.csv", "significance.csv"} <= names
     assert (tmp_path / "table.md").read_text(encoding="utf-8") == markdown.render(store.load_table(tmp_path))
+
+
+def test_runs_that_are_too_short_have_no_order() -> None:
+    made = Circumstances("smoke", trained=False)
+    text = markdown.render(filled(VALUES, PUBLISHED, made=made, headline="A"))
+    assert "claim" not in text
+    assert "too short" in text
+
+
+def test_a_column_without_a_run_is_named_below_with_the_reason() -> None:
+    table = filled(VALUES, PUBLISHED, made=MADE, columns=[{"label": "c"}, {"label": "absent"}])
+    more = [Cell(row, "absent", "acc", reason="not run: data missing (get it)") for row in VALUES]
+    text = markdown.render(dataclasses.replace(table, cells=(*table.cells, *more)))
+    assert "absent" not in text.splitlines()[2]
+    assert "- No run of column absent: data missing (get it)." in text

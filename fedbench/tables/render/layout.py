@@ -75,8 +75,11 @@ class Layout:
         elif table.spec.paper:
             said.append("No verdicts: this is not the paper's setting.")
         said += self._absent()
-        said += [_agreement_text(each, table.spec.headline) for each in agreements(table)]
-        said += self._significance()
+        if made.trained:
+            said += [_agreement_text(each, table.spec.headline) for each in agreements(table)]
+            said += self._significance()
+        else:
+            said.append("The runs are too short for the order of the methods to mean anything.")
         said += table.spec.notes
         said += [f"{row.label}: {row.note}" for row in table.spec.rows if row.note]
         said += [f"{column.label}: {column.note}" for column in table.spec.columns if column.note]
