@@ -190,7 +190,7 @@ def test_real_results(browser: sync_api.Browser, tmp_path: Path) -> None:
     for page in _opened(browser, tmp_path):
         assert "on digits instead of the paper's data" in page.locator("section h2").inner_text()
         kinds = {cell.get_attribute("data-kind") for cell in page.locator("td").all()}
-        assert kinds == {"open", "alone"}  # never a verdict on substitute data
+        assert kinds == {"open", "alone", "missing"}  # never a verdict on substitute data
         page.select_option("[name=dataset]", "digits")
         assert page.locator("#shown").inner_text().startswith("1 of 1 tables")
         page.click("[data-cell='2-0-0']")
