@@ -1,10 +1,13 @@
 """How fast fedbench trains, as ratios taken in one process on one machine.
 
     python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out results/bench]
+    python scripts/bench.py --rivals [--only W1 W2] ...
 
 W1-W4 are rounds of local training (scripts/benchmarks/workloads.py): each engine, a plain PyTorch loop and one model on
 the merged batches take turns, several times over, and medians are compared. Before anything is timed every engine's
-result is compared with the plain loop's. W5 is the server side alone. Results go to OUT/MACHINE.json.
+result is compared with the plain loop's. W5 is the server side alone. With --rivals, pfl and Flower train W1 and W2
+instead, each in an environment of its own that is made once (scripts/benchmarks/rivals.py). Results go to
+OUT/MACHINE.json.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before torch is imported
 
 import torch
-from benchmarks import rounds, server
-from benchmarks.render import markdown
+from benchmarks import rivals, rounds, server
+from benchmarks.render import markdown, rivals_table
 from benchmarks.workloads import WORKLOADS
 from rich.console import Console
 from rich.table import Table
@@ -37,6 +40,7 @@ KEPT = (
     "discriminators",
     "server_load_before",
     "server_commit",
+    "rivals",
 )  # what one workload run again leaves in place
 
 
@@ -48,6 +52,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, SERVER], default=[*WORKLOADS, SERVER])
     parser.add_argument(
         "--quick", action="store_true", help="fewer clients a round where a CPU takes minutes"
+    )
+    parser.add_argument(
+        "--rivals", action="store_true", help="compare with pfl and Flower instead (downloads gigabytes once)"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--repeats", type=int, default=3)
@@ -63,9 +70,11 @@ def main() -> int:
         "load_before": os.getloadavg()[0],
         **versions(),
     }
-    found = [name for name in given.only if name != SERVER]
     result |= earlier(result, given.out)
-    for name in found:
+    if given.rivals:
+        against_rivals(result, given, device)
+        return 0
+    for name in [name for name in given.only if name != SERVER]:
         print(f"{name}: {WORKLOADS[name].what}", flush=True)
         row = rounds.run(WORKLOADS[name], device, given.repeats, quick=given.quick)
         row |= {key: result[key] for key in ("load_before", "commit", "date")}
@@ -80,6 +89,18 @@ def main() -> int:
         store(result, given.out)
     show(result)
     return 0
+
+
+def against_rivals(result: dict[str, Any], given: argparse.Namespace, device: torch.device) -> None:
+    """Compare with pfl and Flower on those of the chosen workloads that they are compared on."""
+    for name in [name for name in given.only if name in rivals.COMPARED]:
+        print(f"{name}: {WORKLOADS[name].what}", flush=True)
+        row = rivals.compare(name, device, given.repeats)
+        row |= {key: result[key] for key in ("load_before", "commit", "date")}
+        others = [each for each in result.get("rivals", []) if each["workload"] != name]
+        result["rivals"] = sorted([*others, row], key=lambda each: each["workload"])
+        store(result, given.out)
+    print("\n".join(rivals_table(result.get("rivals", []))))
 
 
 def place(result: dict[str, Any], out: Path) -> Path:

@@ -30,6 +30,8 @@ def markdown(result: dict[str, Any]) -> str:
             "",
             *_server(result["server"]),
         ]
+    if result.get("rivals"):
+        lines += ["", *rivals_table(result["rivals"])]
     if result.get("discriminators"):
         found = result["discriminators"]
         lines += ["", f"{found['pairs']} discriminators on Fashion-MNIST: {found['seconds']} s"]
@@ -56,3 +58,33 @@ def _server(rows: list[dict[str, Any]]) -> list[str]:
         cells = " | ".join(f"{row[task]:g}" for row in rows)
         lines.append(f"| {task.replace('_', ' ')} | {cells} |")
     return lines
+
+
+def rivals_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Other frameworks beside fedbench: their seconds a round, ours, and our speed over theirs."""
+    lines = [
+        "Other frameworks on the same network, initial weights, samples and local steps, each in its own environment",
+        "with one thread a process, data preloaded (medians of rounds after a warm-up; fedbench's taken right before",
+        "and after, on as many cores; accuracy of the final global model):",
+        "",
+        "| workload | rival | processes | its s a round | fedbench's | fedbench / rival | accuracy | load |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        own = {each["engine"]: each for each in row["fedbench"]}
+        cells = [_rival(row, rival, own) for rival in row["rivals"]]
+        lines += ["| " + " | ".join(map(str, each)) + " |" for each in cells]
+    missing = {each["rival"]: each["missing"] for row in rows for each in row["rivals"] if "missing" in each}
+    notes = [f"- {name} was not measured: {reason}" for name, reason in missing.items()]
+    return [*lines, "", *notes] if notes else lines
+
+
+def _rival(row: dict[str, Any], rival: dict[str, Any], own: dict[str, dict[str, Any]]) -> tuple[object, ...]:
+    begin = (row["workload"], f"{rival['rival']} {rival['version']}", rival["processes"])
+    load = f"{row['load_before']:.1f}" if "load_before" in row else "-"
+    if "missing" in rival:
+        return (*begin, "-", "-", "-", "-", load)
+    mine = own[rival["against"]]
+    accuracy = f"{rival['accuracy']:.3f}, ours {mine['accuracy']:.3f}"
+    ours = f"{mine['seconds']:.2f} ({mine['engine']})"
+    return (*begin, f"{rival['seconds']:.2f}", ours, f"{rival['ratio']:.2f}", accuracy, load)

@@ -34,6 +34,7 @@ class Workload:
     sizes: tuple[int, ...]  # training samples of each client
     shape: tuple[int, int, int]  # [C, H, W]
     small_cohort: int | None = None  # clients a round with --quick
+    test: int = 10  # test samples, where accuracies are compared too
 
     def setup(self, device: torch.device, *, quick: bool = False) -> Setup:
         """Data, network and method; procedural images stand for the data, whose values cost nothing."""
@@ -46,7 +47,7 @@ class Workload:
     def _federation(self) -> tuple[Dataset, Partition]:
         channels, height, _ = self.shape
         total = sum(self.sizes)
-        dataset = Synthetic(train=total, test=10, channels=channels, size=height).load()
+        dataset = Synthetic(train=total, test=self.test, channels=channels, size=height).load()
         bounds = np.cumsum([0, *self.sizes])
         order = np.random.default_rng(0).permutation(total)
         owned = [np.sort(order[a:b]) for a, b in itertools.pairwise(bounds)]
