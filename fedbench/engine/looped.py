@@ -14,6 +14,7 @@ from fedbench.engine.trainer import Counts, Outcome, Trainer, check_finite, coun
 from fedbench.engine.trees import Tree
 
 EVALUATION_BATCH = 1024  # samples a forward pass in scoring
+CONVOLVED_BATCH = 128  # the same for convolutions on a CPU, whose outputs must stay in its cache
 
 
 class LoopedTrainer(Trainer):
@@ -33,8 +34,9 @@ class LoopedTrainer(Trainer):
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
         """See Trainer.evaluate."""
+        known = Known()
         each = [
-            self.evaluate_one(int(i), trees.row(message, k), trees.row(memory, k), clock, score)
+            self.evaluate_one(int(i), trees.row(message, k), trees.row(memory, k), clock, score, known)
             for k, i in enumerate(ids)
         ]
         return stack_counts(each)
@@ -56,9 +58,9 @@ class LoopedTrainer(Trainer):
         return Outcome(upload, kept, torch.tensor(loss), counts)
 
     def evaluate_one(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str], known: Known
     ) -> Counts:
-        """Scores of one client's personal model as received."""
+        """Scores of one client's personal model as received; `known` lives as long as message and memory."""
         setup, method = self.setup, self.setup.method
         view = setup.client(client, message, memory, clock)
         stages = method.adapt(setup.protocol.local, clock)
@@ -69,7 +71,7 @@ class LoopedTrainer(Trainer):
             self.descend(client, work, view, stages, "adapt")
             with torch.no_grad():
                 model = method.model(work, view)
-        return self.count(client, model, score)
+        return self.count(client, model, score, known)
 
     def descend(
         self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
@@ -103,16 +105,26 @@ class LoopedTrainer(Trainer):
         return torch.channels_last if fast else torch.contiguous_format
 
     @torch.no_grad()
-    def count(self, client: int, model: Tree, score: Sequence[str]) -> Counts:
+    def count(self, client: int, model: Tree, score: Sequence[str], known: Known | None = None) -> Counts:
         """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
+        known = Known() if known is None else known
+        counts = known.of(model)
+        if lacking := [name for name in score if name not in counts]:
+            counts |= self._count(client, model, lacking)
+        known.remember(model, counts)
+        return {name: counts[name] for name in score}
+
+    def _count(self, client: int, model: Tree, score: Sequence[str]) -> Counts:
         federation, task, method = self.setup.federation, self.setup.task, self.setup.method
         counts: Counts = {}
         model = dict(model)
         lay_out(model, self.filters)
+        convolves = any(leaf.dim() == 4 for leaf in model.values())
+        at_once = CONVOLVED_BATCH if convolves and federation.device.type == "cpu" else EVALUATION_BATCH
         for name in score:
             correct = torch.zeros(task.classes, dtype=torch.float64)
             total = torch.zeros(task.classes, dtype=torch.float64)
-            for indices in federation.indices(name, client).split(EVALUATION_BATCH):
+            for indices in federation.indices(name, client).split(at_once):
                 x, y = federation.gather(indices)
                 hits, seen = count_correct(method.predict(model, x, task), y, task.classes)
                 correct += hits.cpu()
@@ -128,6 +140,27 @@ def lay_out(work: Tree, layout: torch.memory_format) -> None:
             leaf.dim() == 4
         ):  # empty_like, as contiguous() leaves weights of a single input channel as they are
             work[name] = torch.empty_like(leaf, memory_format=layout).copy_(leaf)
+
+
+class Known:
+    """What the model scored last got on the set that all clients share; the same model need not be scored again."""
+
+    def __init__(self) -> None:
+        self.model: Tree = {}  # kept, so that no other model takes its place in memory
+        self.counts: Counts = {}
+
+    def of(self, model: Tree) -> Counts:
+        """The counts of `model`, if it is the very one scored last, not a copy."""
+        same = model.keys() == self.model.keys() and all(
+            (leaf.data_ptr(), leaf.shape, leaf.stride())
+            == (self.model[name].data_ptr(), self.model[name].shape, self.model[name].stride())
+            for name, leaf in model.items()
+        )
+        return dict(self.counts) if same else {}
+
+    def remember(self, model: Tree, counts: Counts) -> None:
+        """`counts` of `model`, of which those on the global set are kept."""
+        self.model, self.counts = model, {k: v for k, v in counts.items() if k == "global"}
 
 
 def moved(stage: Stage, work: Tree, view: Client) -> list[str]:

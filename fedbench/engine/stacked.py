@@ -287,25 +287,30 @@ class StackedTrainer(Trainer):
     @torch.no_grad()
     def _count(self, chunk: Chunk, models: Tree, score: Sequence[str]) -> Counts:
         """(correct, total) per class of every client's model on each set, float64 [C, K]."""
-        setup = self.setup
-        task, federation, method = setup.task, setup.federation, setup.method
         counts: Counts = {}
         for name in score:
-            indices, mask = padded([federation.indices(name, i) for i in chunk.ids])
-            shape = (len(chunk.ids), task.classes)
-            correct, total = (
-                torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2)
-            )
-            width = max(1, EVALUATION_SAMPLES // len(chunk.ids))
-            for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
-                x, y = federation.gather(block)
-                scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)
-                hits = (scores.argmax(-1) == y) & real
-                onehot = torch.nn.functional.one_hot(y, task.classes).to(torch.float64)
-                correct += (onehot * hits.unsqueeze(-1)).sum(1)
-                total += (onehot * real.unsqueeze(-1)).sum(1)
-            counts[name] = (correct.cpu(), total.cpu())
+            if name == "global" and all(trees.is_shared(leaf) for leaf in models.values()):
+                found = self._count_on(name, chunk.ids[:1], {k: leaf[:1] for k, leaf in models.items()})
+                counts[name] = (found[0].expand(len(chunk.ids), -1), found[1].expand(len(chunk.ids), -1))
+            else:
+                counts[name] = self._count_on(name, chunk.ids, models)
         return counts
+
+    def _count_on(self, name: str, ids: Sequence[int], models: Tree) -> tuple[Tensor, Tensor]:
+        """(correct, total) on one set, float64 [C, K]."""
+        task, federation, method = self.setup.task, self.setup.federation, self.setup.method
+        indices, mask = padded([federation.indices(name, i) for i in ids])
+        shape = (len(ids), task.classes)
+        correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
+        width = max(1, EVALUATION_SAMPLES // len(ids))
+        for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
+            x, y = federation.gather(block)
+            scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)
+            hits = (scores.argmax(-1) == y) & real
+            onehot = torch.nn.functional.one_hot(y, task.classes).to(torch.float64)
+            correct += (onehot * hits.unsqueeze(-1)).sum(1)
+            total += (onehot * real.unsqueeze(-1)).sum(1)
+        return correct.cpu(), total.cpu()
 
 
 @dataclass(frozen=True)

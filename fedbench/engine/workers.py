@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedbench.engine import trees
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer, stack_counts
+from fedbench.engine.looped import Known, LoopedTrainer, stack_counts
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Outcome, Trainer
 from fedbench.engine.trees import Tree
@@ -239,9 +239,10 @@ def serve(link: Connection, setup: Setup) -> None:
             leaves[name] = payload.leaves()
             continue
         try:
+            known = Known()
             reply: tuple[str, Any] = (
                 "done",
-                [_one(trainer, payload, index, leaves) for index in range(len(payload.rows))],
+                [_one(trainer, payload, index, leaves, known) for index in range(len(payload.rows))],
             )
         except Exception as error:  # noqa: BLE001 - raised again by the parent
             reply = ("error", error)
@@ -251,13 +252,16 @@ def serve(link: Connection, setup: Setup) -> None:
             return
 
 
-def _one(trainer: LoopedTrainer, order: Order, index: int, leaves: dict[str, Tree]) -> tuple[float, Any]:
+def _one(
+    trainer: LoopedTrainer, order: Order, index: int, leaves: dict[str, Tree], known: Known
+) -> tuple[float, Any]:
     """Train or score one row; trees go to the shared buffers, numbers are returned (as plain lists)."""
     row, client = order.rows[index], order.ids[index]
     message = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["message"].items()}
     memory = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["memory"].items()}
     if order.verb == "evaluate":
-        return float("nan"), _plain(trainer.evaluate_one(client, message, memory, order.clock, order.score))
+        counts = trainer.evaluate_one(client, message, memory, order.clock, order.score, known)
+        return float("nan"), _plain(counts)
     outcome = trainer.train_one(client, message, memory, order.clock, order.score)
     for name, tree in (("upload", outcome.uploads), ("kept", outcome.memory)):
         for key, leaf in tree.items():
