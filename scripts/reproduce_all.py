@@ -1,8 +1,8 @@
 """Run every published table end to end, at a reduced scale and on one data set, and write down how long each took.
 
-    python scripts/reproduce_all.py [scale=smoke] [substitute=fashion_mnist] [KEY=VALUE ...]
+    python scripts/reproduce_all.py [TABLE ...] [scale=smoke] [substitute=fashion_mnist] [KEY=VALUE ...]
 
-Arguments go to `python -m fedbench.reproduce`. The times go to RESULTS/tables/times-SCALE-SUBSTITUTE.csv. Tables
+Without names it runs all tables. Other arguments go to `python -m fedbench.reproduce`. The times go to RESULTS/tables/times-SCALE-SUBSTITUTE.csv. Tables
 whose runs are all there take seconds, so an interrupted script goes on where it stopped.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from fedbench.errors import unknown
 from fedbench.reproduce import read
 from fedbench.results.environment import machine
 from fedbench.results.files import read_csv, write_csv
@@ -26,13 +27,18 @@ DEFAULTS = {"scale": "smoke", "substitute": "fashion_mnist"}
 
 def main(arguments: list[str]) -> int:
     """Run all tables; returns 1 if one of them did not end well."""
+    chosen = [text for text in arguments if "=" not in text]
+    arguments = [text for text in arguments if "=" in text]
+    if unknown_names := sorted(set(chosen) - set(spec.names())):
+        print(f"error: {unknown('table', unknown_names[0], spec.names())}", file=sys.stderr)
+        return 2
     given = {text.partition("=")[0] for text in arguments}
     arguments = [*arguments, *(f"{key}={value}" for key, value in DEFAULTS.items() if key not in given)]
     request, _ = read(["table=all", *arguments])
     file = Path(request.results) / "tables" / f"times-{request.scale}-{request.substitute}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     times = {row["table"]: row for row in read_csv(file)} if file.is_file() else {}
-    for name in spec.names():
+    for name in chosen or spec.names():
         print(f"== {name}", flush=True)
         begin = time.perf_counter()
         done = subprocess.run(
