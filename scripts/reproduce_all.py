@@ -3,8 +3,8 @@
     python scripts/reproduce_all.py [TABLE ...] [scale=smoke] [substitute=fashion_mnist] [KEY=VALUE ...]
 
 Without names it runs all tables. Other arguments go to `python -m fedbench.reproduce`. The times go to
-RESULTS/tables/times-SCALE-SUBSTITUTE.csv. Tables whose runs are all there take seconds, so an interrupted script goes on
-where it stopped.
+RESULTS/tables/times-SCALE-SUBSTITUTE.csv. Tables whose runs are all there take seconds, so an interrupted script
+goes on where it stopped.
 """
 
 from __future__ import annotations
