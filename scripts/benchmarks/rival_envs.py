@@ -18,10 +18,11 @@ from fedbench.errors import FedbenchError
 INSTALL_SECONDS = 1800
 RUN_SECONDS = 900
 PROGRAMS = Path(__file__).parent
-QUIET = {
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # Ray would let its workers yield to whatever else runs
 }
 
 
@@ -116,7 +117,7 @@ def run(rival: Rival, arguments: Sequence[str], log: Path, *, device: str, proce
         *arguments,
     ]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"OMP_NUM_THREADS": "1", "FLWR_HOME": str(log.parent / "flower"), **QUIET}
+    environment |= {**SETTINGS, "FLWR_HOME": str(log.parent / "flower")}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # else pfl takes the GPU it sees
     with log.open("w", encoding="utf-8") as words:
