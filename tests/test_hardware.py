@@ -103,15 +103,11 @@ def test_an_engine_asked_for_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         picked(chosen, engine="workers")
 
 
-def test_chunks_fit_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = setup(FedAvg())
-    one = memory.client_bytes(chosen)
-    for clients, expected in ((0.5, 1), (1.0, 1), (2.5, 2), (4.99, 4), (5.0, 5), (1000, 5)):
-        free = int(clients * one / memory.SHARE) + 1
-        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
-        assert memory.fitting_chunk(chosen) == expected
+def test_no_chunk_is_larger_than_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**12)
-    assert memory.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2, "no more than the cohort"
+    assert memory.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 1)
+    assert memory.fitting_chunk(setup(FedAvg())) == 1
 
 
 def test_free_memory_is_what_the_machine_says() -> None:

@@ -6,7 +6,7 @@ on the device: no copies per client, no data loader.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -149,6 +149,13 @@ class Federation:
         """A client's validation samples; its training samples if it has none."""
         held_out = self.sets["val"][client]
         return held_out if len(held_out) else self.sets["train"][client]
+
+    def placed(self, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A tree on the federation's device, models in its precision."""
+        return {
+            key: leaf.to(self.device, self.dtype if leaf.dtype == torch.float32 else leaf.dtype)
+            for key, leaf in tree.items()
+        }
 
     def share_memory(self) -> Federation:
         """Move the sample arrays to shared memory, so that worker processes read them without copies."""

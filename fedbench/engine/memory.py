@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedbench.engine.setup import Setup
+from fedbench.engine.stacked import StackedTrainer
 
 SHARE = 0.6  # of the free memory that a chunk may take
 COPIES = 5  # of a client's model while it trains: weights, gradient, momentum, and two temporaries
 ACTIVATION_COPIES = 3  # of every layer's output: itself, its gradient, workspace
+CERTAIN = 4  # times the rough estimate: no method needs so much, and predicting takes seconds
 
 
 def activation_bytes(net: nn.Module, shape: tuple[int, ...], batch: int) -> int:
@@ -31,12 +34,53 @@ def activation_bytes(net: nn.Module, shape: tuple[int, ...], batch: int) -> int:
 
 
 def client_bytes(setup: Setup) -> int:
-    """Predicted peak bytes of one client's training within a chunk."""
+    """Roughly what training a client within a chunk takes, found in no time: of one model, whatever the method."""
     task = setup.task
     model = sum(leaf.numel() * leaf.element_size() for leaf in task.init(torch.Generator()).values())
     pixels = 4 * torch.Size(task.shape).numel() * setup.protocol.local.batch_size
     activations = activation_bytes(task.fresh(), task.shape, setup.protocol.local.batch_size)
     return COPIES * model + ACTIVATION_COPIES * (activations + pixels)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bytes of training a cohort with the stacked engine: `fixed`, of a client being trained, of one that was."""
+
+    fixed: int
+    training: int
+    trained: int
+
+    @classmethod
+    def of(cls, setup: Setup) -> Growth:
+        """From the predicted peaks of two large clients, alone, together, and one after the other."""
+        from fedbench.engine.predict import peak_bytes  # imports half of torch's compiler
+
+        sizes = setup.population.sizes
+        short = sizes % setup.protocol.local.batch_size != 0  # the padding of a short batch takes memory too
+        first = int((sizes + sizes.max() * short).argmax())
+        second = next(int(client) for client in sizes.topk(2).indices if client != first)
+        alone = peak_bytes(StackedTrainer(setup, 1), [first])
+        together = peak_bytes(StackedTrainer(setup, 2), [first, second])
+        apart = peak_bytes(StackedTrainer(setup, 1), [first, second])
+        return cls(max(0, 2 * alone - together), max(1, together - alone), max(0, apart - alone))
+
+    def chunk(self, cohort: int, budget: float) -> int:
+        """The most clients at once, of `cohort`, that `budget` bytes hold."""
+        left = budget - self.fixed - self.trained * cohort
+        return max(1, min(cohort, int(left / max(1, self.training - self.trained))))
+
+
+def fitting_chunk(setup: Setup) -> int:
+    """Clients that fit in memory at once: at least one, at most the cohort."""
+    cohort = setup.protocol.cohort_size(setup.federation.clients)
+    budget = SHARE * free_bytes(setup.federation.device)
+    rough = client_bytes(setup)
+    if cohort == 1 or CERTAIN * cohort * rough <= budget:
+        return cohort
+    try:
+        return Growth.of(setup).chunk(cohort, budget)
+    except Exception:  # noqa: BLE001 - hooks that read values end a prediction, which must not end the run
+        return max(1, min(cohort, int(budget / rough)))
 
 
 def free_bytes(device: torch.device) -> int:
@@ -61,10 +105,3 @@ def _container_bytes() -> list[int]:
         return [max(0, int(limit) - int(used))]
     except (OSError, ValueError):  # no container, or "max": no limit
         return []
-
-
-def fitting_chunk(setup: Setup) -> int:
-    """Clients that fit in memory at once: at least one, at most the cohort."""
-    cohort = setup.protocol.cohort_size(setup.federation.clients)
-    budget = SHARE * free_bytes(setup.federation.device)
-    return max(1, min(cohort, int(budget / client_bytes(setup))))

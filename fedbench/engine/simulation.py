@@ -70,7 +70,7 @@ class Simulation:
         """Initialise and prepare the method, and score it untrained (round 0)."""
         setup = self.setup
         server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
-        server, memory = self._placed(server), self._placed(memory)
+        server, memory = setup.federation.placed(server), setup.federation.placed(memory)
         seconds: dict[str, float] = {}
         with self.timed(seconds, "prepare"), torch.no_grad():
             preparation = Preparation(setup, self.trainer)
@@ -83,14 +83,6 @@ class Simulation:
         if setup.protocol.score != "trained":
             self._record(state, self._score(state), float("nan"))
         return state
-
-    def _placed(self, tree: Tree) -> Tree:
-        """A tree on the federation's device, models in its precision."""
-        federation = self.setup.federation
-        return {
-            key: leaf.to(federation.device, federation.dtype if leaf.dtype == torch.float32 else leaf.dtype)
-            for key, leaf in tree.items()
-        }
 
     def done(self, state: State) -> bool:
         """Whether all rounds are completed."""

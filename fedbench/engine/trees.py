@@ -143,4 +143,9 @@ def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor
 
 def row_bytes(tree: Tree) -> int:
     """Bytes of one client's row of a stacked tree: what crosses the network."""
-    return sum(leaf[0].numel() * leaf.element_size() for leaf in tree.values())
+    return sum(leaf_bytes(leaf[0]) for leaf in tree.values())
+
+
+def leaf_bytes(leaf: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return leaf.numel() * leaf.element_size()
