@@ -7,7 +7,8 @@ W1-W4 are rounds of local training (scripts/benchmarks/workloads.py): each engin
 the merged batches take turns, several times over, and medians are compared. Before anything is timed every engine's
 result is compared with the plain loop's. W5 is the server side alone. With --rivals, pfl and Flower train W1 and W2
 instead, each in an environment of its own that is made once (scripts/benchmarks/rivals.py). Results go to
-OUT/MACHINE.json.
+OUT/MACHINE.json. `--only SCALE` measures rounds against N and the cohort, and predicted memory
+(scripts/benchmarks/scale.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before torch is imported
 
 import torch
-from benchmarks import rivals, rounds, server
+from benchmarks import rivals, rounds, scale, server
 from benchmarks.render import markdown, rivals_table
 from benchmarks.workloads import WORKLOADS
 from rich.console import Console
@@ -34,6 +35,7 @@ from fedbench.results.environment import machine, versions
 from fedbench.results.files import write_json
 
 SERVER = "W5"
+SCALE = "SCALE"
 KEPT = (
     "rounds",
     "server",
@@ -49,7 +51,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, SERVER], default=[*WORKLOADS, SERVER])
+    parser.add_argument(
+        "--only", nargs="+", choices=[*WORKLOADS, SERVER, SCALE], default=[*WORKLOADS, SERVER]
+    )
     parser.add_argument(
         "--quick", action="store_true", help="fewer clients a round where a CPU takes minutes"
     )
@@ -74,6 +78,13 @@ def main() -> int:
     if given.rivals:
         against_rivals(result, given, device)
         return 0
+    if SCALE in given.only:
+        scale.run(
+            {key: value for key, value in result.items() if key not in KEPT}, given.out, quick=given.quick
+        )
+        given.only.remove(SCALE)
+        if not given.only:
+            return 0
     for name in [name for name in given.only if name != SERVER]:
         print(f"{name}: {WORKLOADS[name].what}", flush=True)
         row = rounds.run(WORKLOADS[name], device, given.repeats, quick=given.quick)
