@@ -178,6 +178,8 @@ def _train_test(
 
 def _split(clients: Sequence[Ints], fraction: float, seed: int, *keys: str) -> tuple[list[Ints], list[Ints]]:
     """(kept, held out) of each client: a random `held_out(n, fraction)` of its n samples are held out."""
+    if fraction == 0:
+        return [*clients], [np.zeros(0, dtype=np.int64)] * len(clients)
     kept, held = [], []
     for client, samples in enumerate(clients):
         count = held_out(len(samples), fraction)

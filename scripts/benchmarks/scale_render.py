@@ -13,6 +13,7 @@ ROUND = {
     "clients": "clients N",
     "cohort": "cohort",
     "seconds": "s a round",
+    "cpu_seconds": "CPU s a round",
     "round_mib": "MiB a round",
     "lists_mib": "MiB of index lists",
     "process_mib": "MiB, process",
@@ -22,6 +23,7 @@ STORE = {
     "clients": "clients N",
     "store": "store",
     "seconds": "s a round",
+    "cpu_seconds": "CPU s a round",
     "rows_mib": "MiB of client memory",
     "own_mib": "MiB, process's own",
     "process_mib": "MiB, process",
@@ -94,7 +96,13 @@ def figure(result: dict[str, Any]) -> Figure:
         kind: [row for row in result["stateful"] if row["store"] == kind] for kind in ("device", "file")
     }
     names = {"device": "in a tensor", "file": "in a mapped file"}
-    line(axes[0, 0], result["by_clients"], "clients", {"seconds": "stateless, cohort 100"}, "seconds a round")
+    line(
+        axes[0, 0],
+        result["by_clients"],
+        "clients",
+        {"seconds": "stateless, cohort 100", "cpu_seconds": "of the CPU"},
+        "seconds a round",
+    )
     line(
         axes[0, 1],
         result["by_cohort"],
@@ -106,7 +114,7 @@ def figure(result: dict[str, Any]) -> Figure:
     line(axes[1, 0], result["by_clients"], "clients", sizes, "MiB")
     line(axes[1, 1], result["by_cohort"], "cohort", sizes, "MiB")
     for kind, rows in stores.items():
-        line(axes[0, 2], rows, "clients", {"seconds": f"stateful, {names[kind]}"}, "seconds a round")
+        line(axes[0, 2], rows, "clients", {"cpu_seconds": f"stateful, {names[kind]}"}, "CPU seconds a round")
         line(axes[1, 2], rows, "clients", {"own_mib": f"process, {names[kind]}"}, "MiB")
     line(axes[1, 2], stores["file"], "clients", {"rows_mib": "all clients' memory"}, "MiB")
     return drawn
