@@ -21,10 +21,16 @@ from torch import Tensor, nn
 
 
 def share_gpu() -> None:
-    """Let more ranks than GPUs run: NCCL, which pfl asks for, refuses two on one GPU; gloo does not."""
-    ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    """Let more ranks than GPUs run: NCCL, which pfl asks for, refuses two on one GPU; gloo does not.
+
+    Called before pfl is imported, which reads LOCAL_RANK and joins the group.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        return
+    ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % gpus)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if ranks > gpus:
-        os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % gpus)
         begin = torch.distributed.init_process_group
         torch.distributed.init_process_group = lambda **_: begin(backend="gloo")
 

@@ -66,7 +66,7 @@ def _rival(rival: Rival, processes: int, folder: Path, device: torch.device) -> 
     """The rival's answer, or why there is none."""
     answer, log = folder / "answer.json", folder / "log.txt"
     answer.unlink(missing_ok=True)
-    arguments = [str(folder / "work.pt"), str(answer), str(device)]
+    arguments = [str(folder / "work.pt"), str(answer), device.type]
     print(f"  {rival.name}, {processes} processes", flush=True)
     try:
         prepare(rival)
@@ -116,7 +116,8 @@ def row(
         equal = [engine for engine in own if cores[engine] == processes] or list(own)
         against = min(equal, key=own.__getitem__)
         median = statistics.median(answer.seconds[1:])
-        entry |= {"seconds": round(median, 3), "accuracy": round(answer.accuracy, 4)}
+        entry |= {"seconds": round(median, 3), "first_round": round(answer.seconds[0], 2)}
+        entry |= {"accuracy": round(answer.accuracy, 4)}
         rivals.append({**entry, "against": against, "ratio": round(median / own[against], 2)})
     last = taken[-1]
     return {
@@ -130,6 +131,7 @@ def row(
                 "processes": cores[engine],
                 "seconds": round(own[engine], 3),
                 "before_and_after": [round(statistics.median(part[engine].seconds[1:]), 3) for part in taken],
+                "first_round": round(last[engine].seconds[0], 2),
                 "accuracy": round(last[engine].accuracy, 4),
             }
             for engine in own
