@@ -17,9 +17,11 @@ from fedbench.data.federation import Federation
 from fedbench.data.split import Partition, make_partition
 from fedbench.engine import snapshot
 from fedbench.engine.hardware import pick_device, pick_trainer
+from fedbench.engine.request import Asking, serve
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.storage import Storage
+from fedbench.engine.trainer import Trainer
 from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
 from fedbench.results.console import Progress
@@ -43,22 +45,74 @@ def execute(run: RunConfig) -> RunResult:
     Raises:
         FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
     """
-    key = run_key(run)
-    folder = folder_of(run)
-    observer = observers(run, key, folder)
-    try:
-        if folder.status() == "finished" and not run.settings.force:
-            row = folder.result()
+    execution = Execution(run)
+    return serve(execution.steps(), lambda: execution.trainer)
+
+
+class Execution:
+    """One run on its way: its folder, its engine, and the steps that make it a result."""
+
+    trainer: Trainer  # from the first request on
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        self.key = run_key(run)
+        self.folder = folder_of(run)
+
+    def steps(self) -> Asking[RunResult]:
+        """The whole run, asking an engine to train and to score. Raises as `execute`."""
+        run, folder = self.run, self.folder
+        observer = observers(run, self.key, folder)
+        try:
+            if folder.status() == "finished" and not run.settings.force:
+                row = folder.result()
+            else:
+                with folder:
+                    if run.settings.force:
+                        folder.clear()
+                    row = yield from self._simulate(observer)
             observer.finish(row)
             return RunResult(row, folder.path)
-        with folder:
-            if run.settings.force:
-                folder.clear()
-            row = _simulate(run, key, folder, observer)
-            observer.finish(row)
-            return RunResult(row, folder.path)
-    finally:
-        observer.close()
+        finally:
+            observer.close()
+
+    def _simulate(self, observer: Observer) -> Asking[dict[str, Any]]:
+        run, folder = self.run, self.folder
+        setup, partition, dataset = build(run)
+        local, local_key = local_reference(run)
+        folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
+        folder.write_environment(environment(str(setup.federation.device)))
+        folder.write_partition(partition, partition.statistics(dataset.y))
+        title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
+        folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
+        self.trainer = pick_trainer(setup, run.hardware)
+        try:
+            storage = Storage.of(setup, run.hardware, folder.path)
+            simulation = Simulation(setup, self.trainer, observer, storage)
+            resumed = folder.status() == "partial"
+            if resumed:
+                state = snapshot.load(folder.checkpoint, self.key, setup.federation.device, storage)
+            observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
+            if not resumed:
+                state = yield from simulation.beginning()
+            with state.memory:
+                yield from self._rounds(simulation, state)
+                return _write(run, self.key, folder, setup, partition, state, local, local_key)
+        finally:
+            self.trainer.close()
+
+    def _rounds(self, simulation: Simulation, state: State) -> Asking[None]:
+        """All rounds still to do, with a checkpoint whenever one is due."""
+        rule = self.run.settings.checkpoint
+        saved = time.monotonic()
+        while not simulation.done(state):
+            yield from simulation.round(state)
+            by_time = 0 < rule.seconds <= time.monotonic() - saved
+            by_round = rule.rounds > 0 and state.round % rule.rounds == 0
+            if (by_time or by_round) and not simulation.done(state):
+                snapshot.save(self.folder.checkpoint, state, self.key)
+                self.folder.write_history(state.history)
+                saved = time.monotonic()
 
 
 def folder_of(run: RunConfig) -> RunFolder:
@@ -102,45 +156,6 @@ def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
 def load(spec: DataSource) -> Dataset:
     """The data set, read once for all runs of a sweep."""
     return spec.load()
-
-
-def _simulate(run: RunConfig, key: str, folder: RunFolder, observer: Observer) -> dict[str, Any]:
-    setup, partition, dataset = build(run)
-    local, local_key = local_reference(run)
-    folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
-    folder.write_environment(environment(str(setup.federation.device)))
-    folder.write_partition(partition, partition.statistics(dataset.y))
-    title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-    folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
-    trainer = pick_trainer(setup, run.hardware)
-    try:
-        storage = Storage.of(setup, run.hardware, folder.path)
-        simulation = Simulation(setup, trainer, observer, storage)
-        resumed = folder.status() == "partial"
-        if resumed:
-            state = snapshot.load(folder.checkpoint, key, setup.federation.device, storage)
-        observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
-        if not resumed:
-            state = simulation.begin()
-        with state.memory:
-            _rounds(run, key, folder, simulation, state)
-            return _write(run, key, folder, setup, partition, state, local, local_key)
-    finally:
-        trainer.close()
-
-
-def _rounds(run: RunConfig, key: str, folder: RunFolder, simulation: Simulation, state: State) -> None:
-    """All rounds still to do, with a checkpoint whenever one is due."""
-    rule = run.settings.checkpoint
-    saved = time.monotonic()
-    while not simulation.done(state):
-        simulation.step(state)
-        by_time = 0 < rule.seconds <= time.monotonic() - saved
-        by_round = rule.rounds > 0 and state.round % rule.rounds == 0
-        if (by_time or by_round) and not simulation.done(state):
-            snapshot.save(folder.checkpoint, state, key)
-            folder.write_history(state.history)
-            saved = time.monotonic()
 
 
 def local_config(run: RunConfig) -> RunConfig:

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from fedbench import compose, run
 from fedbench.data.split import Partition
 from fedbench.engine import checkpoint
+from fedbench.engine.request import Asking
 from fedbench.engine.simulation import Simulation, State
 from fedbench.errors import CheckpointError, FedbenchError
 from fedbench.results.history import deterministic
@@ -101,14 +102,14 @@ def count_rounds(
 ) -> list[int]:
     """Rounds that are really trained from now on."""
     trained: list[int] = []
-    step = Simulation.step
+    played = Simulation.round
 
-    def counted(self: Simulation, state: State) -> None:
+    def counted(self: Simulation, state: State) -> Asking[None]:
         before(state)
         trained.append(state.round)
-        step(self, state)
+        return played(self, state)
 
-    monkeypatch.setattr(Simulation, "step", counted)
+    monkeypatch.setattr(Simulation, "round", counted)
     return trained
 
 

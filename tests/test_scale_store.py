@@ -16,6 +16,7 @@ from fedbench import run
 from fedbench.config import HardwareConfig
 from fedbench.engine import snapshot, storage, trees
 from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.request import Asking
 from fedbench.engine.rng import torch_rng
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.storage import Storage
@@ -284,16 +285,16 @@ FILE = ["hardware.client_memory=file"]
 def test_a_run_removes_its_file_unless_it_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [*FILE, f"hardware.scratch={tmp_path / 'scratch'}", "method=ditto", "save_models=true"]
     whole = run.execute(config(tmp_path / "whole", "method=ditto", "save_models=true"))
-    step = Simulation.step
+    played = Simulation.round
 
-    def interrupted(self: Simulation, state: State) -> None:
+    def interrupted(self: Simulation, state: State) -> Asking[None]:
         if state.round == 2 and isinstance(self.setup.method, Ditto):
             raise KeyboardInterrupt
-        step(self, state)
+        return played(self, state)
 
     for rule, left in (("checkpoint.seconds=0", 0), ("checkpoint.rounds=1", 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(Simulation, "step", interrupted)
+            patch.setattr(Simulation, "round", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run.execute(config(tmp_path / "parts", *chosen, rule))
         assert len(list((tmp_path / "scratch").iterdir())) == left, rule

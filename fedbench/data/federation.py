@@ -6,6 +6,7 @@ on the device: no copies per client, no data loader.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,13 @@ class Ragged:
         values = np.concatenate([np.asarray(each, dtype=np.int64) for each in lists])
         offsets = np.cumsum([0, *(len(each) for each in lists)])
         return cls(torch.from_numpy(values).to(device), torch.from_numpy(offsets))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ragged], shifts: Sequence[int]) -> Ragged:
+        """The lists of all parts, the values of each moved up by its shift."""
+        values = torch.cat([part.values + shift for part, shift in zip(parts, shifts, strict=True)])
+        sizes = torch.cat([part.sizes for part in parts])
+        return cls(values, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -78,6 +86,7 @@ class Federation:
         self.scale = dataset.scale
         self.offset = self.mean * dataset.scale
         self.black = -self.offset * self.inverse  # a zero after normalisation [1, C, 1, 1]
+        self.altered = partition.rotation is not None or partition.label_map is not None
         if partition.rotation is not None:
             self._rotate(partition, partition.rotation)
         self.sets = {
@@ -88,6 +97,22 @@ class Federation:
         self.global_test = torch.arange(dataset.num_train, len(dataset.y), device=self.device)
         self.ids = list(range(len(self.sets["train"])))  # what each client's randomness is keyed by
         self.population = self._population()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Federation]) -> Federation:
+        """All clients of several federations over one data set, in order; images once, unless clients alter them."""
+        whole = copy.copy(parts[0])
+        apart = any(part.altered for part in parts)
+        if apart:
+            whole.x = torch.cat([part.x for part in parts])
+            whole.y = torch.cat([part.y for part in parts])
+        shifts = [index * len(part.y) if apart else 0 for index, part in enumerate(parts)]
+        whole.sets = {
+            name: Ragged.joined([part.sets[name] for part in parts], shifts) for name in parts[0].sets
+        }
+        whole.ids = [key for part in parts for key in part.ids]
+        whole.population = whole._population()
+        return whole
 
     def _owned(self, partition: Partition) -> list[np.ndarray]:
         return [

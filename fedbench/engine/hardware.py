@@ -36,6 +36,11 @@ def pick_device(config: HardwareConfig) -> torch.device:
     return torch.device(name)
 
 
+def stacks(config: HardwareConfig) -> bool:
+    """Whether `config` leads to the stacked engine."""
+    return config.engine == "stacked" or (config.engine == "auto" and pick_device(config).type == "cuda")
+
+
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`: stacked on a GPU; on a CPU worker processes for long runs, else the plain loop."""
     device = setup.federation.device
@@ -44,7 +49,7 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     engine = config.engine
     workers = config.workers or available_workers()
     if engine == "auto":
-        engine = "stacked" if device.type == "cuda" else _for_cpu(setup, workers)
+        engine = "stacked" if stacks(config) else _for_cpu(setup, workers)
     if engine == "workers" and device.type != "cpu":
         raise ConfigError(
             "hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU"

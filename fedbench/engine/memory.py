@@ -72,7 +72,7 @@ class Growth:
 
 def fitting_chunk(setup: Setup) -> int:
     """Clients that fit in memory at once: at least one, at most the cohort."""
-    cohort = setup.protocol.cohort_size(setup.federation.clients)
+    cohort = setup.at_once
     budget = SHARE * free_bytes(setup.federation.device)
     rough = client_bytes(setup)
     if cohort == 1 or CERTAIN * cohort * rough <= budget:

@@ -8,10 +8,10 @@ stage are run: a full batch, and a short one.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,32 +69,17 @@ class Ledger(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
-@dataclass(frozen=True, eq=False)
-class TwoSteps(Setup):
-    """A setup whose stages have a first and a last step only."""
-
-    real: Mapping[int, tuple[Tree, Tree]]  # message and memory of each client
-
-    def batches(self, client: int, stage: Stage, view: Client, purpose: str) -> tuple[list[Tensor], Tree]:
-        """The ends of `Setup.batches`; a method that draws may look at what the client was sent."""
-        message, memory = self.real[client]
-        view = dataclasses.replace(view, message=message, memory=memory)
-        order, noise = super().batches(client, stage, view, purpose)
-        ends = [0, len(order) - 1] if len(order) > 1 else [*range(len(order))]
-        return [order[step] for step in ends], {name: leaf[ends] for name, leaf in noise.items()}
-
-
 def peak_bytes(trainer: Trainer, ids: Sequence[int]) -> int:
     """Largest memory that training clients `ids` with an engine takes on the device, messages and memory included."""
     setup = trainer.setup
     clients, clock = torch.tensor(ids), Clock(0, setup.protocol.rounds)
     message, memory = _inputs(setup, clients, clock)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fields = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
-    fields["federation"] = _fake_federation(setup.federation, mode)
     real = {client: (trees.row(message, k), trees.row(memory, k)) for k, client in enumerate(ids)}
     probe = copy.copy(trainer)
-    probe.setup = TwoSteps(**fields, real=real)
+    probe.setup = copy.copy(setup)
+    object.__setattr__(probe.setup, "federation", _fake_federation(setup.federation, mode))
+    object.__setattr__(probe.setup, "batches", partial(_ends, setup, real))
     held = trees.map_leaves(mode.from_tensor, message), trees.map_leaves(mode.from_tensor, memory)
     with Ledger(setup.federation.device) as ledger:
         probe.train(clients, *held, clock)
@@ -110,6 +95,16 @@ def _places(trainer: Trainer, ids: Sequence[int]) -> int:
     steps = max(trainer.setup.steps(client) for client in ids)
     together = min(len(ids), trainer.chunk) if isinstance(trainer, StackedTrainer) else 1
     return max(0, steps - 2) * trainer.setup.protocol.local.batch_size * together
+
+
+def _ends(
+    setup: Setup, real: Mapping[int, tuple[Tree, Tree]], client: int, stage: Stage, view: Client, purpose: str
+) -> tuple[list[Tensor], Tree]:
+    """First and last of `Setup.batches`; a method that draws may look at the real message and memory of a client."""
+    message, memory = real[client]
+    order, noise = setup.batches(client, stage, replace(view, message=message, memory=memory), purpose)
+    ends = [0, len(order) - 1] if len(order) > 1 else [*range(len(order))]
+    return [order[step] for step in ends], {name: leaf[ends] for name, leaf in noise.items()}
 
 
 @torch.no_grad()

@@ -35,6 +35,15 @@ class Setup:
         """Sizes and label counts of all clients, on the CPU."""
         return self.federation.population
 
+    @property
+    def at_once(self) -> int:
+        """Clients of a round."""
+        return self.protocol.cohort_size(self.federation.clients)
+
+    def seed_of(self, client: int) -> int:
+        """What keys the client's randomness, beside its id: the run's seed."""
+        return self.seed
+
     def steps(self, client: int) -> int:
         """Local steps of the protocol's plain local work on `client`."""
         return schedule.steps(self.federation.size(client), self.protocol.local)
@@ -66,13 +75,14 @@ class Setup:
 
         The noise is the method's, and beside it, under `augment/`, the augmentation's for each place in a batch.
         """
+        seed = self.seed_of(client)
         keys = (view.clock.round, self.federation.ids[client], stage.order)
         order = schedule.batches(
-            self.federation.size(client), self.protocol.local, stage, rng.torch_rng(self.seed, purpose, *keys)
+            self.federation.size(client), self.protocol.local, stage, rng.torch_rng(seed, purpose, *keys)
         )
-        noise = self.method.draw(rng.torch_rng(self.seed, purpose + "/noise", *keys), len(order), view)
+        noise = self.method.draw(rng.torch_rng(seed, purpose + "/noise", *keys), len(order), view)
         if self.augmentations:
-            generator = rng.torch_rng(self.seed, purpose + "/augment", *keys)
+            generator = rng.torch_rng(seed, purpose + "/augment", *keys)
             shape = (len(order), self.protocol.local.batch_size)
             drawn = augment.draw(self.augmentations, generator, shape)
             noise = {**noise, **trees.join(augment=drawn)}

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from fedbench.engine import rng, trees
-from fedbench.engine.contract import Clock
+from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.preparation import Preparation
+from fedbench.engine.request import Asking, Request, serve
 from fedbench.engine.setup import Setup
 from fedbench.engine.storage import Storage
 from fedbench.engine.store import ClientStore
-from fedbench.engine.trainer import Counts, Trainer, count_correct
+from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct
 from fedbench.engine.trees import Tree
 from fedbench.metrics.accuracy import Tally, weighted
 from fedbench.results.history import TRAINED, History, Record
@@ -54,6 +55,7 @@ class Simulation:
     ) -> None:
         """`observer` is told of phases and records; `storage`: where clients' memory is kept."""
         self.observer = observer or Observer()
+        self._phase = ""
         self.setup = setup
         self.trainer = trainer
         self.storage = storage or Storage.of(setup)
@@ -68,6 +70,14 @@ class Simulation:
 
     def begin(self) -> State:
         """Initialise and prepare the method, and score it untrained (round 0)."""
+        return serve(self.beginning(), lambda: self.trainer)
+
+    def step(self, state: State) -> None:
+        """One round, in place."""
+        serve(self.round(state), lambda: self.trainer)
+
+    def beginning(self) -> Asking[State]:
+        """`begin`, for whoever serves the requests."""
         setup = self.setup
         server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
@@ -81,39 +91,55 @@ class Simulation:
         state.bytes_up, state.bytes_down = preparation.bytes_up, preparation.bytes_down
         state.arrays = preparation.arrays
         if setup.protocol.score != "trained":
-            self._record(state, self._score(state), float("nan"))
+            tallies = yield from self._score(state)
+            self._record(state, tallies, float("nan"))
         return state
 
     def done(self, state: State) -> bool:
         """Whether all rounds are completed."""
         return state.round >= self.setup.protocol.rounds
 
-    def step(self, state: State) -> None:
-        """One round, in place."""
-        setup, method = self.setup, self.setup.method
+    def round(self, state: State) -> Asking[None]:
+        """`step`, for whoever serves the requests."""
+        setup = self.setup
         clock = Clock(state.round, setup.protocol.rounds)
         ids = setup.draw_cohort(clock)
         cohort = setup.cohort(ids, clock)
         due = self._due(state.round + 1)
         after_training = due and setup.protocol.score != "received"
-        with torch.no_grad():
-            with self.timed(state.seconds, "server"):
-                message = method.send(state.server, cohort)
-                memory = state.memory.take(ids)
-            state.bytes_down += trees.row_bytes(message) * len(ids)
-            with self.timed(state.seconds, "train"), torch.enable_grad():
-                outcome = self.trainer.train(ids, message, memory, clock, self.sets if after_training else ())
-            state.bytes_up += trees.row_bytes(outcome.uploads) * len(ids)
-            with self.timed(state.seconds, "server"):
-                state.memory.put(ids, outcome.memory)
-                state.server = method.aggregate(state.server, outcome.uploads, cohort)
+        score = self.sets if after_training else ()
+        message, memory = self._send(state, cohort)
+        outcome = yield from self._ask(state, "train", Request(True, ids, message, memory, clock, score))
+        self._receive(state, cohort, outcome)
         state.round += 1
         self.observer.advance(state.round)
         if due:
-            tallies = {} if setup.protocol.score == "trained" else self._score(state)
+            tallies = {} if setup.protocol.score == "trained" else (yield from self._score(state))
             if after_training:
                 tallies |= self._trained(state, ids, outcome.counts, tallies)
             self._record(state, tallies, float(outcome.loss.nanmean()))
+
+    @torch.no_grad()
+    def _send(self, state: State, cohort: Cohort) -> tuple[Tree, Tree]:
+        """(message, memory) of the cohort's clients [C, ...]."""
+        with self.timed(state.seconds, "server"):
+            message = self.setup.method.send(state.server, cohort)
+            memory = state.memory.take(cohort.ids)
+        state.bytes_down += trees.row_bytes(message) * len(cohort.ids)
+        return message, memory
+
+    @torch.no_grad()
+    def _receive(self, state: State, cohort: Cohort, outcome: Outcome) -> None:
+        state.bytes_up += trees.row_bytes(outcome.uploads) * len(cohort.ids)
+        with self.timed(state.seconds, "server"):
+            state.memory.put(cohort.ids, outcome.memory)
+            state.server = self.setup.method.aggregate(state.server, outcome.uploads, cohort)
+
+    def _ask(self, state: State, phase: str, request: Request) -> Asking[Outcome]:
+        self._enter(phase)
+        answer = yield request
+        state.seconds[phase] = state.seconds.get(phase, 0.0) + answer.seconds
+        return answer.outcome
 
     # ---- scoring
 
@@ -123,19 +149,20 @@ class Simulation:
         tail = 5 if protocol.report == "mean_last_5" else 1
         return completed % protocol.eval_every == 0 or completed > protocol.rounds - tail
 
-    def _score(self, state: State) -> dict[str, Tally]:
+    def _score(self, state: State) -> Asking[dict[str, Tally]]:
         """Score every client's personal model as received, and the global model where there is one."""
         setup, method = self.setup, self.setup.method
         clock = Clock(state.round, setup.protocol.rounds)
         parts: list[Counts] = []
+        at_once = EVALUATION_BYTES // max(1, state.memory.layout.width)
+        everyone = torch.arange(setup.federation.clients)
+        for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once))):
+            with self.timed(state.seconds, "evaluate"), torch.no_grad():
+                message = method.send(state.server, setup.cohort(ids, clock, "evaluate"))
+                memory = state.memory.take(ids)
+            request = Request(False, ids, message, memory, clock, self.sets)
+            parts.append((yield from self._ask(state, "evaluate", request)).counts)
         with self.timed(state.seconds, "evaluate"):
-            at_once = EVALUATION_BYTES // max(1, state.memory.layout.width)
-            everyone = torch.arange(setup.federation.clients)
-            for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once))):
-                with torch.no_grad():
-                    message = method.send(state.server, setup.cohort(ids, clock, "evaluate"))
-                    memory = state.memory.take(ids)
-                parts.append(self.trainer.evaluate(ids, message, memory, clock, self.sets))
             counts = {
                 name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts]))
                 for name in self.sets
@@ -192,10 +219,15 @@ class Simulation:
         state.history.add(record)
         self.observer.record(record)
 
+    def _enter(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self.observer.phase(phase)
+
     @contextmanager
     def timed(self, seconds: dict[str, float], phase: str) -> Iterator[None]:
         """Add the wall time of a block to a phase's seconds."""
-        self.observer.phase(phase)
+        self._enter(phase)
         begin = time.perf_counter()
         try:
             yield

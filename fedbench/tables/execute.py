@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedbench.compose import conf_dir, resolve
+from fedbench.compose import conf_dir, resolve, run_key
 from fedbench.tables.job import Job
 
 if TYPE_CHECKING:
@@ -27,11 +27,35 @@ def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watc
     every = [job for wave in waves for job in wave]
     with _watching(every, watch):
         for wave in waves:
-            if runs := [job for job in wave if not job.study]:
-                _launch(runs, launcher)
+            runs = [job for job in wave if not job.study]
+            groups = [] if launcher else _stackable(runs)
+            for group in groups:
+                _together(group)
+            if rest := [job for job in runs if not any(job in group for group in groups)]:
+                _launch(rest, launcher)
             for job in wave:
                 if job.study:
                     _study(job)
+
+
+def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that differ in their seeds only, where they would train on the stacked engine."""
+    from fedbench.engine.hardware import stacks
+
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        if stacks(job.config.hardware):
+            groups.setdefault(run_key(job.config.with_seed(0)), []).append(job)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _together(jobs: Sequence[Job]) -> None:
+    from fedbench.together import execute_together
+
+    for job, result in zip(jobs, execute_together([job.config for job in jobs]), strict=True):
+        if isinstance(result, Exception):
+            with contextlib.suppress(Exception), job.folder.noting_failure():
+                raise result
 
 
 def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:

@@ -1,0 +1,137 @@
+"""Several seeds as rows of one program: the results of separate runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedbench import run
+from fedbench.compose import RunConfig, compose, resolve
+from fedbench.engine import checkpoint
+from fedbench.engine.request import Request
+from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Outcome, Trainer
+from fedbench.errors import Diverged
+from fedbench.run import Execution, RunResult
+from fedbench.together import execute_together
+
+SEEDS = (0, 3)
+SHORT = ["dataset=digits", "model=mlp", "protocol.rounds=3", "protocol.eval_every=1", "save_models=true"]
+WHERE = ["hardware=cpu", "hardware.engine=stacked", "progress=none"]
+
+
+def configs(folder: Path, *more: str) -> list[RunConfig]:
+    """The same run with each seed."""
+    return [resolve(compose([*SHORT, *WHERE, f"runs_dir={folder}", f"seed={seed}", *more])) for seed in SEEDS]
+
+
+def finished(results: list[RunResult | Exception]) -> list[RunResult]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return [result for result in results if isinstance(result, RunResult)]
+
+
+def same(together: RunResult, alone: RunResult) -> None:
+    """Equal curves and traffic; models equal but for rounding."""
+    for name in ("acc", "bytes_up", "bytes_down", "partition_hash", "key"):
+        assert together.row[name] == alone.row[name], name
+    curves = [
+        pd.read_csv(each.folder / "rounds.csv").filter(regex="^(round|acc)") for each in (together, alone)
+    ]
+    np.testing.assert_allclose(curves[0], curves[1])
+    ours, theirs = (checkpoint.load(each.folder / "model.safetensors")[0] for each in (together, alone))
+    assert ours.keys() == theirs.keys()
+    for name, leaf in theirs.items():
+        if name.startswith(("server/", "memory/")):
+            torch.testing.assert_close(ours[name], leaf, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["method=fedavg", "partition=dir0.5", "protocol.cohort=0.5"],
+        ["method=ditto", "partition=dir0.5", "protocol.cohort=4", "protocol.score=trained"],
+        ["method=fedcollab", "partition=label_shift"],
+        ["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"],
+        ["method=fedavg", "partition=feature_shift"],
+    ],
+    ids=["cohort", "memory", "prepared", "relabelled", "rotated"],
+)
+def test_results_of_separate_runs(chosen: list[str], tmp_path: Path) -> None:
+    together = finished(execute_together(configs(tmp_path / "together", *chosen)))
+    for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
+        same(ours, run.execute(config))
+    assert together[0].row["acc"] != together[1].row["acc"]
+
+
+def test_the_seeds_train_in_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cohorts: list[int] = []
+    train = StackedTrainer.train
+
+    def watched(self: StackedTrainer, ids: torch.Tensor, *rest: object) -> Outcome:
+        cohorts.append(len(ids))
+        assert self.chunk >= len(ids)
+        return train(self, ids, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StackedTrainer, "train", watched)
+    finished(execute_together(configs(tmp_path, "method=local", "partition=homo", "partition.num_clients=7")))
+    assert cohorts == [14, 14, 14]
+
+
+def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = ["method=local", "partition=dir0.5", "checkpoint.rounds=1"]
+    first, _ = configs(tmp_path / "together", *chosen)
+    played = Simulation.round
+
+    def stopped(self: Simulation, state: State) -> object:
+        if state.round == 2:
+            raise KeyboardInterrupt
+        return played(self, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "round", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run.execute(first)
+    sizes: list[int] = []
+    serve = Request.serve
+
+    def watched(self: Request, trainer: Trainer) -> Outcome:
+        if self.training:
+            sizes.append(len(self.ids))
+        return serve(self, trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Request, "serve", watched)
+        together = finished(execute_together(configs(tmp_path / "together", *chosen)))
+    alone = sizes[-1] // 2
+    assert sizes[-3:] == [alone, alone, 2 * alone], "the second catches up, then both train as one"
+    for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
+        same(ours, run.execute(config))
+
+
+def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = ["method=local", "partition=dir0.5"]
+    serve = Request.serve
+
+    def failing(self: Request, trainer: Trainer) -> Outcome:
+        if (
+            self.training
+            and self.clock.round == 1
+            and SEEDS[1] in (trainer.setup.seed, getattr(trainer.setup, "seeds", (0, 0))[1])
+        ):
+            raise Diverged("training diverged in round 2 on client 5")
+        return serve(self, trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Request, "serve", failing)
+        good, bad = execute_together(configs(tmp_path / "together", *chosen))
+    assert isinstance(bad, Diverged)
+    assert isinstance(good, RunResult)
+    same(good, run.execute(configs(tmp_path / "alone", *chosen)[0]))
+    assert Execution(configs(tmp_path / "together", *chosen)[1]).folder.status() != "finished"
