@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedbench.compose import conf_dir
-
-sys.path.insert(0, str(conf_dir().parent / "scripts"))
-
-from benchmarks import scale_cases, scale_render  # noqa: E402
-
+ROOT = Path(__file__).parents[1]
 HEADER = {"machine": "a machine", "device": "cpu", "version_torch": "2", "date": "today", "commit": "abc"}
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of a case and of the rendering, with cases made short."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    scale_cases, scale_render = (
+        importlib.import_module(f"benchmarks.scale_{name}") for name in ("cases", "render")
+    )
     monkeypatch.setattr(scale_cases, "TIMED", 1)
     monkeypatch.setattr(scale_cases, "POOL", 50)
     monkeypatch.setattr(scale_cases, "reset_peak", lambda: None)
+    return scale_cases, scale_render
 
 
-@pytest.mark.usefixtures("short")
-def test_cases_become_a_table_and_a_figure() -> None:
+def test_cases_become_a_table_and_a_figure(bench: Any) -> None:
+    scale_cases, scale_render = bench
     few, many = (scale_cases.rounds(n, 2, "fedavg", "auto", "cpu", "mlp") for n in (4, 400))
     assert many["round_mib"] == few["round_mib"] > 0
     assert many["lists_mib"] > 50 * few["lists_mib"]
@@ -43,7 +45,7 @@ def test_cases_become_a_table_and_a_figure() -> None:
 
 def test_committed_results_hold_what_they_should_show() -> None:
     """A round's memory does not depend on N; client memory stays out of the process; predictions within a fifth."""
-    files = sorted(Path(conf_dir().parent / "results" / "bench" / "scale").glob("*.json"))
+    files = sorted((ROOT / "results" / "bench" / "scale").glob("*.json"))
     assert files
     for file in files:
         found = json.loads(file.read_text(encoding="utf-8"))
