@@ -5,9 +5,11 @@
 
 W1-W4 are rounds of local training (scripts/benchmarks/workloads.py): each engine, a plain PyTorch loop and one model on
 the merged batches take turns, several times over, and medians are compared. Before anything is timed every engine's
-result is compared with the plain loop's. W5 is the server side alone. With --rivals, pfl and Flower train W1 and W2
-instead, each in an environment of its own that is made once (scripts/benchmarks/rivals.py). Results go to
-OUT/MACHINE.json. `--only SCALE` measures rounds against N and the cohort, and predicted memory
+result is compared with the plain loop's. W5 is the server side alone, W6 five seeds as one program. Results go to
+OUT/MACHINE.json.
+
+With --rivals, pfl and Flower train W1 and W2 instead, each in an environment of its own that is made once
+(scripts/benchmarks/rivals.py). `--only SCALE` measures rounds against N and the cohort, and predicted memory
 (scripts/benchmarks/scale.py).
 """
 
@@ -25,7 +27,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before torch is imported
 
 import torch
-from benchmarks import rivals, rounds, scale, server
+from benchmarks import cores, rivals, rounds, scale, seeds, server
 from benchmarks.render import markdown, rivals_table
 from benchmarks.workloads import WORKLOADS
 from rich.console import Console
@@ -35,6 +37,7 @@ from fedbench.results.environment import machine, versions
 from fedbench.results.files import write_json
 
 SERVER = "W5"
+SEEDS = "W6"
 SCALE = "SCALE"
 KEPT = (
     "rounds",
@@ -43,6 +46,8 @@ KEPT = (
     "server_load_before",
     "server_commit",
     "rivals",
+    "seeds",
+    "scaling",
 )  # what one workload run again leaves in place
 
 
@@ -52,7 +57,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", choices=[*WORKLOADS, SERVER, SCALE], default=[*WORKLOADS, SERVER]
+        "--only",
+        nargs="+",
+        choices=[*WORKLOADS, SERVER, SEEDS, SCALE],
+        default=[*WORKLOADS, SERVER, SEEDS],
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer clients a round where a CPU takes minutes"
@@ -85,7 +93,9 @@ def main() -> int:
         given.only.remove(SCALE)
         if not given.only:
             return 0
-    for name in [name for name in given.only if name != SERVER]:
+    if device.type == "cpu" and "W1" in given.only:
+        result["scaling"] = {name: cores.scaling(name, 2, given.repeats) for name in ("W1", "W2")}
+    for name in [name for name in given.only if name in WORKLOADS]:
         print(f"{name}: {WORKLOADS[name].what}", flush=True)
         row = rounds.run(WORKLOADS[name], device, given.repeats, quick=given.quick)
         row |= {key: result[key] for key in ("load_before", "commit", "date")}
@@ -97,6 +107,11 @@ def main() -> int:
         result["server"] = server.run((20, 100, 1000), device)
         result["discriminators"] = server.discriminators()
         result |= {f"server_{key}": result[key] for key in ("load_before", "commit")}
+        store(result, given.out)
+    if SEEDS in given.only:
+        print("W6: five seeds together", flush=True)
+        result["seeds"] = seeds.run(WORKLOADS["W1"], device, given.repeats, quick=given.quick)
+        result["seeds"] |= {key: result[key] for key in ("load_before", "commit", "date")}
         store(result, given.out)
     show(result)
     return 0

@@ -77,3 +77,13 @@ def test_a_workload_run_again_leaves_the_others(bench: Any, tmp_path: Path) -> N
         encoding="utf-8"
     )
     assert json.loads(written.with_suffix(".json").read_text(encoding="utf-8"))["rounds"] == [row]
+
+
+def test_five_seeds_together_give_what_they_give_apart(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bench.seeds.run(tiny(bench), torch.device("cpu"), 1, quick=False)
+    assert set(found["seconds"]) == {"one", "apart", "together"}
+    assert found["largest_difference"] <= 1e-5
+    joint = sys.modules["fedbench.engine.joint"]
+    monkeypatch.setattr(joint.JointSetup, "seed_of", lambda *_: 0)  # all clients as those of seed 0
+    with pytest.raises(AssertionError, match="differ from five apart"):
+        bench.seeds.run(tiny(bench), torch.device("cpu"), 1, quick=False)

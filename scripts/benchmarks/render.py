@@ -30,6 +30,14 @@ def markdown(result: dict[str, Any]) -> str:
             "",
             *_server(result["server"]),
         ]
+    if result.get("scaling"):
+        each = ", ".join(f"{ratio:.2f} on {name}" for name, ratio in result["scaling"].items())
+        lines += [
+            "",
+            f"Two plain loops at once do {each} times the work of one: what two worker processes can reach here.",
+        ]
+    if result.get("seeds"):
+        lines += ["", *_seeds(result["seeds"])]
     if result.get("rivals"):
         lines += ["", *rivals_table(result["rivals"])]
     if result.get("discriminators"):
@@ -58,6 +66,15 @@ def _server(rows: list[dict[str, Any]]) -> list[str]:
         cells = " | ".join(f"{row[task]:g}" for row in rows)
         lines.append(f"| {task.replace('_', ' ')} | {cells} |")
     return lines
+
+
+def _seeds(found: dict[str, Any]) -> list[str]:
+    seconds = ", ".join(f"{name} {value:g} s" for name, value in found["seconds"].items())
+    text = (
+        f"W6, {found['what']}, a round of local training (load {found['load_before']:.1f}): {seconds}; together takes "
+        f"{found['together_over_one']:.2f} times one seed, {found['apart_over_together']:.2f} times as fast as apart."
+    )
+    return [text]
 
 
 def rivals_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -42,7 +42,7 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
     try:
         for repeat in range(repeats + 1):  # the first is a warm-up
             for name, contestant in contestants.items():
-                seconds, done[name] = _timed(contestant, repeat, device)
+                seconds, done[name] = timed(contestant, repeat, device)
                 if repeat:
                     rates[name].append(done[name] / seconds)
     finally:
@@ -143,7 +143,8 @@ def _clock(setup: Setup, round_: int) -> Clock:
     return Clock(round_, setup.protocol.rounds)
 
 
-def _timed(contestant: Callable[[int], int], repeat: int, device: torch.device) -> tuple[float, int]:
+def timed(contestant: Callable[[int], int], repeat: int, device: torch.device) -> tuple[float, int]:
+    """(seconds, what it returns) of one call of `contestant`."""
     gc.collect()
     _wait(device)
     begin = time.perf_counter()

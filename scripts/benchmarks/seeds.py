@@ -1,0 +1,107 @@
+"""W6: five seeds of one table cell as rows of one program, against one seed, and against one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Any
+
+import torch
+
+from benchmarks.rounds import TOLERANCE, timed
+from benchmarks.workloads import Workload
+from fedbench.config import HardwareConfig
+from fedbench.engine.hardware import pick_trainer
+from fedbench.engine.joint import Joint, JointSetup, serve_together
+from fedbench.engine.memory import fitting_chunk
+from fedbench.engine.request import serve
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.stacked import StackedTrainer
+
+SEEDS = 5
+
+
+class Runs:
+    """The same cell with each seed: simulations, and where they stand."""
+
+    def __init__(self, setups: list[Setup]) -> None:
+        self.trainers = [pick_trainer(setup, HardwareConfig(engine=_engine(setup))) for setup in setups]
+        pairs = zip(setups, self.trainers, strict=True)
+        self.simulations = [Simulation(setup, trainer) for setup, trainer in pairs]
+        self.states: list[State] = [each.begin() for each in self.simulations]
+
+    def one(self, repeat: int) -> int:
+        """A round of the first seed."""
+        return self._apart(repeat, 1)
+
+    def apart(self, repeat: int) -> int:
+        """A round of every seed, one after the other."""
+        return self._apart(repeat, len(self.simulations))
+
+    def _apart(self, _repeat: int, count: int) -> int:
+        for simulation, state in zip(self.simulations[:count], self.states, strict=False):
+            serve(simulation.round(state), lambda simulation=simulation: simulation.trainer)
+        return count
+
+
+class Together(Runs):
+    """The seeds as rows of one program."""
+
+    def __init__(self, setups: list[Setup]) -> None:
+        super().__init__(setups)
+        whole = JointSetup.of(setups)
+        first = {index: index * whole.clients for index in range(len(setups))}
+        self.joint = Joint(StackedTrainer(whole, fitting_chunk(whole)), first)
+
+    def together(self, _repeat: int) -> int:
+        """A round of every seed."""
+        askings = [each.round(state) for each, state in zip(self.simulations, self.states, strict=True)]
+        alone = [lambda trainer=trainer: trainer for trainer in self.trainers]
+        for result in serve_together(askings, alone, lambda: self.joint):
+            if isinstance(result, Exception):
+                raise result
+        return len(askings)
+
+
+def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) -> dict[str, Any]:
+    """Seconds a round of one seed, of five one after the other, and of five together; and their ratios.
+
+    Raises:
+        AssertionError: the five together do not give what they give apart.
+    """
+    base = workload.setup(device, quick=quick)
+    setups = [dataclasses.replace(base, seed=seed) for seed in range(SEEDS)]
+    single, apart, together = Runs(setups[:1]), Runs(setups), Together(setups)
+    contestants = {"one": single.one, "apart": apart.apart, "together": together.together}
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for repeat in range(repeats + 1):  # the first is a warm-up
+        for name, contestant in contestants.items():
+            spent, _ = timed(contestant, repeat, device)
+            if repeat:
+                seconds[name].append(spent)
+    gap = max(
+        float((ours.server[name] - theirs.server[name]).abs().max())
+        for ours, theirs in zip(together.states, apart.states, strict=True)
+        for name in theirs.server
+    )
+    for each in (single, apart, together):
+        for trainer in each.trainers:
+            trainer.close()
+    if not gap <= TOLERANCE:
+        raise AssertionError(f"{workload.name}: five seeds together differ from five apart by {gap}")
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "seeds": SEEDS,
+        "what": f"{SEEDS} seeds of {workload.name} ({workload.what})",
+        "seconds": {name: round(value, 3) for name, value in median.items()},
+        "together_over_one": round(median["together"] / median["one"], 2),
+        "apart_over_together": round(median["apart"] / median["together"], 2),
+        "largest_difference": gap,
+        "repeats": repeats,
+    }
+
+
+def _engine(setup: Setup) -> str:
+    """The engine that a single seed is run with: what is compared is the program, not worker processes."""
+    return "stacked" if setup.federation.device.type == "cuda" else "looped"
