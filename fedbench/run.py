@@ -30,6 +30,8 @@ from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Labels, Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise
 
+DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -83,8 +85,9 @@ class Execution:
         folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
         folder.write_environment(environment(str(setup.federation.device)))
         folder.write_partition(partition, partition.statistics(dataset.y))
-        title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-        folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
+        if len(partition) <= DRAWN:
+            title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
+            folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
         self.trainer = pick_trainer(setup, run.hardware)
         try:
             storage = Storage.of(setup, run.hardware, folder.path)
