@@ -21,13 +21,14 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before torch is imported
 
 import torch
-from benchmarks import cores, rivals, rounds, scale, seeds, server
+from benchmarks import cores, hotspots, rivals, rounds, scale, seeds, server
 from benchmarks.render import markdown, rivals_table
 from benchmarks.workloads import WORKLOADS
 from rich.console import Console
@@ -36,32 +37,38 @@ from rich.table import Table
 from fedbench.results.environment import machine, versions
 from fedbench.results.files import write_json
 
-SERVER = "W5"
-SEEDS = "W6"
-SCALE = "SCALE"
-KEPT = (
-    "rounds",
-    "server",
-    "discriminators",
-    "server_load_before",
-    "server_commit",
-    "rivals",
-    "seeds",
-    "scaling",
-)  # what one workload run again leaves in place
+Result = dict[str, Any]
 
 
 def main() -> int:
-    """Run the chosen workloads, print and store what came out."""
+    """Run the chosen parts, print and store what came out."""
+    given = arguments()
+    torch.set_num_threads(1)
+    circumstances: Result = {
+        "machine": machine(),
+        "device": given.device,
+        "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d"),
+        "load_before": os.getloadavg()[0],
+        **versions(),
+    }
+    if SCALE in given.only:
+        scale.run(circumstances, given.out, quick=given.quick)
+    result = circumstances | earlier(circumstances, given.out)
+    parts = dict.fromkeys(rivals.COMPARED, against_rivals) if given.rivals else PARTS
+    for name in [name for name in given.only if name in parts]:
+        print(f"{name}: {WORKLOADS[name].what if name in WORKLOADS else parts[name].__doc__}", flush=True)
+        parts[name](name, result, given)
+        store(result, given.out)
+    show(result)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    """The command line; `device` resolved."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=[*WORKLOADS, SERVER, SEEDS, SCALE],
-        default=[*WORKLOADS, SERVER, SEEDS],
-    )
+    parser.add_argument("--only", nargs="+", choices=[*PARTS, SCALE], default=list(PARTS))
     parser.add_argument(
         "--quick", action="store_true", help="fewer clients a round where a CPU takes minutes"
     )
@@ -72,61 +79,66 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     given = parser.parse_args()
-    chosen = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(chosen if given.device == "auto" else given.device)
-    torch.set_num_threads(1)
-    result: dict[str, Any] = {
-        "machine": machine(),
-        "device": str(device),
-        "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d"),
-        "load_before": os.getloadavg()[0],
-        **versions(),
-    }
-    result |= earlier(result, given.out)
-    if given.rivals:
-        against_rivals(result, given, device)
-        return 0
-    if SCALE in given.only:
-        scale.run(
-            {key: value for key, value in result.items() if key not in KEPT}, given.out, quick=given.quick
-        )
-        given.only.remove(SCALE)
-        if not given.only:
-            return 0
-    if device.type == "cpu" and "W1" in given.only:
-        result["scaling"] = {name: cores.scaling(name, 2, given.repeats) for name in ("W1", "W2")}
-    for name in [name for name in given.only if name in WORKLOADS]:
-        print(f"{name}: {WORKLOADS[name].what}", flush=True)
-        row = rounds.run(WORKLOADS[name], device, given.repeats, quick=given.quick)
-        row |= {key: result[key] for key in ("load_before", "commit", "date")}
-        others = [each for each in result["rounds"] if each["workload"] != name]
-        result["rounds"] = sorted([*others, row], key=lambda each: each["workload"])
-        store(result, given.out)
-    if SERVER in given.only:
-        print("W5: the server side", flush=True)
-        result["server"] = server.run((20, 100, 1000), device)
-        result["discriminators"] = server.discriminators()
-        result |= {f"server_{key}": result[key] for key in ("load_before", "commit")}
-        store(result, given.out)
-    if SEEDS in given.only:
-        print("W6: five seeds together", flush=True)
-        result["seeds"] = seeds.run(WORKLOADS["W1"], device, given.repeats, quick=given.quick)
-        result["seeds"] |= {key: result[key] for key in ("load_before", "commit", "date")}
-        store(result, given.out)
-    show(result)
-    return 0
+    if given.device == "auto":
+        given.device = "cuda" if torch.cuda.is_available() else "cpu"
+    return given
 
 
-def against_rivals(result: dict[str, Any], given: argparse.Namespace, device: torch.device) -> None:
-    """Compare with pfl and Flower on those of the chosen workloads that they are compared on."""
-    for name in [name for name in given.only if name in rivals.COMPARED]:
-        print(f"{name}: {WORKLOADS[name].what}", flush=True)
-        row = rivals.compare(name, device, given.repeats)
-        row |= {key: result[key] for key in ("load_before", "commit", "date")}
-        others = [each for each in result.get("rivals", []) if each["workload"] != name]
-        result["rivals"] = sorted([*others, row], key=lambda each: each["workload"])
-        store(result, given.out)
-    print("\n".join(rivals_table(result.get("rivals", []))))
+def local_training(name: str, result: Result, given: argparse.Namespace) -> None:
+    """Rounds of local training."""
+    row = rounds.run(WORKLOADS[name], torch.device(given.device), given.repeats, quick=given.quick)
+    if given.device == "cpu":
+        row["two_processes"] = cores.scaling(name, 2, given.repeats)
+    put(result, "rounds", row)
+
+
+def server_side(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """The server side."""
+    result["server"] = server.run((20, 100, 1000), torch.device(given.device))
+    result["discriminators"] = server.discriminators()
+    result |= {f"server_{key}": result[key] for key in ("load_before", "commit")}
+
+
+def together(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """Five seeds as one program."""
+    found = seeds.run(WORKLOADS["W1"], torch.device(given.device), given.repeats, quick=given.quick)
+    result["seeds"] = found | {key: result[key] for key in ("load_before", "commit", "date")}
+
+
+def profiled(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """Where the time of a round goes."""
+    result["profile"] = [hotspots.run(WORKLOADS[name], torch.device(given.device)) for name in ("W1", "W2")]
+
+
+def against_rivals(name: str, result: Result, given: argparse.Namespace) -> None:
+    """The same work by pfl and Flower."""
+    put(result, "rivals", rivals.compare(name, torch.device(given.device), given.repeats))
+
+
+SCALE = "SCALE"
+PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
+    **dict.fromkeys(WORKLOADS, local_training),
+    "W5": server_side,
+    "W6": together,
+    "PROFILE": profiled,
+}
+KEPT = (  # what one part run again leaves in place
+    "rounds",
+    "server",
+    "discriminators",
+    "server_load_before",
+    "server_commit",
+    "seeds",
+    "profile",
+    "rivals",
+)
+
+
+def put(result: Result, key: str, row: Result) -> None:
+    """Put a workload's row, with its circumstances, in the place of its earlier one."""
+    row |= {key: result[key] for key in ("load_before", "commit", "date")}
+    others = [each for each in result.get(key, []) if each["workload"] != row["workload"]]
+    result[key] = sorted([*others, row], key=lambda each: str(each["workload"]))
 
 
 def place(result: dict[str, Any], out: Path) -> Path:
@@ -172,6 +184,8 @@ def show(result: dict[str, Any]) -> None:
             table.add_row(*(f"{value:g}" for value in row.values()))
         console.print(table)
         console.print(f"190 discriminators on Fashion-MNIST: {result['discriminators']}")
+    if result.get("rivals"):
+        console.print("\n".join(rivals_table(result["rivals"])))
 
 
 if __name__ == "__main__":

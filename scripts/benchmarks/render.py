@@ -30,11 +30,23 @@ def markdown(result: dict[str, Any]) -> str:
             "",
             *_server(result["server"]),
         ]
-    if result.get("scaling"):
-        each = ", ".join(f"{ratio:.2f} on {name}" for name, ratio in result["scaling"].items())
+    if any("two_processes" in row for row in result["rounds"]):
+        each = ", ".join(
+            f"{row['two_processes']:.2f} on {row['workload']}"
+            for row in result["rounds"]
+            if "two_processes" in row
+        )
         lines += [
             "",
-            f"Two plain loops at once do {each} times the work of one: what two worker processes can reach here.",
+            "Two plain loops at once do so many times the work of one, which is what two worker processes can reach",
+            f"here: {each}.",
+        ]
+    if result.get("profile"):
+        lines += [
+            "",
+            "Shares of a round's time by operator, one process:",
+            "",
+            *map(_profile, result["profile"]),
         ]
     if result.get("seeds"):
         lines += ["", *_seeds(result["seeds"])]
@@ -66,6 +78,11 @@ def _server(rows: list[dict[str, Any]]) -> list[str]:
         cells = " | ".join(f"{row[task]:g}" for row in rows)
         lines.append(f"| {task.replace('_', ' ')} | {cells} |")
     return lines
+
+
+def _profile(found: dict[str, Any]) -> str:
+    shares = ", ".join(f"{name.removeprefix('aten::')} {value} %" for name, value in found["shares"].items())
+    return f"- {found['workload']}: {shares}"
 
 
 def _seeds(found: dict[str, Any]) -> list[str]:
