@@ -49,7 +49,7 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     engine = config.engine
     workers = config.workers or available_workers()
     if engine == "auto":
-        engine = "stacked" if stacks(config) else _for_cpu(setup, workers)
+        engine = "stacked" if device.type == "cuda" else _for_cpu(setup, workers)
     if engine == "workers" and device.type != "cpu":
         raise ConfigError(
             "hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU"
