@@ -117,6 +117,7 @@ def row(
         against = min(equal, key=own.__getitem__)
         median = statistics.median(answer.seconds[1:])
         entry |= {"seconds": round(median, 3), "first_round": round(answer.seconds[0], 2)}
+        entry["spread"] = [round(pick(answer.seconds[1:]), 3) for pick in (min, max)]
         entry |= {"accuracy": round(answer.accuracy, 4)}
         rivals.append({**entry, "against": against, "ratio": round(median / own[against], 2)})
     last = taken[-1]
@@ -131,6 +132,9 @@ def row(
                 "processes": cores[engine],
                 "seconds": round(own[engine], 3),
                 "before_and_after": [round(statistics.median(part[engine].seconds[1:]), 3) for part in taken],
+                "spread": [
+                    round(pick(pick(part[engine].seconds[1:]) for part in taken), 3) for pick in (min, max)
+                ],
                 "first_round": round(last[engine].seconds[0], 2),
                 "accuracy": round(last[engine].accuracy, 4),
             }
