@@ -11,11 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import render
+
 from fedbench.cli.listing import KINDS, listing
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 ENGINES = ("looped", "workers", "stacked")
+OTHERS = {"seeds": render.seeds_lines, "rivals": render.rivals_table}
 
 
 def updated(text: str) -> str:
@@ -35,12 +38,16 @@ def speed() -> str:
     for file in sorted((ROOT / "results" / "bench").glob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
         head = f"{found['machine']} ({found['device']}), torch {found['version_torch']}, {found['date']}:\n\n"
-        rounds = [["workload", *(f"{engine} / plain" for engine in ENGINES), "stacked / merged", "load"]]
+        over = [f"{engine} / plain" for engine in ENGINES]
+        rounds = [["workload", *over, "two plain loops / one", "stacked / merged", "load"]]
         for row in found["rounds"]:
             ratios = [f"{row['vs_plain'][name]:.2f}" if name in row["vs_plain"] else "-" for name in ENGINES]
             name = f"{row['workload']}: {row['what']}" + (" (fewer clients a round)" if row["quick"] else "")
-            rounds.append([name, *ratios, f"{row['stacking_efficiency']:.2f}", f"{row['load_before']:.1f}"])
+            numbers = (row.get("two_processes"), row["stacking_efficiency"])
+            shown = ["-" if number is None else f"{number:.2f}" for number in numbers]
+            rounds.append([name, *ratios, *shown, f"{row['load_before']:.1f}"])
         parts.append(head + _markdown(rounds))
+        parts += ["\n".join(made(found[key])) + "\n" for key, made in OTHERS.items() if found.get(key)]
         if found.get("server"):
             columns = list(found["server"][0])
             rows = [[f"{row[column]:g}" for column in columns] for row in found["server"]]

@@ -26,6 +26,12 @@ ROOT = Path(__file__).parents[1]
 
 
 def script() -> types.ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        return _loaded()
+
+
+def _loaded() -> types.ModuleType:
     spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
     assert spec is not None
     assert spec.loader is not None

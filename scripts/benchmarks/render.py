@@ -49,7 +49,7 @@ def markdown(result: dict[str, Any]) -> str:
             *map(_profile, result["profile"]),
         ]
     if result.get("seeds"):
-        lines += ["", *_seeds(result["seeds"])]
+        lines += ["", *seeds_lines(result["seeds"])]
     if result.get("rivals"):
         lines += ["", *rivals_table(result["rivals"])]
     if result.get("discriminators"):
@@ -85,7 +85,8 @@ def _profile(found: dict[str, Any]) -> str:
     return f"- {found['workload']}: {shares}"
 
 
-def _seeds(found: dict[str, Any]) -> list[str]:
+def seeds_lines(found: dict[str, Any]) -> list[str]:
+    """Five seeds as one program, in a sentence."""
     seconds = ", ".join(f"{name} {value:g} s" for name, value in found["seconds"].items())
     text = (
         f"W6, {found['what']}, a round of local training (load {found['load_before']:.1f}): {seconds}; together takes "
