@@ -20,7 +20,6 @@ def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
         execute_together(lacking)  # an error comes up again, in the run that needs the reference
     executions = [Execution(run) for run in runs]
 
-    @functools.cache
     def joint() -> Joint:
         begun = {k: each.trainer.setup for k, each in enumerate(executions) if hasattr(each, "trainer")}
         setup = JointSetup.of(list(begun.values()))

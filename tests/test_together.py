@@ -12,6 +12,7 @@ import torch
 from fedbench import run
 from fedbench.compose import RunConfig, compose, resolve
 from fedbench.engine import checkpoint
+from fedbench.engine.joint import JointSetup
 from fedbench.engine.request import Request
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.stacked import StackedTrainer
@@ -135,3 +136,33 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(good, RunResult)
     same(good, run.execute(configs(tmp_path / "alone", *chosen)[0]))
     assert Execution(configs(tmp_path / "together", *chosen)[1]).folder.status() != "finished"
+
+
+def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = ["method=local", "partition=dir0.5", "protocol.rounds=1"]
+
+    def failing(setups: object) -> None:
+        raise torch.OutOfMemoryError("no room for all")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JointSetup, "of", failing)
+        together = finished(execute_together(configs(tmp_path / "together", *chosen)))
+    for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
+        same(ours, run.execute(config))
+
+
+def test_an_interruption_unlocks_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = ["method=local", "partition=dir0.5"]
+    serve = Request.serve
+
+    def interrupted(self: Request, trainer: Trainer) -> Outcome:
+        if self.clock.round == 1:
+            raise KeyboardInterrupt
+        return serve(self, trainer)
+
+    monkeypatch.setattr(Request, "serve", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:  # its traceback keeps every frame alive
+        execute_together(configs(tmp_path, *chosen))
+    for config in configs(tmp_path, *chosen):
+        with run.folder_of(config):
+            assert caught.value

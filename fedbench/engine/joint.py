@@ -6,10 +6,13 @@ results equal those of separate runs up to rounding.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +25,7 @@ from fedbench.engine.trees import Tree
 from fedbench.errors import FedbenchError
 
 ResultT = TypeVar("ResultT")
+log = logging.getLogger("fedbench")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,38 +72,65 @@ def serve_together(
 
     Requests are alike that ask for the same at the same round. The one furthest behind goes first, so simulations that
     began apart meet. A joint request that fails is served again one by one, so that an error ends only its own run.
-    `joint` is called when every simulation has asked for the first time.
+    `joint` is called once, when every simulation has asked for the first time. However this ends, all are closed.
     """
-    results: dict[int, ResultT | Exception] = {}
-    waiting: dict[int, Request] = {}
+    serving = _Serving(askings, alone)
+    engine = functools.cache(functools.partial(_attempted, joint))
+    with contextlib.ExitStack() as stack:
+        for asking in askings:
+            stack.callback(asking.close)
+        for index in range(len(askings)):
+            serving.resume(index, None)
+        while serving.waiting:
+            group = _furthest_behind(serving.waiting)
+            answers = _joint(group, engine()) if len(group) > 1 else None
+            for index in group:
+                if answers is not None:
+                    serving.resume(index, answers[index])
+                else:
+                    serving.serve_alone(index)
+    return [serving.results[index] for index in range(len(askings))]
 
-    def resume(index: int, answer: Answer | None) -> None:
+
+class _Serving(Generic[ResultT]):
+    """Where each simulation stands: what it waits for, or how it ended."""
+
+    def __init__(self, askings: Sequence[Asking[ResultT]], alone: Sequence[Callable[[], Trainer]]) -> None:
+        self.askings = askings
+        self.alone = alone
+        self.waiting: dict[int, Request] = {}
+        self.results: dict[int, ResultT | Exception] = {}
+
+    def resume(self, index: int, answer: Answer | None) -> None:
+        """Let a simulation go on with the `answer` to its request, until its next one; None: until its first."""
+        self.waiting.pop(index, None)
         try:
-            asking = askings[index]
-            waiting[index] = next(asking) if answer is None else asking.send(answer)
+            asking = self.askings[index]
+            self.waiting[index] = next(asking) if answer is None else asking.send(answer)
         except StopIteration as done:
-            results[index] = done.value
+            self.results[index] = done.value
         except Exception as error:  # noqa: BLE001 - returned to the caller, who knows what the others did
-            results[index] = error
+            self.results[index] = error
 
-    for index in range(len(askings)):
-        resume(index, None)
-    while waiting:
-        group = _furthest_behind(waiting)
-        answers = _joint(group, joint()) if len(group) > 1 else None
-        for index, request in group.items():
-            del waiting[index]
-            if answers is not None:
-                resume(index, answers[index])
-                continue
-            try:
-                answer = _alone(request, alone[index]())
-            except Exception as error:  # noqa: BLE001
-                askings[index].close()
-                results[index] = error
-            else:
-                resume(index, answer)
-    return [results[index] for index in range(len(askings))]
+    def serve_alone(self, index: int) -> None:
+        """Answer a simulation's request with its own engine; an error ends it."""
+        begin = time.perf_counter()
+        try:
+            outcome = self.waiting[index].serve(self.alone[index]())
+        except Exception as error:  # noqa: BLE001
+            del self.waiting[index]
+            self.askings[index].close()
+            self.results[index] = error
+        else:
+            self.resume(index, Answer(outcome, time.perf_counter() - begin))
+
+
+def _attempted(joint: Callable[[], Joint]) -> Joint | None:
+    try:
+        return joint()
+    except Exception as error:  # noqa: BLE001 - each run has an engine of its own
+        log.warning("the runs train one by one, an engine for all of them failed: %s", error)
+        return None
 
 
 def _furthest_behind(waiting: dict[int, Request]) -> dict[int, Request]:
@@ -116,18 +147,17 @@ def _kind(request: Request) -> tuple[object, ...]:
     return (request.training, request.clock, tuple(request.score), *shapes)
 
 
-def _alone(request: Request, trainer: Trainer) -> Answer:
-    begin = time.perf_counter()
-    outcome = request.serve(trainer)
-    return Answer(outcome, time.perf_counter() - begin)
-
-
-def _joint(group: dict[int, Request], joint: Joint) -> dict[int, Answer] | None:
+def _joint(group: dict[int, Request], joint: Joint | None) -> dict[int, Answer] | None:
     """An answer to each request; None if they cannot be served as one."""
+    if joint is None:
+        return None
     begin = time.perf_counter()
     try:
         outcome = _merged(group, joint.first).serve(joint.trainer)
     except FedbenchError:
+        return None
+    except Exception as error:  # noqa: BLE001 - one by one, it ends only the runs that raise it again
+        log.warning("a step of %d runs as one failed, each takes it alone: %s", len(group), error)
         return None
     seconds = (time.perf_counter() - begin) / len(group)
     sizes = [len(request.ids) for request in group.values()]

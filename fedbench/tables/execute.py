@@ -12,6 +12,7 @@ from fedbench.compose import conf_dir, resolve, run_key
 from fedbench.tables.job import Job
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
 POLL = 1.0  # seconds between two looks at the run folders
@@ -39,12 +40,15 @@ def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watc
 
 
 def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs that differ in their seeds only, where they would train on the stacked engine."""
+    """Jobs that differ in their seeds only, where they would train on the stacked engine.
+
+    None that are logged to wandb, which gives a process one run at a time: all seeds would write to it.
+    """
     from fedbench.engine.hardware import stacks
 
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        if stacks(job.config.hardware):
+        if stacks(job.config.hardware) and not job.config.settings.wandb.enabled:
             groups.setdefault(run_key(job.config.with_seed(0)), []).append(job)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -78,7 +82,18 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
         )
         context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
         runner = Plugins.instance().instantiate_launcher(context, task, config)
-        runner.launch([list(job.overrides) for job in jobs], initial_job_idx=0)
+        returned = runner.launch([list(job.overrides) for job in jobs], initial_job_idx=0)
+    for job, each in zip(jobs, returned, strict=False):
+        _note_death(job, each)
+
+
+def _note_death(job: Job, returned: JobReturn) -> None:
+    """A process that died, or could not even read its configuration, left no reason in the folder of its run."""
+    from hydra.core.utils import JobStatus
+
+    if returned.status is JobStatus.FAILED and not job.finished and not job.failure:
+        with contextlib.suppress(Exception), job.folder.noting_failure():
+            _ = returned.return_value  # raises what ended the job
 
 
 def task(config: DictConfig) -> None:

@@ -1,0 +1,45 @@
+"""Runs that end without a word are told of; runs that must not share a process do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+
+from fedbench.compose import compose, resolve
+from fedbench.tables import execute
+from fedbench.tables.job import Job
+
+CHOSEN = (
+    "dataset=digits",
+    "partition=homo",
+    "model=mlp",
+    "method=local",
+    "protocol.rounds=1",
+    "hardware=cpu",
+)
+
+
+def job(*more: str) -> Job:
+    overrides = (*CHOSEN, *more)
+    return Job(overrides, resolve(compose(overrides)))
+
+
+def test_a_process_that_died_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = JobReturn(status=JobStatus.FAILED)
+    dead.return_value = RuntimeError("the worker died")
+    launcher = Mock(launch=Mock(return_value=[dead]))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", Mock(return_value=launcher))
+    lost = job(f"runs_dir={tmp_path}")
+    execute.run_all([[lost]], ["hydra/launcher=basic"])
+    assert lost.failure == "RuntimeError: the worker died"
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_runs_logged_to_wandb_have_a_process_to_themselves(tmp_path: Path, logged: bool) -> None:
+    more = ("hardware.engine=stacked", f"runs_dir={tmp_path}", f"wandb.enabled={logged}")
+    jobs = [job(*more, f"seed={seed}") for seed in range(2)]
+    assert execute._stackable(jobs) == ([] if logged else [jobs])
