@@ -135,6 +135,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         return 0
     if missing:
         _run(missing, launcher)
+        planned = plan.make(table, wish, recorded.read(folder))  # another call may have added cells meanwhile
     filled = fill.fill(planned)
     store.save(folder, filled, fill.rows(planned))
     store.save_curves(folder, fill.curves(planned))

@@ -47,14 +47,16 @@ def curves(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
-    """Collaboration matrices [N, N] of the first seed of every cell that has one."""
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    """Collaboration matrices [N, N] of every cell that has one: of the first seed that does."""
+    found: dict[tuple[str, str], tuple[int, np.ndarray[Any, Any]]] = {}
     for entry, job in _finished(plan):
         row, column = entry.row.label, entry.column.label
+        if (row, column) in found:
+            continue
         matrix = _matrix(job) if job.finished else plan.recorded.matrix(row, column, job.seed)
-        if job is entry.jobs[0] and matrix is not None:
-            found[store.SEPARATOR.join((row, column, str(job.seed)))] = matrix
-    return found
+        if matrix is not None:
+            found[row, column] = job.seed, matrix
+    return {store.SEPARATOR.join((*cell, str(seed))): matrix for cell, (seed, matrix) in found.items()}
 
 
 def _matrix(job: Job) -> np.ndarray[Any, Any] | None:
@@ -79,11 +81,11 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
         return cell
     config = {**metric.measure, **_own(entry.column.measures, metric), **_own(entry.row.measures, metric)}
     measure = measures.build(config)
-    values, seeds, keys, reasons = [], [], [], []
+    values, seeds, keys, baselines, reasons = [], [], [], [], []
     for job, baseline in entry.pairs:
         lacking = [each for each in (job, baseline) if each is not None and not each.finished]
         if lacking:
-            value = plan.recorded.value(entry.row, entry.column, metric, job.key)
+            value = plan.recorded.value(entry.row, entry.column, metric, *entry.keys(job))
             if value is None:
                 reasons.append(f"seed {job.seed}: {lacking[0].failure or PENDING}")
                 continue
@@ -96,11 +98,17 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
         values.append(value)
         seeds.append(job.seed)
         keys.append(job.key)
+        baselines += [] if baseline is None else [baseline.key]
     same = {reason.partition(": ")[2] for reason in reasons}
     if len(reasons) == len(entry.jobs) and len(same) == 1:
         reasons = list(same)
     return dataclasses.replace(
-        cell, values=tuple(values), seeds=tuple(seeds), keys=tuple(keys), reason="; ".join(reasons)
+        cell,
+        values=tuple(values),
+        seeds=tuple(seeds),
+        keys=tuple(keys),
+        baselines=tuple(baselines),
+        reason="; ".join(reasons),
     )
 
 

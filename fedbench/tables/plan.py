@@ -34,6 +34,10 @@ class Entry:
         """Each job with its baseline."""
         return [(job, self.baselines[i] if self.baselines else None) for i, job in enumerate(self.jobs)]
 
+    def keys(self, job: Job) -> tuple[str, str]:
+        """(run key of `job`, that of its baseline or, if it has none, its own): what its values depend on."""
+        return job.key, next((each.key for each in self.baselines if each.seed == job.seed), job.key)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -66,11 +70,15 @@ class Plan:
 
     def stands(self, entry: Entry, job: Job) -> bool:
         """Whether the results of `job` are recorded in the table's folder, all of them."""
-        return self.recorded.holds(entry.row, entry.column, self.spec.metrics, job.key)
+        return all(value is not None for value in self._values(entry, job))
 
     def has(self, entry: Entry, job: Job) -> bool:
-        """Whether there is a result of `job`: its run, or a record."""
-        return job.finished or self.stands(entry, job)
+        """Whether there is a result of `job`: its run, or a record of some of its metrics."""
+        return job.finished or any(value is not None for value in self._values(entry, job))
+
+    def _values(self, entry: Entry, job: Job) -> list[float | None]:
+        keys = entry.keys(job)
+        return [self.recorded.value(entry.row, entry.column, each, *keys) for each in self.spec.metrics]
 
     @cached_property
     def _standing(self) -> set[str]:

@@ -1,7 +1,7 @@
 """What earlier calls left in a table's folder: values that stand although their runs are gone or were not asked for.
 
-A value counts as long as the run key under which it was recorded is the one that the cell has today, and the cell is
-still measured in the same way.
+A value counts as long as the run keys under which it was recorded, the run's own and that of its baseline, are those
+that the cell has today, and the cell is still measured in the same way.
 """
 
 from __future__ import annotations
@@ -33,22 +33,17 @@ class Recorded:
         return self.table.circumstances if self.table else None
 
     def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
-        """The seeds of which a cell has a value in every metric; none if the row or column is another today."""
-        cells = self._cells(row, column)
-        found = [set(cell.seeds) for cell in cells]
-        return tuple(sorted(set.intersection(*found))) if found else ()
+        """The seeds of which a cell has a value in any metric; none if the row or column is another today."""
+        return tuple(sorted({seed for cell in self._cells(row, column) for seed in cell.seeds}))
 
-    def holds(self, row: RowSpec, column: ColumnSpec, metrics: tuple[MetricSpec, ...], key: str) -> bool:
-        """Whether every metric of the cell has a value of the run `key`."""
-        return all(self.value(row, column, metric, key) is not None for metric in metrics)
-
-    def value(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str) -> float | None:
-        """The metric of the run `key`, nan if censored; None if it is not recorded."""
-        if self.table is None or metric not in self.table.spec.metrics:
-            return None
+    def value(
+        self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str
+    ) -> float | None:
+        """The metric of the run `key`, nan if censored; None if it is not recorded. `base`: see Entry.keys."""
         for cell in self._cells(row, column):
-            if cell.metric == metric.name and key in cell.keys:
-                return cell.values[cell.keys.index(key)]
+            if cell.metric == metric.name and key in cell.keys and self._measured_so(metric):
+                place = cell.keys.index(key)
+                return cell.values[place] if base == (cell.baselines or cell.keys)[place] else None
         return None
 
     def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
@@ -61,6 +56,11 @@ class Recorded:
     def matrix(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
         """The collaboration matrix [N, N] of a run."""
         return self.matrices.get(store.SEPARATOR.join((row, column, str(seed))))
+
+    def _measured_so(self, metric: MetricSpec) -> bool:
+        """Whether the stored values of `metric` were measured as today; its label and digits do not matter."""
+        stored = self.table.spec.metrics if self.table else ()
+        return any((old.name, old.measure) == (metric.name, metric.measure) for old in stored)
 
     def _cells(self, row: RowSpec, column: ColumnSpec) -> list[Cell]:
         if self.table is None or not _same(self.table.spec, row, column):

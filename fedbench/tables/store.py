@@ -99,7 +99,9 @@ def load_table(folder: Path) -> TableResult:
             **{**made, "changed": tuple(made["changed"]), "seconds": _number(made["seconds"])}
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedbenchError(f"cannot read {path} ({error}); make the table again") from error
+        raise FedbenchError(
+            f"cannot read {path} ({error}); bring back an earlier version, or delete it and make the table again"
+        ) from error
     return TableResult(table, cells, circumstances)
 
 
@@ -133,7 +135,7 @@ def _plain(cell: Cell) -> dict[str, Any]:
 
 
 def _cell(content: Mapping[str, Any]) -> Cell:
-    lists = {name: tuple(content[name]) for name in ("seeds", "keys")}
+    lists = {name: tuple(content.get(name, ())) for name in ("seeds", "keys", "baselines")}
     return Cell(**{**content, **lists, "values": tuple(_number(value) for value in content["values"])})
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedbench import reproduce
-from fedbench.tables import store
+from fedbench.tables import fill, plan, spec, store
+from fedbench.tables.cell_config import Wish
+from fedbench.tables.recorded import Recorded
+from fedbench.tables.result import Cell, TableResult
+from fedbench.tables.scale import Scale
 
 TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
 FIRST = ["rows=Local,FedAvg", "columns=Label shift"]
@@ -88,3 +95,87 @@ def test_a_record_measured_otherwise_does_not_stand(
     capsys.readouterr()
     run(tmp_path, *FIRST, "seeds=1", "--dry-run")
     assert "2 to do" in capsys.readouterr().out
+
+
+def test_what_another_call_added_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = reproduce._run
+
+    def slow(*arguments: Any) -> None:
+        monkeypatch.setattr(reproduce, "_run", ours)
+        run(tmp_path, "rows=Local", "columns=Label shift", "seeds=1")
+        ours(*arguments)
+
+    monkeypatch.setattr(reproduce, "_run", slow)
+    run(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1")
+    assert set(values(tmp_path, "Local")) == {0}
+    assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}
+
+
+def toy(**metric: Any) -> spec.TableSpec:
+    """A row that is measured against another run."""
+    return spec.parse(
+        {
+            "name": "toy",
+            "title": "Toy",
+            "paper": "",
+            "table": "",
+            "seeds": 1,
+            "metrics": [{"name": "acc", **metric}, {"name": "late"}],
+            "rows": [{"label": "r", "overrides": ["method=fedprox"], "baseline": ["method=fedavg"]}],
+            "columns": [{"label": "c", "overrides": ["dataset=digits", "model=mlp"]}],
+        }
+    )
+
+
+def planned(
+    tmp_path: Path, record: Recorded, wished: bool = True, seeds: tuple[int, ...] = (), **metric: Any
+) -> plan.Plan:
+    """Its plan, given a record; `wished`: its cell is to be run."""
+    rows = () if wished else ("another",)
+    wish = Wish(Scale("paper"), seeds, settings=(f"runs_dir={tmp_path}",), rows=rows)
+    return plan.make(toy(**metric), wish, record)
+
+
+def record_of(tmp_path: Path, metrics: tuple[str, ...] = ("acc", "late"), seed: int = 0) -> Recorded:
+    """A record of `metrics` of the cell."""
+    fresh = planned(tmp_path, Recorded(), seeds=(seed,))
+    run_key, base_key = fresh.entries[0].keys(fresh.entries[0].jobs[0])
+    cells = tuple(Cell("r", "c", name, (50.0,), (seed,), (run_key,), (base_key,)) for name in metrics)
+    return Recorded(TableResult(toy(), cells, fresh.made), {run_key: {"key": run_key, "seed": seed}})
+
+
+def test_a_record_against_another_baseline_does_not_stand(tmp_path: Path) -> None:
+    record = record_of(tmp_path)
+    assert planned(tmp_path, record).missing() == []
+    assert record.table is not None
+    cells = tuple(dataclasses.replace(cell, baselines=("another",)) for cell in record.table.cells)
+    stale = Recorded(dataclasses.replace(record.table, cells=cells))
+    assert {job.config.labels["method"] for job in planned(tmp_path, stale).missing()} == {
+        "local",
+        "fedavg",
+        "fedprox",
+    }
+
+
+def test_baselines_outlive_the_file(tmp_path: Path) -> None:
+    again = fill.fill(planned(tmp_path, record_of(tmp_path)))
+    store.save(tmp_path, again, [])
+    assert store.load_table(tmp_path).cells == record_of(tmp_path).table.cells  # type: ignore[union-attr]
+
+
+def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
+    shown = planned(tmp_path, record_of(tmp_path), label="Accuracy", decimals=1)
+    assert fill.fill(shown).cells[0].values == (50.0,)
+    other = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "acc_pooled"})
+    assert fill.fill(other).cells[0].values == ()
+
+
+def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
+    shown = planned(tmp_path, record_of(tmp_path, ("acc",)), wished=False)
+    assert [cell.values for cell in fill.fill(shown).cells] == [(50.0,), ()]
+    assert [line["row"] for line in fill.rows(shown)] == ["r"]
+
+
+def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Path) -> None:
+    record = dataclasses.replace(record_of(tmp_path, seed=3), matrices={"r|c|3": np.eye(2)})
+    assert list(fill.matrices(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
