@@ -99,8 +99,9 @@ def rivals_table(rows: list[dict[str, Any]]) -> list[str]:
     """Other frameworks beside fedbench: their seconds a round, ours, and our speed over theirs."""
     lines = [
         "Other frameworks on the same network, initial weights, samples and local steps, each in its own environment",
-        "with one thread a process, data preloaded (medians of rounds after a warm-up; fedbench's taken right before",
-        "and after, on as many cores; accuracy of the final global model):",
+        "with one thread a process, data preloaded (seconds of the fastest round after a warm-up, as other processes",
+        "only add to them, and of the median one in brackets; fedbench's right before and after, on as many cores;",
+        "accuracy of the final global model):",
         "",
         "| workload | rival | processes | its s a round | fedbench's | fedbench / rival | accuracy | load |",
         "|---|---|---|---|---|---|---|---|",
@@ -121,5 +122,6 @@ def _rival(row: dict[str, Any], rival: dict[str, Any], own: dict[str, dict[str, 
         return (*begin, "-", "-", "-", "-", load)
     mine = own[rival["against"]]
     accuracy = f"{rival['accuracy']:.3f}, ours {mine['accuracy']:.3f}"
-    ours = f"{mine['seconds']:.2f} ({mine['engine']})"
-    return (*begin, f"{rival['seconds']:.2f}", ours, f"{rival['ratio']:.2f}", accuracy, load)
+    ours = f"{mine['engine']} {mine['seconds']:.2f} ({mine['median']:.2f})"
+    theirs = f"{rival['seconds']:.2f} ({rival['median']:.2f})"
+    return (*begin, theirs, ours, f"{rival['ratio']:.2f}", accuracy, load)
