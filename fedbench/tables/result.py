@@ -25,6 +25,9 @@ class Cell:
     ] = ()  # keys of the runs that the values were measured against, where the row has some
     published: Published | None = None
     reason: str = ""  # why there is no value, or not one for every seed; "" if all ran
+    baselines: tuple[
+        str, ...
+    ] = ()  # keys of the runs that the values were measured against, where the row has some
 
     @property
     def mean(self) -> float:

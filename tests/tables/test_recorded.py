@@ -140,7 +140,9 @@ def record_of(tmp_path: Path, metrics: tuple[str, ...] = ("acc", "late"), seed: 
     """A record of `metrics` of the cell."""
     fresh = planned(tmp_path, Recorded(), seeds=(seed,))
     run_key, base_key = fresh.entries[0].keys(fresh.entries[0].jobs[0])
-    cells = tuple(Cell("r", "c", name, (50.0,), (seed,), (run_key,), (base_key,)) for name in metrics)
+    cells = tuple(
+        Cell("r", "c", name, (50.0,), (seed,), (run_key,), baselines=(base_key,)) for name in metrics
+    )
     return Recorded(TableResult(toy(), cells, fresh.made), {run_key: {"key": run_key, "seed": seed}})
 
 
