@@ -20,14 +20,9 @@ class Cell:
     values: tuple[float, ...] = ()  # [seeds that ran]
     seeds: tuple[int, ...] = ()  # of the values
     keys: tuple[str, ...] = ()  # run keys of the values
-    baselines: tuple[
-        str, ...
-    ] = ()  # keys of the runs that the values were measured against, where the row has some
     published: Published | None = None
     reason: str = ""  # why there is no value, or not one for every seed; "" if all ran
-    baselines: tuple[
-        str, ...
-    ] = ()  # keys of the runs that the values were measured against, where the row has some
+    baselines: tuple[str, ...] = ()  # keys of the runs that the values are relative to, if the row has some
 
     @property
     def mean(self) -> float:
