@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +127,13 @@ def test_a_run_in_python_has_the_command_lines_hardware() -> None:
     """Torch's own choice of threads on a busy or a large machine is many times slower for small networks."""
     assert compose.resolve(compose.compose([])).hardware == HardwareConfig()
     assert HardwareConfig().threads == 1
+
+
+def test_cached_files_do_not_fill_a_container(tmp_path: Path) -> None:
+    assert memory._container_bytes(tmp_path) == []
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("990\n")
+    (tmp_path / "memory.stat").write_text("anon 200\nactive_file 90\ninactive_file 700\n")
+    assert memory._container_bytes(tmp_path) == [710]
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._container_bytes(tmp_path) == []

@@ -95,13 +95,17 @@ def free_bytes(device: torch.device) -> int:
     return min([1024 * available, *_container_bytes()])
 
 
-def _container_bytes() -> list[int]:
-    """What this process's container may still take, where it is in one (control groups, version 2)."""
-    folder = Path("/sys/fs/cgroup")
+def _container_bytes(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What this process's container may still take, where it is in one (control groups, version 2).
+
+    Files that the system keeps in memory count as used there, but it gives those up that nobody reads any more.
+    """
     try:
-        limit, used = (
-            (folder / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current")
+        limit, used, stat = (
+            (folder / name).read_text(encoding="ascii")
+            for name in ("memory.max", "memory.current", "memory.stat")
         )
-        return [max(0, int(limit) - int(used))]
-    except (OSError, ValueError):  # no container, or "max": no limit
+        cached = next(int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file "))
+        return [max(0, int(limit) - int(used) + cached)]
+    except (OSError, ValueError, StopIteration):  # no container, or "max": no limit
         return []
