@@ -134,7 +134,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     if request.dry_run:
         return 0
     if missing:
-        _run(missing, launcher)
+        _run(missing, launcher, table)
         planned = plan.make(table, wish, recorded.read(folder))  # another call may have added cells meanwhile
     filled = fill.fill(planned)
     store.save(folder, filled, fill.rows(planned))
@@ -214,7 +214,7 @@ def _log(planned: Plan, filled: TableResult, folder: Path) -> None:
         log_table(filled, settings, folder)
 
 
-def _run(missing: Sequence[Job], launcher: Sequence[str]) -> None:
+def _run(missing: Sequence[Job], launcher: Sequence[str], table: TableSpec) -> None:
     from rich.progress import Progress
 
     from fedbench.tables.execute import run_all
@@ -228,7 +228,8 @@ def _run(missing: Sequence[Job], launcher: Sequence[str]) -> None:
             text = f"runs, {len(failed)} failed" if failed else "runs"
             progress.update(bar, completed=len(finished) + len(failed), description=text)
 
-        run_all((first, rest), launcher, watch)
+        timed = any(metric.timing for metric in table.metrics)
+        run_all((first, rest), launcher, watch, join_seeds=not timed)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,16 @@ POLL = 1.0  # seconds between two looks at the run folders
 Watch = Callable[[Sequence[Job], Sequence[Job]], None]  # (finished, failed) so far
 
 
-def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watch | None = None) -> None:
+def run_all(
+    waves: Sequence[Sequence[Job]],
+    launcher: Sequence[str],
+    watch: Watch | None = None,
+    *,
+    join_seeds: bool = True,
+) -> None:
     """Run the jobs of each wave, one wave after the other; `launcher` holds overrides such as hydra/launcher=joblib.
 
+    `join_seeds`: where runs are stacked, those of one cell are one program; their times are then shares of it.
     A job that fails leaves its reason in its folder and does not stop the others. `watch` is told now and then, from
     another thread, and once at the end, which are done.
     """
@@ -29,7 +36,7 @@ def run_all(waves: Sequence[Sequence[Job]], launcher: Sequence[str], watch: Watc
     with _watching(every, watch):
         for wave in waves:
             runs = [job for job in wave if not job.study]
-            groups = [] if launcher else _stackable(runs)
+            groups = _stackable(runs) if join_seeds and not launcher else []
             for group in groups:
                 _together(group)
             if rest := [job for job in runs if not any(job in group for group in groups)]:

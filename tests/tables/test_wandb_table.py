@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,14 @@ def test_offline_run_holds_the_table_and_the_artifact(
     monkeypatch.setenv("WANDB_ARTIFACT_DIR", str(tmp_path / "artifacts"))
     assert log_table(filled, WandbConfig(enabled=True, mode="offline"), tmp_path)
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    (record,) = folder.glob("*.wandb")
+    deadline = time.monotonic() + 20  # wandb's own process may still write when finish() returns
+    while b"fedcollab_t1" not in record.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
     (media,) = (folder / "files" / "media" / "table").glob("cells*.json")
     logged: dict[str, Any] = json.loads(media.read_text())
     assert logged["columns"] == list(COLUMNS)
     assert logged["data"] == lines(filled)
-    (record,) = folder.glob("*.wandb")
     assert b"fedcollab_t1" in record.read_bytes()
 
 
