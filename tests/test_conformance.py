@@ -25,6 +25,7 @@ from fedbench import compose
 from fedbench.engine import checkpoint, trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.request import serve
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.snapshot import pack, unpack
@@ -279,7 +280,8 @@ def test_client_hooks_leave_their_arguments_alone(preset: str) -> None:
 def test_scoring_changes_nothing_and_scores_classes(preset: str) -> None:
     chosen, state = toy(preset, "mlp"), looped(preset, "mlp").state
     before = trees.clone(everything(state))
-    tallies = Simulation(chosen, LoopedTrainer(chosen))._score(state)
+    trainer = LoopedTrainer(chosen)
+    tallies = serve(Simulation(chosen, trainer)._score(state), lambda: trainer)
     assert tallies["local"].total.tolist() == [6.0] * 5
     assert tallies["local"].correct.tolist() == state.history.last.tallies["local"].correct.tolist()
     assert equal(everything(state), before)
