@@ -29,6 +29,15 @@ REGISTRIES = {  # config group -> where its registry is; imported when a compone
     "model": "fedbench.models:MODELS",
     "method": "fedbench.methods:METHODS",
 }
+SETTINGS = (
+    "hardware",
+    "runs_dir",
+    "progress",
+    "checkpoint",
+    "wandb",
+    "save_models",
+    "force",
+)  # change no result
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
     "dataset": ("root", "download", "model"),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedbench.compose import SETTINGS
 from fedbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,15 +39,6 @@ Everything else is an override of every run: model=lenet5 protocol.rounds=20 har
 launchers run elsewhere: hydra/launcher=submitit_slurm (pip install hydra-submitit-launcher) and its options.
 The same command again runs only what is missing.
 """
-SETTINGS = (
-    "hardware",
-    "runs_dir",
-    "progress",
-    "checkpoint",
-    "wandb",
-    "save_models",
-    "force",
-)  # change no result
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbench.compose import SETTINGS
 from fedbench.config import SweepConfig
 from fedbench.errors import unknown
 from fedbench.registry import typed
@@ -19,17 +20,7 @@ if TYPE_CHECKING:
 
 SEEDS = ("seed", "partition_seed")  # averaged over
 METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
-QUIET = (
-    "hardware",
-    "runs_dir",
-    "progress",
-    "checkpoint",
-    "wandb",
-    "save_models",
-    "force",
-    "sweep",
-    "experiment",
-)
+QUIET = (*SETTINGS, "sweep", "experiment")
 
 
 def write(finished: Sequence[Outcome]) -> Path:
