@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from fedbench import compose
 from fedbench.config import HardwareConfig
 from fedbench.engine import hardware, memory
+from fedbench.engine.calibrate import Contender, run_steps
 from fedbench.engine.hardware import pick_device, pick_trainer
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
@@ -63,34 +66,65 @@ def test_a_gpu_that_is_not_there_is_refused(count: int, device: str, monkeypatch
         pick_device(HardwareConfig(device=device))
 
 
-def test_long_runs_are_worth_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 samples, two epochs: 96 a round with everyone, a fifth of it with one client in five."""
-    monkeypatch.setattr(hardware, "WORTH_WORKERS", 1000)
-    assert type(picked(setup(FedAvg(), rounds=10))) is LoopedTrainer
-    long = picked(setup(FedAvg(), rounds=11))
-    assert isinstance(long, Workers)
-    assert long.workers == 4
-    fewer = picked(setup(FedAvg(), rounds=11), workers=2)
-    assert isinstance(fewer, Workers)
-    assert fewer.workers == 2
-    assert type(picked(setup(FedAvg(), rounds=25, cohort=0.4))) is LoopedTrainer
-    assert type(picked(setup(FedAvg(), rounds=27, cohort=0.4))) is Workers
+@pytest.fixture
+def steps_take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say how many seconds a step takes with each engine."""
+
+    def say(**seconds: float) -> None:
+        def pace(_setup: Setup, contenders: dict[str, Contender]) -> dict[str, float]:
+            return {name: seconds[name] for name in contenders}
+
+        monkeypatch.setattr(hardware, "pace", pace)
+
+    return say
+
+
+def test_workers_start_where_they_save_more_than_they_cost(steps_take: Callable[..., None]) -> None:
+    """A round with everyone is 16 steps of 0.1 s; four workers save three quarters of that, two a half."""
+    steps_take(looped=0.1)
+    assert run_steps(setup(FedAvg(), rounds=1)) == 16
+    limit = hardware.WORKERS_START
+    worth = {workers: math.ceil(limit / (1.6 * (1 - 1 / workers))) for workers in (2, 4)}
+    for workers, rounds in worth.items():
+        assert type(picked(setup(FedAvg(), rounds=rounds - 1), workers=workers)) is LoopedTrainer
+        long = picked(setup(FedAvg(), rounds=rounds), workers=workers)
+        assert isinstance(long, Workers)
+        assert long.workers == workers
+    everyone = picked(setup(FedAvg(), rounds=99))
+    assert isinstance(everyone, Workers)
+    assert everyone.workers == 4, "all cores"
     assert type(picked(setup(FedAvg(), rounds=99, cohort=0.2))) is LoopedTrainer, "one client a round"
     assert type(picked(setup(FedAvg(), rounds=99), workers=1)) is LoopedTrainer
-    assert (
-        type(picked(setup(FedAvg(), rounds=2, iterations=10))) is LoopedTrainer
-    )  # 10 steps x 8 samples x 5 clients
-    assert type(picked(setup(FedAvg(), rounds=3, iterations=10))) is Workers
+    steps_take(looped=0.0001)
+    assert type(picked(setup(FedAvg(), rounds=99))) is LoopedTrainer
 
 
-def test_a_process_that_may_have_no_children_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "WORTH_WORKERS", 0)
+def test_a_process_that_may_have_no_children_trains_alone(
+    steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_take(looped=100.0)
     assert type(picked(setup(FedAvg()))) is Workers
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert type(picked(setup(FedAvg()))) is LoopedTrainer
 
 
-def test_an_engine_asked_for_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_takes_the_faster_of_stacked_and_looped(
+    steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
+    chosen, single = setup(FedAvg()), setup(FedAvg(), cohort=0.2)
+    for each in (chosen, single):
+        each.federation.device = torch.device("cuda")
+    steps_take(looped=0.002, stacked=0.0001)
+    stacked = picked(chosen)
+    assert isinstance(stacked, StackedTrainer)
+    assert stacked.chunk == 5
+    assert type(picked(single)) is LoopedTrainer, "nothing to stack"
+    steps_take(looped=0.002, stacked=0.003)
+    assert type(picked(chosen)) is LoopedTrainer
+
+
+def test_an_engine_asked_for_is_given() -> None:
     chosen = setup(FedAvg())
     assert type(picked(chosen, engine="looped")) is LoopedTrainer
     assert type(picked(chosen, engine="workers")) is Workers
@@ -98,8 +132,6 @@ def test_an_engine_asked_for_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(stacked, StackedTrainer)
     assert stacked.chunk == 3
     chosen.federation.device = torch.device("cuda")
-    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
-    assert type(picked(chosen)) is StackedTrainer
     with pytest.raises(ConfigError, match=r"engine=workers runs on a CPU"):
         picked(chosen, engine="workers")
 
@@ -115,7 +147,10 @@ def test_free_memory_is_what_the_machine_says() -> None:
     assert 2**20 < memory.free_bytes(torch.device("cpu")) < 2**50
 
 
-def test_threads_are_set_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_set_where_asked(
+    steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps_take(looped=0.0)
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     picked(setup(FedAvg()), threads=3)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+from functools import partial
 
 import torch
 
 from fedbench.config import HardwareConfig
+from fedbench.engine.calibrate import Contender, pace, run_steps
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.memory import fitting_chunk
 from fedbench.engine.setup import Setup
@@ -15,8 +17,8 @@ from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer, available_workers
 from fedbench.errors import ConfigError
 
-# Samples a run must train on before worker processes (two seconds to start) pay for themselves.
-WORTH_WORKERS = 2_000_000
+# Seconds that worker processes must save a run before they are worth starting, which takes as long (scripts/bench.py).
+WORKERS_START = 4.0
 
 
 def pick_device(config: HardwareConfig) -> torch.device:
@@ -42,33 +44,53 @@ def stacks(config: HardwareConfig) -> bool:
 
 
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
-    """The engine for `setup`: stacked on a GPU; on a CPU worker processes for long runs, else the plain loop."""
+    """The engine for `setup`; `auto` is the one that trains a few steps of it fastest on this machine."""
     device = setup.federation.device
     if config.threads:
         torch.set_num_threads(config.threads)
-    engine = config.engine
-    workers = config.workers or available_workers()
-    if engine == "auto":
-        engine = "stacked" if device.type == "cuda" else _for_cpu(setup, workers)
-    if engine == "workers" and device.type != "cpu":
+    if config.engine == "auto":
+        return _fastest_on_gpu(setup, config) if device.type == "cuda" else _fastest_on_cpu(setup, config)
+    if config.engine == "looped":
+        return LoopedTrainer(setup)
+    if config.engine == "stacked":
+        return _stacked(setup, config)
+    if device.type != "cpu":
         raise ConfigError(
             "hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU"
         )
-    if engine == "workers":
-        return WorkersTrainer(setup, workers)
-    if engine == "stacked":
-        return StackedTrainer(setup, config.chunk or fitting_chunk(setup))
-    return LoopedTrainer(setup)
+    return WorkersTrainer(setup, config.workers or available_workers())
 
 
-def _for_cpu(setup: Setup, workers: int) -> str:
-    """Workers where the run is long enough; inside a daemonic process (a sweep's own workers) the plain loop."""
-    protocol = setup.protocol
-    local = protocol.local
-    sizes = setup.population.sizes
-    share = protocol.cohort_size(len(sizes)) / len(sizes)
-    work = float(sizes.sum()) * (local.epochs or 0)
-    if local.iterations is not None:
-        work = float(local.iterations * local.batch_size * len(sizes))
-    alone = workers < 2 or share * len(sizes) < 2 or multiprocessing.current_process().daemon
-    return "looped" if alone or work * share * protocol.rounds < WORTH_WORKERS else "workers"
+def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Trainer:
+    """Workers where they save more than their start costs; in a process that may have no children the plain loop.
+
+    Stacking is no candidate: on no CPU workload of the benchmark is it as fast as workers.
+    """
+    workers = config.workers or available_workers()
+    busy = min(workers, setup.at_once)
+    if busy < 2 or multiprocessing.current_process().daemon:
+        return LoopedTrainer(setup)
+    step = pace(setup, {"looped": Contender(LoopedTrainer)})["looped"]
+    saved = run_steps(setup) * step * (1 - 1 / busy)
+    return WorkersTrainer(setup, workers) if saved > WORKERS_START else LoopedTrainer(setup)
+
+
+def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Trainer:
+    """Stacked or looped, whichever takes less time for a step of a client."""
+    if setup.at_once == 1:
+        return LoopedTrainer(setup)
+    stacked = _stacked(setup, config)
+    step = pace(
+        setup,
+        {
+            "looped": Contender(LoopedTrainer),
+            "stacked": Contender(
+                partial(StackedTrainer, chunk=stacked.chunk), min(stacked.chunk, setup.at_once)
+            ),
+        },
+    )
+    return stacked if step["stacked"] <= step["looped"] else LoopedTrainer(setup)
+
+
+def _stacked(setup: Setup, config: HardwareConfig) -> StackedTrainer:
+    return StackedTrainer(setup, config.chunk or fitting_chunk(setup))

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedbench.data.federation import Federation, Ragged
-from fedbench.engine import rng, trees
+from fedbench.engine import trees
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import StackedTrainer
@@ -73,7 +73,7 @@ def peak_bytes(trainer: Trainer, ids: Sequence[int]) -> int:
     """Largest memory that training clients `ids` with an engine takes on the device, messages and memory included."""
     setup = trainer.setup
     clients, clock = torch.tensor(ids), Clock(0, setup.protocol.rounds)
-    message, memory = _inputs(setup, clients, clock)
+    message, memory = setup.opening(clients, clock)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     real = {client: (trees.row(message, k), trees.row(memory, k)) for k, client in enumerate(ids)}
     probe = copy.copy(trainer)
@@ -105,14 +105,6 @@ def _ends(
     order, noise = setup.batches(client, stage, replace(view, message=message, memory=memory), purpose)
     ends = [0, len(order) - 1] if len(order) > 1 else [*range(len(order))]
     return [order[step] for step in ends], {name: leaf[ends] for name, leaf in noise.items()}
-
-
-@torch.no_grad()
-def _inputs(setup: Setup, ids: Tensor, clock: Clock) -> tuple[Tree, Tree]:
-    """(message, memory) of clients `ids` as a first round has them, memory as one that was trained."""
-    server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
-    server, memory = (setup.federation.placed(tree) for tree in (server, trees.take(memory, ids)))
-    return setup.method.send(server, setup.cohort(ids, clock)), trees.clone(memory)
 
 
 def _fake_federation(federation: Federation, mode: FakeTensorMode) -> Federation:

@@ -24,6 +24,14 @@ def steps(size: int, local: LocalConfig, stage: Stage | None = None) -> int:
     return iterations if iterations is not None else (epochs or 0) * -(-size // local.batch_size)
 
 
+def all_steps(sizes: Tensor, local: LocalConfig) -> Tensor:
+    """`steps` of clients with `sizes` samples [N], of the protocol's plain local work."""
+    epochs, iterations = local_work(None, local)
+    if iterations is not None:
+        return torch.full_like(sizes, iterations)
+    return (epochs or 0) * (sizes / local.batch_size).ceil()
+
+
 def batches(size: int, local: LocalConfig, stage: Stage, generator: torch.Generator) -> list[Tensor]:
     """Positions (int64, each [<= batch]) of every step: reshuffled each epoch, the last batch of an epoch short.
 

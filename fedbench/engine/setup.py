@@ -59,6 +59,13 @@ class Setup:
         """Ids of all clients, int64 [N]."""
         return torch.arange(self.population.clients)
 
+    @torch.no_grad()
+    def opening(self, ids: Tensor, clock: Clock) -> tuple[Tree, Tree]:
+        """(message, memory) of clients `ids` as a first round without any preparation has them; for trials."""
+        server, memory = self.method.init(self.task, self.population, rng.torch_rng(self.seed, "init"))
+        server, memory = (self.federation.placed(tree) for tree in (server, trees.take(memory, ids)))
+        return self.method.send(server, self.cohort(ids, clock)), trees.clone(memory)
+
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
         count = self.federation.clients

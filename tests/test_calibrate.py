@@ -1,0 +1,126 @@
+"""A few steps of a run, timed: what they predict, that they change nothing, that they are timed once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbench.config import LocalConfig
+from fedbench.engine import calibrate, schedule
+from fedbench.engine.calibrate import Contender, pace, run_steps
+from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Outcome
+from fedbench.engine.trees import Tree
+from fedbench.methods.ditto import Ditto
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedrep import FedRep
+from tests.methods.toys import setup
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+
+
+class Ticking:
+    """An engine on a clock of its own: every step of every client takes `seconds` on it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
+        self.now = 0.0
+        self.calls = 0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        ticking = self
+
+        class Engine(LoopedTrainer):
+            def train(
+                self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+            ) -> Outcome:
+                ticking.calls += 1
+                return super().train(ids, message, memory, clock, score)
+
+            def descend(
+                self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
+            ) -> list[Tensor]:
+                losses = super().descend(client, work, view, stages, purpose)
+                ticking.now += seconds * len(losses)
+                return losses
+
+        self.engine = Engine
+
+
+def test_the_pace_is_a_steps_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five epochs of the largest client are more steps than are taken; each takes 2 s."""
+    ticking = Ticking(monkeypatch, 2.0)
+    chosen = setup(FedAvg(), epochs=5)
+    assert max(chosen.steps(client) for client in range(5)) > calibrate.STEPS
+    assert pace(chosen, {"ticking": Contender(ticking.engine)}) == {"ticking": pytest.approx(2.0)}
+    assert ticking.calls == 2, "once to warm up, once timed"
+    assert ticking.now == pytest.approx(2 * 2.0 * calibrate.STEPS)
+
+
+def test_what_a_method_does_besides_is_part_of_a_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ditto trains two models, so a plain step costs two; FedRep's stages have epochs of their own."""
+    ticking = Ticking(monkeypatch)
+    contender = {"ticking": Contender(ticking.engine)}
+    assert pace(setup(Ditto(), epochs=5), contender)["ticking"] == pytest.approx(2.0)
+    rep = FedRep(head_epochs=6, body_epochs=2)
+    assert pace(setup(rep, epochs=4), contender)["ticking"] == pytest.approx(2.0)
+
+
+def test_a_cohort_together_is_counted_by_its_clients_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking = Ticking(monkeypatch)
+    assert pace(setup(FedAvg()), {"ticking": Contender(ticking.engine, 4)})["ticking"] == pytest.approx(1.0)
+
+
+def test_timing_happens_once_for_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking = Ticking(monkeypatch)
+    contender = {"ticking": Contender(ticking.engine)}
+    first = pace(setup(FedAvg()), contender)
+    assert pace(setup(FedAvg(), seed=1, rounds=9), contender) == first
+    assert ticking.calls == 2
+    pace(setup(FedAvg(), batch=4), contender)
+    pace(setup(Ditto()), contender)
+    pace(setup(FedAvg()), {"ticking": Contender(ticking.engine, 2)})
+    assert ticking.calls == 8
+
+
+def finished(chosen: Setup) -> Tree:
+    """The server's state after all rounds."""
+    simulation = Simulation(chosen, LoopedTrainer(chosen))
+    state = simulation.begin()
+    while not simulation.done(state):
+        simulation.step(state)
+    return state.server
+
+
+@pytest.mark.parametrize("engine", [LoopedTrainer, lambda brief: StackedTrainer(brief, 3)])
+def test_real_engines_are_timed_and_the_run_is_not_touched(engine: Any) -> None:
+    chosen, other = setup(Ditto()), setup(Ditto())
+    assert 0 < pace(chosen, {"engine": Contender(engine, 3)})["engine"] < 10
+    assert chosen.batches.__func__ is Setup.batches  # type: ignore[attr-defined]
+    after, fresh = (finished(each) for each in (chosen, other))
+    assert all(torch.equal(leaf, fresh[name]) for name, leaf in after.items())
+
+
+@pytest.mark.parametrize("local", [LocalConfig(epochs=3, batch_size=8), LocalConfig(iterations=7)])
+def test_steps_of_all_are_those_of_each(local: LocalConfig) -> None:
+    sizes = torch.tensor([1.0, 8.0, 9.0, 31.0], dtype=torch.float64)
+    each = [schedule.steps(int(size), local) for size in sizes]
+    assert schedule.all_steps(sizes, local).tolist() == each
+
+
+def test_the_runs_steps_are_those_of_the_cohorts_expected() -> None:
+    chosen = setup(FedAvg(), rounds=7)
+    everyone = sum(chosen.steps(client) for client in range(5))
+    assert run_steps(chosen) == pytest.approx(7 * everyone)
+    assert run_steps(setup(FedAvg(), rounds=7, cohort=0.4)) == pytest.approx(7 * everyone * 2 / 5)
