@@ -6,7 +6,7 @@
 W1-W4 are rounds of local training (scripts/benchmarks/workloads.py): each engine, a plain PyTorch loop and one model on
 the merged batches take turns, several times over, and medians are compared. Before anything is timed every engine's
 result is compared with the plain loop's. W5 is the server side alone, W6 five seeds as one program. Results go to
-OUT/MACHINE.json.
+OUT/MACHINE.json. PROFILE and PHASES tell where the time of a round goes, by operator and by phase.
 
 With --rivals, pfl and Flower train W1 and W2 instead, each in an environment of its own that is made once
 (scripts/benchmarks/rivals.py). `--only SCALE` measures rounds against N and the cohort, and predicted memory
@@ -28,7 +28,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before torch is imported
 
 import torch
-from benchmarks import cores, hotspots, rivals, rounds, scale, seeds, server
+from benchmarks import cores, hotspots, phases, rivals, rounds, scale, seeds, server
 from benchmarks.render import markdown, rivals_table
 from benchmarks.workloads import WORKLOADS
 from rich.console import Console
@@ -110,6 +110,12 @@ def profiled(_name: str, result: Result, given: argparse.Namespace) -> None:
     result["profile"] = [hotspots.run(WORKLOADS[name], torch.device(given.device)) for name in ("W1", "W2")]
 
 
+def phased(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """Shares of local work, server and evaluation at the papers' protocols."""
+    found = [phases.run(name, given.device) for name in phases.CASES]
+    result["phases"] = {"cases": found, **{key: result[key] for key in ("load_before", "commit", "date")}}
+
+
 def against_rivals(name: str, result: Result, given: argparse.Namespace) -> None:
     """The same work by pfl and Flower."""
     put(result, "rivals", rivals.compare(name, torch.device(given.device), given.repeats))
@@ -121,6 +127,7 @@ PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
     "W5": server_side,
     "W6": together,
     "PROFILE": profiled,
+    "PHASES": phased,
 }
 KEPT = (  # what one part run again leaves in place
     "rounds",
@@ -130,6 +137,7 @@ KEPT = (  # what one part run again leaves in place
     "server_commit",
     "seeds",
     "profile",
+    "phases",
     "rivals",
 )
 

@@ -18,7 +18,7 @@ from fedbench.cli.listing import KINDS, listing
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 ENGINES = ("looped", "workers", "stacked")
-OTHERS = {"seeds": render.seeds_lines, "rivals": render.rivals_table}
+OTHERS = {"phases": render.phases_table, "seeds": render.seeds_lines, "rivals": render.rivals_table}
 
 
 def updated(text: str) -> str:

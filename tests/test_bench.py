@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+
+from fedbench.compose import RunConfig
+from fedbench.run import RunResult
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -39,6 +43,7 @@ def test_contestants_do_equal_work_and_reach_equal_weights(bench: Any) -> None:
     assert row["client_steps"] == sum(-(-size // batch) for size in (70, 33, 5))
     assert set(row["rate"]) == {"looped", "stacked", "plain", "merged"}
     assert all(gap <= 1e-5 for gap in row["largest_difference"].values())
+    assert 0 < row["calibrated"]["looped"] < 1
 
 
 def test_an_engine_that_trains_something_else_is_not_timed(
@@ -87,3 +92,33 @@ def test_five_seeds_together_give_what_they_give_apart(bench: Any, monkeypatch: 
     monkeypatch.setattr(joint.JointSetup, "seed_of", lambda *_: 0)  # all clients as those of seed 0
     with pytest.raises(AssertionError, match="differ from five apart"):
         bench.seeds.run(tiny(bench), torch.device("cpu"), 1, quick=False)
+
+
+def test_a_protocols_phases_are_weighed_by_how_often_they_come(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rounds of 8 s of training and 1 s of server work; scoring takes 10 s and comes every tenth of them."""
+    spent = pd.DataFrame(
+        {
+            "round": [0, 1, 2, 3],
+            "seconds_train": [None, 100.0, 108.0, 116.0],
+            "seconds_server": [None, 50.0, 51.0, 52.0],
+            "seconds_evaluate": [1.0, 70.0, 80.0, 90.0],
+        }
+    )
+    spent.to_csv(tmp_path / "rounds.csv", index=False)
+    done = RunResult({}, tmp_path)
+    monkeypatch.setattr(bench.phases, "execute", lambda run: asked.append(run) or done)
+    asked: list[RunConfig] = []
+    found = bench.phases.run("pFedSim", "cpu")
+    assert found["seconds"] == {"train": 8.0, "server": 1.0, "evaluate": 10.0}
+    assert found["shares"] == {"train": 80.0, "server": 10.0, "evaluate": 10.0}
+    assert (asked[0].protocol.rounds, asked[0].protocol.eval_every) == (3, 1)
+    (line,) = sys.modules["benchmarks.render"].phases_table({"cases": [found], "load_before": 0.0})[5:]
+    assert line == "| pFedSim | 10 rounds | 80 % | 10 % | 10 % |"
+
+
+def test_a_protocols_phases_are_those_of_a_run(bench: Any) -> None:
+    found = bench.phases.run("FedCollab, label shift", "cpu", ("dataset=digits",))
+    assert all(seconds > 0 for seconds in found["seconds"].values())
+    assert sum(found["shares"].values()) == pytest.approx(100, abs=0.2)

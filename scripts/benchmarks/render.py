@@ -22,6 +22,13 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         *(f"- {row['workload']}: {row['what']}{_fewer(row)}" for row in result["rounds"]),
     ]
+    if any("calibrated" in row for row in result["rounds"]):
+        lines += [
+            "",
+            "What the choice of an engine rests on, a few steps timed before a run, beside the rates above:",
+            "",
+            *(_chosen(row) for row in result["rounds"] if "calibrated" in row),
+        ]
     if "server" in result:
         load = f"{result['server_load_before']:.1f}"
         lines += [
@@ -48,6 +55,8 @@ def markdown(result: dict[str, Any]) -> str:
             "",
             *map(_profile, result["profile"]),
         ]
+    if result.get("phases"):
+        lines += ["", *phases_table(result["phases"])]
     if result.get("seeds"):
         lines += ["", *seeds_lines(result["seeds"])]
     if result.get("rivals"):
@@ -64,6 +73,17 @@ def _round(row: dict[str, Any]) -> str:
     load = f"{row['load_before']:.1f}" if "load_before" in row else "-"
     cells = (row["workload"], *rates, best, row["stacking_efficiency"], row["peak_mib"], load)
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _chosen(row: dict[str, Any]) -> str:
+    timed = ", ".join(
+        f"{name} {1000 * seconds:.2f} ms a step (measured {1000 / row['rate'][name]:.2f})"
+        for name, seconds in row["calibrated"].items()
+    )
+    start = (
+        f"; worker processes answer after {row['workers_start']:.1f} s" if "workers" in row["rate"] else ""
+    )
+    return f"- {row['workload']}: {timed}{start}"
 
 
 def _fewer(row: dict[str, Any]) -> str:
@@ -83,6 +103,22 @@ def _server(rows: list[dict[str, Any]]) -> list[str]:
 def _profile(found: dict[str, Any]) -> str:
     shares = ", ".join(f"{name.removeprefix('aten::')} {value} %" for name, value in found["shares"].items())
     return f"- {found['workload']}: {shares}"
+
+
+def phases_table(found: dict[str, Any]) -> list[str]:
+    """What a run's time goes into at each paper's protocol."""
+    lines = [
+        "Shares of a run's time at the papers' own cadences, with the engine chosen by itself, Fashion-MNIST in the",
+        f"place of other data sets, what happens once before round 0 left out (load {found['load_before']:.1f}):",
+        "",
+        "| method and protocol | scored every | local work | server | evaluation |",
+        "|---|---|---|---|---|",
+    ]
+    for case in found["cases"]:
+        every = f"{case['eval_every']} rounds" if case["eval_every"] > 1 else "round"
+        shares = " | ".join(f"{case['shares'][phase]:g} %" for phase in ("train", "server", "evaluate"))
+        lines.append(f"| {case['case']} | {every} | {shares} |")
+    return lines
 
 
 def seeds_lines(found: dict[str, Any]) -> list[str]:
