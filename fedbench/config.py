@@ -146,7 +146,7 @@ class ProtocolConfig:
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """Where and how clients are trained; never changes a result beyond rounding."""
+    """Where and how clients are trained; never changes a result beyond rounding (which `tf32` makes coarse)."""
 
     name: str = "auto"
     device: str = "auto"  # auto | cpu | cuda | cuda:<i>
@@ -154,6 +154,9 @@ class HardwareConfig:
     workers: int = 0  # processes of the workers engine; 0: one a core
     threads: int = 1  # torch threads in this process (more help no small net); 0: torch's own choice
     chunk: int = 0  # clients trained at once by the stacked engine; 0: as many as memory takes
+    tf32: bool = (
+        False  # on a GPU: products and convolutions in TensorFloat-32, of which only ten bits are exact
+    )
     client_memory: str = (
         "auto"  # what clients keep between rounds: auto | device | host | file (memory-mapped)
     )

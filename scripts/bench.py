@@ -34,6 +34,7 @@ from benchmarks.workloads import WORKLOADS
 from rich.console import Console
 from rich.table import Table
 
+from fedbench.engine.hardware import set_precision
 from fedbench.results.environment import machine, versions
 from fedbench.results.files import write_json
 
@@ -44,6 +45,7 @@ def main() -> int:
     """Run the chosen parts, print and store what came out."""
     given = arguments()
     torch.set_num_threads(1)
+    set_precision(tf32=False)  # for everyone alike
     circumstances: Result = {
         "machine": machine(),
         "device": given.device,

@@ -84,7 +84,7 @@ def test_workers_start_where_they_save_more_than_they_cost(steps_take: Callable[
     steps_take(looped=0.1)
     assert run_steps(setup(FedAvg(), rounds=1)) == 16
     limit = hardware.WORKERS_START
-    worth = {workers: math.ceil(limit / (1.6 * (1 - 1 / workers))) for workers in (2, 4)}
+    worth = {workers: math.floor(limit / (1.6 * (1 - 1 / workers))) + 1 for workers in (2, 4)}
     for workers, rounds in worth.items():
         assert type(picked(setup(FedAvg(), rounds=rounds - 1), workers=workers)) is LoopedTrainer
         long = picked(setup(FedAvg(), rounds=rounds), workers=workers)
@@ -156,6 +156,17 @@ def test_threads_are_set_where_asked(
     picked(setup(FedAvg()), threads=3)
     picked(setup(FedAvg()), threads=0)
     assert asked == [3]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_coarse_products_only_where_asked(wanted: bool, steps_take: Callable[..., None]) -> None:
+    hardware.set_precision(tf32=not wanted)
+    steps_take(looped=0.0)
+    try:
+        picked(setup(FedAvg()), tf32=wanted)
+        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is wanted
+    finally:
+        hardware.set_precision(tf32=False)
 
 
 def test_a_run_in_python_has_the_command_lines_hardware() -> None:

@@ -38,6 +38,12 @@ def pick_device(config: HardwareConfig) -> torch.device:
     return torch.device(name)
 
 
+def set_precision(*, tf32: bool) -> None:
+    """What a GPU multiplies in: float32, or TensorFloat-32, which torch by itself allows for convolutions alone."""
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
 def stacks(config: HardwareConfig) -> bool:
     """Whether `config` leads to the stacked engine."""
     return config.engine == "stacked" or (config.engine == "auto" and pick_device(config).type == "cuda")
@@ -48,6 +54,7 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     device = setup.federation.device
     if config.threads:
         torch.set_num_threads(config.threads)
+    set_precision(tf32=config.tf32)
     if config.engine == "auto":
         return _fastest_on_gpu(setup, config) if device.type == "cuda" else _fastest_on_cpu(setup, config)
     if config.engine == "looped":
