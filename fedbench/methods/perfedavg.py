@@ -65,7 +65,7 @@ class PerFedAvg(FedAvg):
         """(I - alpha hess f(w; D)) grad f(w~; D') over the weights, and the moved statistics."""
         inner, outer = (partial(self.loss, client=client, batch=half) for half in halves(batch))
         slope, statistics = gradient(inner, work, client.task)
-        ahead = {name: work[name] - self.alpha * slope[name] for name in slope}
+        ahead = {name: work[name].sub(slope[name], alpha=self.alpha) for name in slope}
         found, statistics = gradient(outer, {**work, **statistics, **ahead}, client.task)
         if self.order != "first":
             curve = self._hessian_product(inner, work, found, client.task)

@@ -55,8 +55,12 @@ class PFedMe(Method):
         w = task.weights(trees.part(work, "global"))
         for _ in range(self.inner_steps):
             slope, statistics = gradient(lambda model: task.loss(model, batch), theta, task)
-            pulled = {k: theta[k] - self.personal_lr * (slope[k] + self.lam * (theta[k] - w[k])) for k in w}
-            theta = {**statistics, **pulled}
+            # theta - lr (slope + lambda (theta - w)), without copies of the weights in between
+            pulled = {k: theta[k].lerp(w[k], self.personal_lr * self.lam) for k in w}
+            theta = {
+                **statistics,
+                **{k: leaf.sub_(slope[k], alpha=self.personal_lr) for k, leaf in pulled.items()},
+            }
         change = {name: self.lam * (leaf - theta[name]) for name, leaf in w.items()}
         return trees.join(**{"global": change, "personal": theta})
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch._C._functorch import (
+    peek_interpreter_stack,
+)  # there is no public way to ask whether vmap is at work
 
 from fedbench.config import OptimizerConfig
 from fedbench.engine.trees import Tree
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
 
 
 def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[Tree, Tree]:
-    """(gradient of `loss` over the model's weights, its statistics after the forward pass), for use in hooks."""
+    """(gradient of `loss` over the model's weights, its statistics after the forward pass), for use in hooks.
+
+    Weights that are themselves being differentiated give a gradient that can be: gradients nest.
+    """
+    weights = task.weights(model)
     statistics = {name: leaf for name, leaf in model.items() if task.is_buffer(name)}
 
     def objective(weights: Tree) -> tuple[Tensor, Tree]:
@@ -25,8 +32,22 @@ def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[T
         moved = {name: leaf.clone() for name, leaf in statistics.items()}
         return loss({**weights, **moved}), moved
 
-    found: tuple[Tree, Tree] = torch.func.grad(objective, has_aux=True)(task.weights(model))
-    return found
+    found: tuple[Tree, Tree]
+    if peek_interpreter_stack() is not None:  # batched by vmap, which knows no torch.autograd.grad
+        found = torch.func.grad(objective, has_aux=True)(weights)
+        return found
+    nested = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in weights.values())
+    leaves = {
+        name: leaf if nested and leaf.requires_grad else leaf.detach().requires_grad_(True)
+        for name, leaf in weights.items()
+    }
+    with torch.enable_grad():
+        value, moved = objective(leaves)
+        # For a small network torch.func.grad takes twice as long.
+        slopes = torch.autograd.grad(
+            value, list(leaves.values()), create_graph=nested, allow_unused=True, materialize_grads=True
+        )
+    return dict(zip(leaves, slopes, strict=True)), {name: leaf.detach() for name, leaf in moved.items()}
 
 
 def accumulation(steps: Tensor, optimizer: OptimizerConfig, method: str) -> Tensor:
