@@ -59,8 +59,9 @@ readme: $(INSTALLED) ## rewrite the tables of methods and data sets in README.md
 $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
 	$(BIN)/python -m fedbench.reproduce table=$(subst -,_,$*) $(MAKEOVERRIDES)
 
-tables: $(INSTALLED) ## draw every filled table under results/ again from its rows, without training
+tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
 	$(BIN)/python -m fedbench.tables.redraw results
+	$(BIN)/python scripts/figures.py --redraw
 
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
 	$(BIN)/python -m fedbench.report results

@@ -17,6 +17,7 @@ Batch normalisation: statistics do not count in norms and cosines; within a clus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -91,7 +92,11 @@ class CFL(Coalitions):
             server = {**server, "peak": server["peak"].masked_fill(inside, unit)}
         if not (drift < self.eps1 * unit and float(updates.norm(dim=1).max()) > self.eps2 * unit):
             return server
-        leaving = self.halves(updates.cpu().numpy(), members.sizes.numpy())
+        if len(updates) < 2:
+            return server
+        similarity = grouping.cosines(updates.cpu().numpy())
+        server = {**server, "distances": self._seen(server, members.ids, similarity)}
+        leaving = self._leaving(similarity, members.sizes.numpy())
         if leaving is None:
             return server
         new = len(next(iter(base.values())))
@@ -99,11 +104,23 @@ class CFL(Coalitions):
         grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
         return {**server, "coalition": coalition.to(server["coalition"].device), **trees.join(base=grown)}
 
-    def halves(self, updates: grouping.Array, sizes: grouping.Array) -> np.ndarray | None:
-        """Which members leave a cluster, bool [M], by their updates [M, P] and sizes [M]; None if none is to."""
-        if len(updates) < 2:
-            return None
-        side, across = grouping.bipartition(grouping.cosines(updates), self.linkage)
+    def _seen(self, server: Tree, ids: Tensor, similarity: grouping.Array) -> Tensor:
+        """1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
+        clients = len(server["coalition"])
+        seen = server.get("distances")
+        seen = (
+            torch.full((clients, clients), torch.nan, dtype=torch.float64) if seen is None else seen.clone()
+        )
+        seen[ids[:, None], ids] = torch.from_numpy(1 - similarity).to(seen.device)
+        return seen
+
+    def record(self, server: Tree) -> Mapping[str, Tensor]:
+        """The distances that cuts were decided by, if there were any, and the clusters."""
+        return {name: server[name] for name in ("distances", "coalition") if name in server}
+
+    def _leaving(self, similarity: grouping.Array, sizes: grouping.Array) -> np.ndarray | None:
+        """Which members leave a cluster, bool [M], by similarity [M, M] and sizes [M]; None if none is to."""
+        side, across = grouping.bipartition(similarity, self.linkage)
         if not np.sqrt((1 - across) / 2) > self.gamma_max:
             return None
         return side if sizes[side].sum() < sizes[~side].sum() else ~side

@@ -20,6 +20,13 @@ def coordinates(points: Array) -> Array:
     return np.asarray(vectors * np.sqrt(np.clip(values, 0, None)))
 
 
+def distances(points: Array) -> Array:
+    """Euclidean distance of each pair of `points` [N, d], [N, N]."""
+    from scipy.spatial.distance import pdist, squareform
+
+    return np.asarray(squareform(pdist(points)))
+
+
 def kmeans(points: Array, count: int) -> Labels:
     """Group of each of `points` [N, d] by Lloyd's algorithm, the best of several seedings; at most `count` groups.
 

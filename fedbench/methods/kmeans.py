@@ -49,7 +49,9 @@ class KMeans(Coalitions):
         """Train every client alone, group the results; all groups start from the initial weights."""
         alone = self._alone(preparation, server, memory)
         weights = trees.flatten(preparation.setup.task.weights(alone)).double().cpu().numpy()
-        coalition = grouping.kmeans(grouping.coordinates(weights), self.k)
+        points = grouping.coordinates(weights)
+        coalition = grouping.kmeans(points, self.k)
+        preparation.keep("distances", grouping.distances(points))
         preparation.keep("coalition", coalition)
         base = trees.clone(servers(server_of(server, 0), self.k))
         return {"coalition": torch.from_numpy(coalition), **base}, memory
