@@ -91,6 +91,7 @@ def local_training(name: str, result: Result, given: argparse.Namespace) -> None
     row = rounds.run(WORKLOADS[name], torch.device(given.device), given.repeats, quick=given.quick)
     if given.device == "cpu":
         row["two_processes"] = cores.scaling(name, 2, given.repeats)
+        row["workers_start"] = cores.start_seconds(name)
     put(result, "rounds", row)
 
 

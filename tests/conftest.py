@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,16 @@ import pytest
 from fedbench import compose
 from fedbench.errors import ConfigError
 from fedbench.registry import Registry
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test depends on what the user's cache holds, or leaves anything there; workers share one."""
+    base = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        patch.setenv("FEDBENCH_CACHE", str(shared / "cache"))
+        yield
 
 
 @dataclass(frozen=True)

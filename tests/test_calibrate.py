@@ -24,7 +24,8 @@ from fedbench.engine.trees import Tree
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
-from tests.methods.toys import setup
+from fedbench.models.mlp import MLP
+from tests.methods.toys import federation, setup
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +34,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ticking:
-    """An engine on a clock of its own: every step of every client takes `seconds` on it."""
+    """An engine on a clock of its own: a second a step of every client, and `once` seconds a round of a client."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, once: float = 0.0) -> None:
         self.now = 0.0
         self.calls = 0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
@@ -46,52 +47,59 @@ class Ticking:
                 self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
             ) -> Outcome:
                 ticking.calls += 1
+                ticking.now += once * len(ids)
                 return super().train(ids, message, memory, clock, score)
 
             def descend(
                 self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
             ) -> list[Tensor]:
                 losses = super().descend(client, work, view, stages, purpose)
-                ticking.now += seconds * len(losses)
+                ticking.now += len(losses)
                 return losses
 
-        self.engine = Engine
+        self.contender = {"ticking": Contender(Engine)}
 
 
-def test_the_pace_is_a_steps_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five epochs of the largest client are more steps than are taken; each takes 2 s."""
-    ticking = Ticking(monkeypatch, 2.0)
-    chosen = setup(FedAvg(), epochs=5)
-    assert max(chosen.steps(client) for client in range(5)) > calibrate.STEPS
-    assert pace(chosen, {"ticking": Contender(ticking.engine)}) == {"ticking": pytest.approx(2.0)}
-    assert ticking.calls == 2, "once to warm up, once timed"
-    assert ticking.now == pytest.approx(2 * 2.0 * calibrate.STEPS)
+@pytest.mark.parametrize("epochs", [1, 5, 40])
+def test_the_pace_is_a_rounds_time_over_its_steps(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens once a round counts once, however few of its steps are taken."""
+    chosen = setup(FedAvg(), epochs=epochs)
+    steps = max(chosen.steps(client) for client in range(5))
+    ticking = Ticking(monkeypatch, once=7.0)
+    assert pace(chosen, ticking.contender)["ticking"] == pytest.approx((steps + 7) / steps)
+    assert ticking.calls == 3, "to warm up, a few steps, some more"
+    assert ticking.now <= 3 * 7 + 2 * calibrate.FEW + calibrate.MORE
 
 
 def test_what_a_method_does_besides_is_part_of_a_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ditto trains two models, so a plain step costs two; FedRep's stages have epochs of their own."""
-    ticking = Ticking(monkeypatch)
-    contender = {"ticking": Contender(ticking.engine)}
-    assert pace(setup(Ditto(), epochs=5), contender)["ticking"] == pytest.approx(2.0)
-    rep = FedRep(head_epochs=6, body_epochs=2)
-    assert pace(setup(rep, epochs=4), contender)["ticking"] == pytest.approx(2.0)
+    contender = Ticking(monkeypatch).contender
+    assert pace(setup(Ditto(), epochs=20), contender)["ticking"] == pytest.approx(2.0)
+    rep = FedRep(head_epochs=30, body_epochs=10)
+    assert pace(setup(rep, epochs=20), contender)["ticking"] == pytest.approx(2.0)
 
 
 def test_a_cohort_together_is_counted_by_its_clients_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticking = Ticking(monkeypatch)
-    assert pace(setup(FedAvg()), {"ticking": Contender(ticking.engine, 4)})["ticking"] == pytest.approx(1.0)
+    engine = Ticking(monkeypatch).contender["ticking"].build
+    assert pace(setup(FedAvg()), {"four": Contender(engine, 4)})["four"] == pytest.approx(1.0)
 
 
 def test_timing_happens_once_for_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ticking = Ticking(monkeypatch)
-    contender = {"ticking": Contender(ticking.engine)}
+    contender = ticking.contender
     first = pace(setup(FedAvg()), contender)
     assert pace(setup(FedAvg(), seed=1, rounds=9), contender) == first
-    assert ticking.calls == 2
-    pace(setup(FedAvg(), batch=4), contender)
-    pace(setup(Ditto()), contender)
-    pace(setup(FedAvg()), {"ticking": Contender(ticking.engine, 2)})
-    assert ticking.calls == 8
+    assert ticking.calls == 3
+    others = [
+        setup(FedAvg(), batch=4),
+        setup(Ditto()),
+        setup(FedAvg(), model=MLP(hidden=(8,))),
+        setup(FedAvg(), federation(dtype=torch.float32)),
+    ]
+    for other in others:
+        pace(other, contender)
+    pace(setup(FedAvg()), {"ticking": Contender(contender["ticking"].build, 2)})
+    assert ticking.calls == 3 * (2 + len(others))
 
 
 def finished(chosen: Setup) -> Tree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from fedbench import compose
 from fedbench.config import HardwareConfig
 from fedbench.engine import hardware, memory
 from fedbench.engine.calibrate import Contender, run_steps
+from fedbench.engine.contract import Population
 from fedbench.engine.hardware import pick_device, pick_trainer
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
-from fedbench.errors import ConfigError
+from fedbench.engine.trees import Tree
+from fedbench.errors import ConfigError, Diverged
 from fedbench.methods.fedavg import FedAvg
+from fedbench.models.task import Task
 from tests.methods.toys import setup
 
 
@@ -99,6 +103,24 @@ def test_workers_start_where_they_save_more_than_they_cost(steps_take: Callable[
     assert type(picked(setup(FedAvg(), rounds=99))) is LoopedTrainer
 
 
+@dataclass(frozen=True)
+class Filled(FedAvg):
+    """Cannot train before its preparation has filled in the weights."""
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        server, memory = super().init(task, population, generator)
+        return {name: torch.full_like(leaf, torch.nan) for name, leaf in server.items()}, memory
+
+
+def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same() -> None:
+    chosen = setup(Filled())
+    with pytest.raises(Diverged):
+        hardware.pace(chosen, {"looped": Contender(LoopedTrainer)})
+    assert type(picked(chosen)) is Workers
+    chosen.federation.device = torch.device("cuda")
+    assert type(picked(chosen, chunk=2)) is StackedTrainer
+
+
 def test_a_process_that_may_have_no_children_trains_alone(
     steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +142,8 @@ def test_a_gpu_takes_the_faster_of_stacked_and_looped(
     assert isinstance(stacked, StackedTrainer)
     assert stacked.chunk == 5
     assert type(picked(single)) is LoopedTrainer, "nothing to stack"
+    steps_take(looped=0.0029, stacked=0.003)
+    assert type(picked(chosen)) is StackedTrainer, "noise is no reason"
     steps_take(looped=0.002, stacked=0.003)
     assert type(picked(chosen)) is LoopedTrainer
 

@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -21,8 +20,8 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.trees import Tree
 
-STEPS = 3  # of each client and stage that are timed
-FORMAT = 1  # raised when what is timed changes
+FEW, MORE = 2, 10  # steps of each client and stage that are taken: two lengths tell what a step adds
+FORMAT = 2  # raised when what is timed changes
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class Contender:
     clients: int = 1
 
 
-class Timed:
+class Cut:
     """`Setup.batches` cut to its first steps, and how many there were and are."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+    def __init__(self, setup: Setup, steps: int) -> None:
+        self.setup, self.steps = setup, steps
         self.planned = self.taken = 0
 
     def __call__(
@@ -46,8 +45,8 @@ class Timed:
         """See Setup.batches."""
         order, noise = self.setup.batches(client, stage, view, purpose)
         self.planned += len(order)
-        self.taken += min(STEPS, len(order))
-        return order[:STEPS], {name: leaf[:STEPS] for name, leaf in noise.items()}
+        self.taken += min(self.steps, len(order))
+        return order[: self.steps], {name: leaf[: self.steps] for name, leaf in noise.items()}
 
 
 def pace(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float]:
@@ -72,24 +71,31 @@ def run_steps(setup: Setup) -> float:
 
 
 def seconds_a_step(setup: Setup, contender: Contender) -> float:
-    """Seconds that a contender takes for a plain local step, after a call to warm up."""
-    timed = Timed(setup)
-    brief = copy.copy(setup)
-    object.__setattr__(brief, "batches", timed)
-    clients, clock = (
-        setup.population.sizes.topk(contender.clients).indices,
-        Clock(0, setup.protocol.rounds),
-    )
-    train = partial(contender.build(brief).train, clients, *setup.opening(clients, clock), clock)
-    train()
-    timed.planned = timed.taken = 0
-    _wait(setup.federation.device)
-    begin = time.perf_counter()
-    train()
-    _wait(setup.federation.device)
-    seconds = time.perf_counter() - begin
-    plain = sum(setup.steps(client) for client in clients.tolist())
-    return seconds * (timed.planned or 1) / (timed.taken or 1) / max(1, plain)
+    """Seconds that a contender takes for a plain local step: its round of a client, over the plain steps in it.
+
+    What happens once a round (start and finish, passes over all data) is timed as it is, a step by what it adds.
+    """
+    clients = setup.population.sizes.topk(contender.clients).indices
+    clock = Clock(0, setup.protocol.rounds)
+    message, memory = setup.opening(clients, clock)
+
+    def timed(steps: int) -> tuple[float, Cut]:
+        brief, cut = copy.copy(setup), Cut(setup, steps)
+        object.__setattr__(brief, "batches", cut)
+        trainer = contender.build(brief)
+        _wait(setup.federation.device)
+        begin = time.perf_counter()
+        trainer.train(clients, message, memory, clock)
+        _wait(setup.federation.device)
+        return time.perf_counter() - begin, cut
+
+    timed(FEW)  # to warm up
+    (little, few), (seconds, more) = timed(FEW), timed(MORE)
+    if more.taken > few.taken:
+        seconds += max(0.0, seconds - little) / (more.taken - few.taken) * (more.planned - more.taken)
+    if setup.federation.device.type == "cuda":
+        torch.cuda.empty_cache()  # what is free decides how many clients are trained at once
+    return seconds / max(1, sum(setup.steps(client) for client in clients.tolist()))
 
 
 def _wait(device: torch.device) -> None:
@@ -99,15 +105,16 @@ def _wait(device: torch.device) -> None:
 
 def _key(setup: Setup, contenders: Mapping[str, Contender]) -> str:
     """Of the machine and of all that a step's cost depends on."""
-    device = setup.federation.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.node()
-    protocol = setup.protocol
+    federation, protocol = setup.federation, setup.protocol
+    gpu = federation.device.type == "cuda"
+    machine = (platform.node(), torch.cuda.get_device_name(federation.device) if gpu else "")
+    net = setup.task.fresh()
     what = (
         FORMAT,
-        (name, torch.__version__, torch.get_num_threads()),
+        (machine, torch.__version__, torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32),
         sorted((name, each.clients) for name, each in contenders.items()),
-        (setup.method, str(setup.task.fresh()), setup.task.shape),
+        (setup.method, str(net), [leaf.shape for leaf in net.state_dict().values()], setup.task.shape),
         (protocol.local, protocol.optimizer, protocol.augment),
-        (setup.federation.clients, setup.at_once, float(setup.population.sizes.max())),
+        (federation.clients, federation.dtype, setup.at_once, float(setup.population.sizes.max())),
     )
     return f"pace-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import multiprocessing
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -19,6 +22,11 @@ from fedbench.errors import ConfigError
 
 # Seconds that worker processes must save a run before they are worth starting, which takes as long (scripts/bench.py).
 WORKERS_START = 4.0
+
+
+CLEARLY = 0.9  # of the stacked engine's time: a choice that noise does not turn around
+
+log = logging.getLogger("fedbench")
 
 
 def pick_device(config: HardwareConfig) -> torch.device:
@@ -45,7 +53,7 @@ def set_precision(*, tf32: bool) -> None:
 
 
 def stacks(config: HardwareConfig) -> bool:
-    """Whether `config` leads to the stacked engine."""
+    """Whether `config` may lead to the stacked engine, so that several seeds are worth joining."""
     return config.engine == "stacked" or (config.engine == "auto" and pick_device(config).type == "cuda")
 
 
@@ -77,26 +85,28 @@ def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Trainer:
     busy = min(workers, setup.at_once)
     if busy < 2 or multiprocessing.current_process().daemon:
         return LoopedTrainer(setup)
-    step = pace(setup, {"looped": Contender(LoopedTrainer)})["looped"]
+    step = _tried(setup, {"looped": Contender(LoopedTrainer)}).get("looped", math.inf)
     saved = run_steps(setup) * step * (1 - 1 / busy)
     return WorkersTrainer(setup, workers) if saved > WORKERS_START else LoopedTrainer(setup)
 
 
 def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Trainer:
-    """Stacked or looped, whichever takes less time for a step of a client."""
+    """Stacked, unless looped takes clearly less time for a step of a client."""
     if setup.at_once == 1:
         return LoopedTrainer(setup)
     stacked = _stacked(setup, config)
-    step = pace(
-        setup,
-        {
-            "looped": Contender(LoopedTrainer),
-            "stacked": Contender(
-                partial(StackedTrainer, chunk=stacked.chunk), min(stacked.chunk, setup.at_once)
-            ),
-        },
-    )
-    return stacked if step["stacked"] <= step["looped"] else LoopedTrainer(setup)
+    together = Contender(partial(StackedTrainer, chunk=stacked.chunk), min(stacked.chunk, setup.at_once))
+    step = _tried(setup, {"looped": Contender(LoopedTrainer), "stacked": together})
+    return LoopedTrainer(setup) if step and step["looped"] < CLEARLY * step["stacked"] else stacked
+
+
+def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float]:
+    """The contenders' paces; none where the trial fails, as it may of a method that needs its preparation first."""
+    try:
+        return pace(setup, contenders)
+    except Exception as error:  # noqa: BLE001 - a trial must not end a run; its own errors come in the run
+        log.debug("no engine could be tried: %s", error)
+        return {}
 
 
 def _stacked(setup: Setup, config: HardwareConfig) -> StackedTrainer:

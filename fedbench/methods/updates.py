@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[Tree, Tree]:
     """(gradient of `loss` over the model's weights, its statistics after the forward pass), for use in hooks.
 
-    Weights that are themselves being differentiated give a gradient that can be: gradients nest.
+    Weights that are themselves being differentiated give a gradient that can be, in those weights: gradients nest.
     """
     weights = task.weights(model)
     statistics = {name: leaf for name, leaf in model.items() if task.is_buffer(name)}
@@ -38,16 +38,19 @@ def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[T
         return found
     nested = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in weights.values())
     leaves = {
-        name: leaf if nested and leaf.requires_grad else leaf.detach().requires_grad_(True)
+        name: leaf.view_as(leaf) if nested and leaf.requires_grad else leaf.detach().requires_grad_(True)
         for name, leaf in weights.items()
     }
     with torch.enable_grad():
         value, moved = objective(leaves)
+        moved = {name: leaf.detach() for name, leaf in moved.items()}
+        if not value.requires_grad:  # a loss that does not depend on the weights
+            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}, moved
         # For a small network torch.func.grad takes twice as long.
         slopes = torch.autograd.grad(
             value, list(leaves.values()), create_graph=nested, allow_unused=True, materialize_grads=True
         )
-    return dict(zip(leaves, slopes, strict=True)), {name: leaf.detach() for name, leaf in moved.items()}
+    return dict(zip(leaves, slopes, strict=True)), moved
 
 
 def accumulation(steps: Tensor, optimizer: OptimizerConfig, method: str) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
+import time
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks import plain
 from benchmarks.rounds import timed
 from benchmarks.workloads import WORKLOADS
 from fedbench.engine.contract import Clock
+from fedbench.engine.workers import WorkersTrainer, available_workers
 
 CLIENTS = 2  # of a cohort, trained in each process
 
@@ -25,6 +27,29 @@ def scaling(name: str, processes: int, repeats: int) -> float:
     alone = statistics.median(_seconds(name, 1, repeats))
     together = statistics.median(_seconds(name, processes, repeats))
     return round(processes * alone / together, 2)
+
+
+def start_seconds(name: str) -> float:
+    """Seconds until worker processes, one a core, have answered for the first time, in a process that had none."""
+    context = multiprocessing.get_context("spawn")
+    found: Any = context.Queue()
+    process = context.Process(target=_start, args=(name, found))
+    process.start()
+    seconds = float(found.get())
+    process.join()
+    return round(seconds, 2)
+
+
+def _start(name: str, found: Any) -> None:
+    setup = WORKLOADS[name].setup(torch.device("cpu"))
+    clock = Clock(0, setup.protocol.rounds)
+    ids = setup.draw_cohort(clock)
+    message, memory = setup.opening(ids, clock)
+    begin = time.perf_counter()
+    trainer = WorkersTrainer(setup, available_workers())
+    trainer.evaluate(ids, message, memory, clock, ())
+    found.put(time.perf_counter() - begin)
+    trainer.close()
 
 
 def _seconds(name: str, processes: int, repeats: int) -> list[float]:

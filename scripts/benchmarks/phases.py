@@ -59,6 +59,8 @@ def run(name: str, device: str, settings: tuple[str, ...] = ()) -> dict[str, Any
     """
     overrides = ["dataset=fashion_mnist", *CASES[name], *settings]
     protocol = resolve(compose(overrides)).protocol
+    if protocol.score != "received":
+        raise ValueError(f"{name} scores what it has just trained, in the time of its local work")
     with tempfile.TemporaryDirectory() as folder:
         timed = [f"protocol.rounds={ROUNDS}", "protocol.eval_every=1", f"runs_dir={folder}", "progress=none"]
         done = execute(resolve(compose([*overrides, *timed, f"hardware.device={device}"])))

@@ -80,9 +80,7 @@ def _chosen(row: dict[str, Any]) -> str:
         f"{name} {1000 * seconds:.2f} ms a step (measured {1000 / row['rate'][name]:.2f})"
         for name, seconds in row["calibrated"].items()
     )
-    start = (
-        f"; worker processes answer after {row['workers_start']:.1f} s" if "workers" in row["rate"] else ""
-    )
+    start = f"; worker processes answer after {row['workers_start']:.1f} s" if "workers_start" in row else ""
     return f"- {row['workload']}: {timed}{start}"
 
 

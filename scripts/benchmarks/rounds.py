@@ -30,7 +30,7 @@ TOLERANCE = 1e-4  # largest difference of a parameter after a round, engine agai
 def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) -> dict[str, Any]:
     """Client-steps a second of the engines, the plain loop and the merged batch, and their ratios."""
     setup = workload.setup(device, quick=quick)
-    trainers, start = _trainers(setup)
+    trainers = _trainers(setup)
     difference = {name: _difference(setup, trainer) for name, trainer in trainers.items()}
     wrong = {name: gap for name, gap in difference.items() if not gap <= TOLERANCE}
     if wrong:
@@ -68,7 +68,6 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
         "vs_plain": {name: round(rate[name] / rate["plain"], 2) for name in trainers},
         "stacking_efficiency": round(rate["stacked"] / rate["merged"], 2) if "stacked" in rate else None,
         "largest_difference": difference,
-        "workers_start": start,
         "calibrated": {name: seconds_a_step(setup, each) for name, each in contenders.items()},
         "peak_mib": _peak(device),
         "repeats": repeats,
@@ -76,17 +75,12 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
     }
 
 
-def _trainers(setup: Setup) -> tuple[dict[str, Trainer], float]:
-    """The engines, and the seconds until worker processes, where they may help, answered for the first time."""
+def _trainers(setup: Setup) -> dict[str, Trainer]:
     found: dict[str, Trainer] = {"looped": LoopedTrainer(setup)}
-    begin = time.perf_counter()
     if setup.federation.device.type == "cpu" and available_workers() > 1:
         found["workers"] = WorkersTrainer(setup, available_workers())
-        ids, clock = setup.draw_cohort(_clock(setup, 0)), _clock(setup, 0)
-        found["workers"].evaluate(ids, *setup.opening(ids, clock), clock, ())
-    start = time.perf_counter() - begin
     found["stacked"] = StackedTrainer(setup, fitting_chunk(setup))
-    return found, round(start, 2)
+    return found
 
 
 def _engine(setup: Setup, trainer: Trainer) -> Callable[[int], int]:
