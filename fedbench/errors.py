@@ -30,6 +30,10 @@ class CheckpointError(FedbenchError):
     """A checkpoint that is unreadable or belongs to another configuration."""
 
 
+class FolderInUse(FedbenchError):
+    """A run folder in which another process runs, which will be done some time."""
+
+
 class Diverged(FedbenchError):
     """Training produced a value that is not finite; says in which round and on which client."""
 

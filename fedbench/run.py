@@ -22,6 +22,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.storage import Storage
 from fedbench.engine.trainer import Trainer
+from fedbench.errors import FolderInUse
 from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
 from fedbench.results.console import Progress
@@ -30,6 +31,7 @@ from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Labels, Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise
 
+PATIENCE = 0.5  # seconds between looks at a reference that another process makes
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
@@ -177,16 +179,24 @@ def local_config(run: RunConfig) -> RunConfig:
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
     """(accuracies [N], key) of Local under the same data, partition, model, protocol and seed, trained if missing.
 
-    (None, "") for Local itself.
+    (None, "") for Local itself. The runs of a parallel sweep need the same one: whoever comes first makes it, the
+    others wait, and one of them goes on if it dies.
     """
     if run.labels["method"] == "local":
         return None, ""
     reference = local_config(run)
     key = run_key(reference)
     folder = folder_of(reference)
-    if folder.status() != "finished":
-        execute(reference)
+    while folder.status() != "finished":
+        _make_or_wait(reference)
     return folder.accuracies(), key
+
+
+def _make_or_wait(reference: RunConfig) -> None:
+    try:
+        execute(reference)
+    except FolderInUse:
+        time.sleep(PATIENCE)
 
 
 def _write(

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from fedbench.engine import checkpoint
-from fedbench.errors import CheckpointError, FedbenchError
+from fedbench.errors import CheckpointError, FedbenchError, FolderInUse
 from fedbench.metrics.accuracy import Tally
 from fedbench.results import environment, units
 from fedbench.results.collect import collect
@@ -277,7 +277,7 @@ class TestRunFolder:
         process = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True)
         child = int(process.stdout.readline())
         try:
-            with pytest.raises(FedbenchError, match=f"in use by process {process.pid} on .*; wait") as error:
+            with pytest.raises(FolderInUse, match=f"in use by process {process.pid} on .*; wait") as error:
                 folder.__enter__()
             assert "\n" not in str(error.value)
             process.send_signal(signal.SIGKILL)
@@ -290,8 +290,9 @@ class TestRunFolder:
 
     def test_the_lock_holds_inside_a_process_too_and_ends_with_the_block(self, tmp_path):
         with RunFolder(tmp_path, KEY, LABELS):
-            with pytest.raises(FedbenchError, match="in use"):
+            with pytest.raises(FedbenchError, match="in use") as error:
                 RunFolder(tmp_path, KEY, LABELS).__enter__()
+            assert not isinstance(error.value, FolderInUse), "waiting for oneself would never end"
             with RunFolder(tmp_path, "another key", LABELS):
                 pass
         with RunFolder(tmp_path, KEY, LABELS):

@@ -205,6 +205,34 @@ def test_a_cohort_of_one_scores_the_client_that_trained(tmp_path: Path) -> None:
     assert (result.row["ipr"], result.row["rsd"]) == (0, 0), "after one round FedAvg's clients are Local's"
 
 
+def test_a_run_waits_for_the_reference_that_another_process_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a parallel sweep; the other one dies here, so this one has to make it."""
+    chosen = config(tmp_path, "method=fedavg")
+    reference = run.folder_of(run.local_config(chosen))
+    holder = (
+        "import time; from pathlib import Path; from fedbench.results.lock import FolderLock\n"
+        f"FolderLock(Path({str(reference.path)!r})).acquire(); print('held', flush=True); time.sleep(60)"
+    )
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            process.kill()
+            process.wait()
+
+    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        monkeypatch.setattr(time, "sleep", wait)
+        row = run.execute(chosen).row
+    assert len(waits) == 3
+    assert reference.status() == "finished"
+    assert row["ipr"] is not None
+
+
 def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
     local = run.execute(config(tmp_path, "method=local")).folder
     (local / "clients.csv").write_text("client,acc\n0,many\n")

@@ -70,7 +70,7 @@ class RunFolder:
         """Create the folder, lock it and remove what a killed process left half-written.
 
         Raises:
-            FedbenchError: another process runs in it.
+            FolderInUse: another process runs in it.
         """
         self._lock.acquire()
         sweep(self.path)

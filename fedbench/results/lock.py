@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import IO
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import FedbenchError, FolderInUse
 
 _held: set[IO[str]] = set()
 
@@ -29,7 +29,8 @@ class FolderLock:
         """Create the folder and take the lock.
 
         Raises:
-            FedbenchError: another process, or another part of this one, holds it.
+            FolderInUse: another process holds it.
+            FedbenchError: another part of this process does.
         """
         while self._handle is None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,14 +72,19 @@ class FolderLock:
         except BlockingIOError as error:
             handle.seek(0)
             holder = handle.read().strip() or "another process"
-            raise FedbenchError(
+            kind = FedbenchError if holder == self._me() else FolderInUse
+            raise kind(
                 f"run folder {self._folder} is in use by {holder}; wait for it, stop it, or choose another runs_dir"
             ) from error
         except OSError:
             return
         handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {platform.node()}\n")
+        handle.write(f"{self._me()}\n")
         handle.flush()
+
+    @staticmethod
+    def _me() -> str:
+        return f"process {os.getpid()} on {platform.node()}"
 
 
 def _forget() -> None:
