@@ -2,8 +2,9 @@
 
 Stochastic EM on sum_i sum_k r_ik ||W_i - V_k||^2, assignments r, centres V: a client belongs to the centre nearest to
 its model W_i (E step), a centre is the mean of its clients' models (M step), and clients train on from their centre.
-First assignment: k-means of all clients' models after `pretrain_rounds` of training alone (from centres drawn at
-random, the other choice, no client ever leaves). Chosen, as FedCollab's comparison gives none: k = 4, one round.
+First assignment: k-means of all clients' models after `pretrain_rounds` of training alone, or, with none, at random,
+as from centres drawn at random: a client's model stays nearest to the centre that it was trained from, so hardly any
+client ever leaves. Chosen, as FedCollab's comparison gives neither: k = 4, one round.
 Deviations: means are weighted by size, as FedAvg's; a round's clients are first averaged and then assigned anew, so
 that all centres may start from the initial weights.
 Batch normalisation: statistics do not count in distances; within a cluster they are shared and averaged.
@@ -12,23 +13,37 @@ Batch normalisation: statistics do not count in distances; within a cluster they
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedbench.engine import trees
+from fedbench.engine import rng, trees
 from fedbench.engine.contract import Cohort
 from fedbench.engine.trees import Tree
 from fedbench.methods.kmeans import KMeans
+
+if TYPE_CHECKING:
+    from fedbench.engine.preparation import Preparation
 
 
 @dataclass(frozen=True)
 class FeSEM(KMeans):
     """Clients move to the centre that is nearest to their model."""
 
-    pretrain_rounds: int = 1  # rounds each client trains alone before the first assignment
+    pretrain_rounds: int = 1  # rounds each client trains alone before the first assignment; 0: at random
 
+    fewest: ClassVar[int] = 0
     paper: ClassVar[str] = "Long et al., WWW Journal 2022"
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """As KMeans, or every client in a cluster drawn for it."""
+        if self.pretrain_rounds:
+            return super().prepare(preparation, server, memory)
+        setup = preparation.setup
+        generator = rng.numpy_rng(setup.seed, "centres")
+        coalition = generator.integers(self.k, size=setup.population.clients)
+        preparation.keep("coalition", coalition)
+        return self.grouped(server, coalition), memory
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Centres from the cohort's models (M step), then the cohort's assignment to centres (E step)."""

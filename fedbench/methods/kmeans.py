@@ -34,11 +34,15 @@ class KMeans(Coalitions):
     k: int = 4  # groups
     pretrain_rounds: int = 10  # rounds each client trains alone before it is grouped
 
+    fewest: ClassVar[int] = 1  # pretrain_rounds
     paper: ClassVar[str] = "Ghosh et al., arXiv 1906.06629, 2019"
 
     def __post_init__(self) -> None:
-        if self.k < 1 or self.pretrain_rounds < 1:
-            raise ConfigError("method.k and method.pretrain_rounds must be at least 1")
+        if self.k < 1 or self.pretrain_rounds < self.fewest:
+            raise ConfigError(
+                f"method.k must be at least 1, method.pretrain_rounds at least {self.fewest}, "
+                f"got {self.k} and {self.pretrain_rounds}"
+            )
 
     @property
     def inner(self) -> Method:
@@ -53,8 +57,12 @@ class KMeans(Coalitions):
         coalition = grouping.kmeans(points, self.k)
         preparation.keep("distances", grouping.distances(points))
         preparation.keep("coalition", coalition)
+        return self.grouped(server, coalition), memory
+
+    def grouped(self, server: Tree, coalition: grouping.Labels) -> Tree:
+        """The server's state with `coalition` [N], every group at the initial weights."""
         base = trees.clone(servers(server_of(server, 0), self.k))
-        return {"coalition": torch.from_numpy(coalition), **base}, memory
+        return {"coalition": torch.from_numpy(coalition), **base}
 
     def _alone(self, preparation: Preparation, server: Tree, memory: Tree) -> Tree:
         """Every client's model after training without the others, [N, ...]."""

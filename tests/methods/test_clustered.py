@@ -31,6 +31,7 @@ from tests.methods.toys import (
     descend,
     federation,
     gap,
+    initial,
     logits,
     models,
     samples,
@@ -315,11 +316,30 @@ def test_preparation_is_charged() -> None:
         assert (state.bytes_up, state.bytes_down) == (2 * 4 * model, 2 * 4 * model)
 
 
+def test_random_centres_are_a_random_first_assignment_that_costs_nothing() -> None:
+    drawn = set()
+    for seed in range(6):
+        chosen, state = run(
+            FeSEM(k=2, pretrain_rounds=0), seed=seed, rounds=1, optimizer=OptimizerConfig(lr=1e-9)
+        )
+        first = torch.from_numpy(state.arrays["coalition"])
+        drawn.add(tuple(first.tolist()))
+        assert set(first.tolist()) <= {0, 1}
+        assert close(models(chosen, state), trees.expand(initial(chosen), 4), 1e-6), (
+            "no training before round 0"
+        )
+    assert len(drawn) > 2
+    totals = [run(FeSEM(k=2, pretrain_rounds=0), rounds=rounds)[1].bytes_up for rounds in (1, 4)]
+    assert totals[1] == 4 * totals[0]
+
+
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="k"):
         IFCA(k=0)
     with pytest.raises(ConfigError, match="pretrain_rounds"):
-        FeSEM(pretrain_rounds=0)
+        FeSEM(pretrain_rounds=-1)
+    with pytest.raises(ConfigError, match="pretrain_rounds at least 1"):
+        KMeans(pretrain_rounds=0)
     with pytest.raises(UnknownName, match="single"):
         CFL(linkage="singel")
     with pytest.raises(ConfigError, match="eps1"):
