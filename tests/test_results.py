@@ -271,8 +271,8 @@ class TestRunFolder:
             "from fedbench.results.observer import Labels\n"
             f"RunFolder({str(tmp_path)!r}, {KEY!r}, {LABELS!r}).__enter__()\n"
             "child = os.fork()\n"
-            "if child == 0:\n    os.close(1); time.sleep(60)\n"
-            "print(child, flush=True); time.sleep(60)\n"
+            "if child == 0:\n    print(os.getpid(), flush=True); os.close(1)\n"  # forked, and past what fork calls
+            "time.sleep(60)\n"
         )
         process = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True)
         child = int(process.stdout.readline())
