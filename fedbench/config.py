@@ -84,14 +84,16 @@ class TestConfig:
 
     __test__ = False  # not a pytest class
 
-    sets: str = "local"  # local: the client's own samples | global: the whole test set | both
+    # local: the client's own samples | global: the whole test set, for every client's model | both
+    # common: client models on their own samples, the one global model, where there is one, on the whole test set
+    sets: str = "local"
     weighting: str = "none"  # global set: none, or label_shares (weighted by the client's label distribution)
     pool: bool = False  # concatenate the train and the test split before partitioning
     fraction: float = 0.2  # share of a client's samples held out as its local test set
     val_fraction: float = 0.0  # share of a client's training samples held out for validation
 
     def __post_init__(self) -> None:
-        _one_of("protocol.test.sets", self.sets, ("local", "global", "both"))
+        _one_of("protocol.test.sets", self.sets, ("local", "global", "both", "common"))
         _one_of("protocol.test.weighting", self.weighting, ("none", "label_shares"))
         for name, value in (("fraction", self.fraction), ("val_fraction", self.val_fraction)):
             if not 0 <= value < 1:

@@ -6,14 +6,13 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
-from fedbench.compose import RunConfig
-from fedbench.run import RunResult
+from fedbench.engine.setup import Setup
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -95,25 +94,30 @@ def test_five_seeds_together_give_what_they_give_apart(bench: Any, monkeypatch: 
 
 
 def test_a_protocols_phases_are_weighed_by_how_often_they_come(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of 8 s of training and 1 s of server work; scoring takes 10 s and comes every tenth of them."""
-    spent = pd.DataFrame(
-        {
-            "round": [0, 1, 2, 3],
-            "seconds_train": [None, 100.0, 108.0, 116.0],
-            "seconds_server": [None, 50.0, 51.0, 52.0],
-            "seconds_evaluate": [1.0, 70.0, 80.0, 90.0],
-        }
+
+    class Simulated:
+        """Whose first round takes a hundred times as long."""
+
+        def __init__(self, setup: Setup, _trainer: object) -> None:
+            assert setup.protocol.eval_every == 1
+
+        def begin(self) -> Any:
+            return SimpleNamespace(seconds={"train": 0.0, "server": 0.0, "evaluate": 0.0})
+
+        def step(self, state: Any) -> None:
+            scale = 100 if state.seconds["train"] == 0 else 1
+            for phase, seconds in (("train", 8.0), ("server", 1.0), ("evaluate", 10.0)):
+                state.seconds[phase] += scale * seconds
+
+    monkeypatch.setattr(bench.phases, "Simulation", Simulated)
+    found = bench.phases.run(
+        "pFedSim", "cpu", ("dataset=digits", "partition.num_clients=3", "partition.min_size=10")
     )
-    spent.to_csv(tmp_path / "rounds.csv", index=False)
-    done = RunResult({}, tmp_path)
-    monkeypatch.setattr(bench.phases, "execute", lambda run: asked.append(run) or done)
-    asked: list[RunConfig] = []
-    found = bench.phases.run("pFedSim", "cpu")
     assert found["seconds"] == {"train": 8.0, "server": 1.0, "evaluate": 10.0}
     assert found["shares"] == {"train": 80.0, "server": 10.0, "evaluate": 10.0}
-    assert (asked[0].protocol.rounds, asked[0].protocol.eval_every) == (3, 1)
     (line,) = sys.modules["benchmarks.render"].phases_table({"cases": [found], "load_before": 0.0})[5:]
     assert line == "| pFedSim | 10 rounds | 80 % | 10 % | 10 % |"
 

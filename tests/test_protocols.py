@@ -48,7 +48,7 @@ READING: dict[str, tuple[Any, ...]] = {
     ),
     "fedsac_cub": ((), "global", "label_shares", False, 0.0, 0.2, "received", "client", "best_val", True),
     "pfedsim": ((), "local", "none", True, 0.5, 0.0, "received", "pooled", "last", False),
-    "sosicfl": ((), "both", "none", False, 0.2, 0.0, "received", "client", "best_test", False),
+    "sosicfl": ((), "common", "none", False, 0.2, 0.0, "received", "client", "best_test", False),
     "fedrema_final": ((), "local", "none", False, 0.2, 0.0, "received", "pooled", "mean_last_5", False),
     "fedrema": ((), "local", "none", False, 0.2, 0.0, "received", "pooled", "best_test", False),
     "fedcollab": ((), "local", "none", True, 0.2, 0.0, "received", "client", "last", False),

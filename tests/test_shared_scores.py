@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.trees import Tree
-from fedbench.run import build
+from fedbench.run import build, execute
 
 ROUND = Clock(0, 2)
 SETS = ("local", "global")
@@ -75,3 +76,24 @@ def test_a_model_changed_by_adaptation_is_not_taken_for_the_shared_one() -> None
     (model,) = models(trainer, 1)
     counts = trainer.evaluate(torch.arange(5), trees.expand(model, 5), {}, ROUND, ("global",))["global"][0]
     assert len({tuple(row.tolist()) for row in counts}) > 1
+
+
+def test_the_global_model_alone_on_the_whole_test_set(tmp_path: Path) -> None:
+    """sets=common spares scoring every client's model there, and finds the same of what it scores."""
+    where = ["dataset=digits", "partition=homo", "partition.num_clients=5", "model=mlp", "hardware=cpu"]
+    brief = [
+        "method=fedavg",
+        "protocol.test.pool=false",
+        "protocol.rounds=3",
+        "progress=none",
+        f"runs_dir={tmp_path}",
+    ]
+
+    def row(sets: str) -> dict[str, Any]:
+        return execute(compose.resolve(compose.compose([*where, *brief, f"protocol.test.sets={sets}"]))).row
+
+    common, both = row("common"), row("both")
+    for name in ("acc", "acc_on_local", "acc_on_common", "ipr", "score"):
+        assert common[name] == both[name]
+    assert both["acc_on_global"] == pytest.approx(both["acc_on_common"]), "everyone has the global model"
+    assert "acc_on_global" not in common

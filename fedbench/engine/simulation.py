@@ -60,9 +60,7 @@ class Simulation:
         self.trainer = trainer
         self.storage = storage or Storage.of(setup)
         protocol = setup.protocol
-        self.sets = {"local": ("local",), "global": ("global",), "both": ("local", "global")}[
-            protocol.test.sets
-        ]
+        self.sets = {"global": ("global",), "both": ("local", "global")}.get(protocol.test.sets, ("local",))
         if protocol.test.val_fraction > 0:
             self.sets = (*self.sets, "val")
 
@@ -168,7 +166,7 @@ class Simulation:
                 for name in self.sets
             }
             tallies = {name: self._tally(name, *counts[name]) for name in self.sets}
-            if "global" in self.sets:
+            if setup.protocol.test.sets != "local":
                 tallies.update(self._score_common(state))
         return tallies
 
