@@ -66,7 +66,7 @@ tables: $(INSTALLED) ## draw every table and figure under results/ again from it
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
 	$(BIN)/python -m fedbench.report results
 
-bench: $(INSTALLED) ## time the engines against a plain PyTorch loop, and the server side (a quarter of an hour)
+bench: $(INSTALLED) ## time the engines against a plain PyTorch loop, the server side and phases (half an hour)
 	$(BIN)/python scripts/bench.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/

@@ -115,8 +115,11 @@ def profiled(_name: str, result: Result, given: argparse.Namespace) -> None:
 
 def phased(_name: str, result: Result, given: argparse.Namespace) -> None:
     """Shares of local work, server and evaluation at the papers' protocols."""
-    found = [phases.run(name, given.device) for name in phases.CASES]
+    found: list[Result] = []
     result["phases"] = {"cases": found, **{key: result[key] for key in ("load_before", "commit", "date")}}
+    for name in phases.CASES:
+        found.append(phases.run(name, given.device))
+        store(result, given.out)
 
 
 def against_rivals(name: str, result: Result, given: argparse.Namespace) -> None:

@@ -114,7 +114,7 @@ def test_a_protocols_phases_are_weighed_by_how_often_they_come(
 
     monkeypatch.setattr(bench.phases, "Simulation", Simulated)
     found = bench.phases.run(
-        "pFedSim", "cpu", ("dataset=digits", "partition.num_clients=3", "partition.min_size=10")
+        "pFedSim", "cpu", ("dataset=digits", "model=mlp", "partition.num_clients=3", "partition.min_size=10")
     )
     assert found["seconds"] == {"train": 8.0, "server": 1.0, "evaluate": 10.0}
     assert found["shares"] == {"train": 80.0, "server": 10.0, "evaluate": 10.0}

@@ -36,6 +36,7 @@ CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used an
         "method=fedrema",
         "partition=groups_s0.2",
         "partition.num_clients=100",
+        "partition.size=400",
         "model=fedrema_cnn",
         "protocol=fedrema",
     ),
@@ -47,6 +48,7 @@ CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used an
         "model=lenet5",
         "protocol=fedsac",
         "protocol.test.sets=local",
+        "protocol.test.fraction=0.2",
     ),
 }
 
