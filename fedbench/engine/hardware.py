@@ -20,7 +20,8 @@ from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer, available_workers
 from fedbench.errors import ConfigError
 
-# Seconds that worker processes must save a run before they are worth starting, which takes as long (scripts/bench.py).
+# Seconds that worker processes must save a run before they are worth starting, which took as long on two quiet cores
+# (`start_seconds` in scripts/benchmarks/cores.py; `make bench` measures it for every workload).
 WORKERS_START = 4.0
 
 
