@@ -36,12 +36,14 @@ class Workload:
     small_cohort: int | None = None  # clients a round with --quick
     test: int = 10  # test samples, where accuracies are compared too
 
-    def setup(self, device: torch.device, *, quick: bool = False) -> Setup:
+    def setup(
+        self, device: torch.device, *, quick: bool = False, dtype: torch.dtype = torch.float32
+    ) -> Setup:
         """Data, network and method; procedural images stand for the data, whose values cost nothing."""
         cohort = [f"protocol.cohort={self.small_cohort}"] if quick and self.small_cohort else []
         config = resolve(compose([*self.overrides, *UNSCORED, *cohort]))
         dataset, partition = self._federation()
-        federation = Federation(dataset, partition, device)
+        federation = Federation(dataset, partition, device, dtype)
         return Setup(config.method, config.model.task(self.shape, 10), federation, config.protocol, 0)
 
     def _federation(self) -> tuple[Dataset, Partition]:
@@ -93,7 +95,7 @@ WORKLOADS = {
         ),
         (500,) * 10,
         (3, 32, 32),
-        small_cohort=1,
+        small_cohort=2,
     ),
     "W4": Workload(
         "W4",
