@@ -35,7 +35,8 @@ python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   dry_run=false        true, or --dry-run: show the plan and stop
   render=false         true: draw the table again from its files, look at no run
 
-Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. Hydra's
+Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
+of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed=0). Hydra's
 launchers run elsewhere: hydra/launcher=submitit_slurm (pip install hydra-submitit-launcher) and its options.
 The same command again runs only what is missing.
 """
@@ -114,7 +115,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     table = spec.load(request.table)
     launcher, at_once = _launcher(request, overrides)
     wish = _wish(request, overrides, table, scale.load(request.scale), at_once)
-    folder = store.folder_of(request.results, table.name, plan.circumstances(wish))
+    folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
     if request.render:
         from fedbench.tables.render import write
 

@@ -90,9 +90,11 @@ class Plan:
         return unique([local_twin(job) for job in alone])
 
 
-def circumstances(wish: Wish) -> Circumstances:
+def circumstances(table: TableSpec, wish: Wish) -> Circumstances:
     """What of the wish a reader of the table must know."""
-    return Circumstances(wish.scale.name, wish.substitute, wish.changed, trained=wish.scale.trained)
+    varied = tuple(text for text in wish.changed if text.partition("=")[0] in table.left_open)
+    changed = tuple(text for text in wish.changed if text not in varied)
+    return Circumstances(wish.scale.name, wish.substitute, changed, varied, trained=wish.scale.trained)
 
 
 def make(table: TableSpec, wish: Wish, recorded: Recorded | None = None) -> Plan:
@@ -113,7 +115,7 @@ def make(table: TableSpec, wish: Wish, recorded: Recorded | None = None) -> Plan
         for row in table.rows
         for column in table.columns
     ]
-    return Plan(table, circumstances(wish), tuple(entries), seeds, recorded)
+    return Plan(table, circumstances(table, wish), tuple(entries), seeds, recorded)
 
 
 def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:

@@ -42,6 +42,7 @@ class Circumstances:
     scale: str = "paper"
     substitute: str = ""  # data set in place of the table's own; "" if none
     changed: tuple[str, ...] = ()  # further overrides given on the command line
+    varied: tuple[str, ...] = ()  # those of what the paper leaves open, which void no verdict
     trained: bool = True  # false: too short for an order of the methods to mean anything
     machine: str = ""
     commit: str = ""
@@ -75,5 +76,6 @@ class TableResult:
         made = self.circumstances
         parts = [f"on {made.substitute} instead of the paper's data"] if made.substitute else []
         parts += [] if made.scale == "paper" else [f"{made.scale} scale"]
-        parts += [f"with {' '.join(made.changed)}"] if made.changed else []
+        further = (*made.changed, *made.varied)
+        parts += [f"with {' '.join(further)}"] if further else []
         return f"{self.spec.title} ({'; '.join(parts)})" if parts else self.spec.title

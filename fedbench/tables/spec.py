@@ -79,6 +79,9 @@ class TableSpec:
     seeds: int = 5
     published_seeds: int = 1  # seeds behind a published mean, as far as the paper says
     headline: str = ""  # label of the row that the paper claims to be best
+    left_open: tuple[
+        str, ...
+    ] = ()  # keys of a run that the paper does not settle: changing them voids no verdict
     notes: tuple[str, ...] = ()
 
     def published(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Published | None:
@@ -139,7 +142,7 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
     for key in rest:
         if key not in fields:
             raise unknown(f"key of {where}", str(key), fields)
-    lists: dict[str, Any] = {key: tuple(rest[key]) for key in ("base", "notes") if key in rest}
+    lists: dict[str, Any] = {key: tuple(rest[key]) for key in ("base", "left_open", "notes") if key in rest}
     spec = TableSpec(**{**rest, **lists}, **parts)
     if spec.headline and spec.headline not in {row.label for row in spec.rows}:
         raise unknown(f"headline of {where}", spec.headline, [row.label for row in spec.rows])

@@ -28,7 +28,7 @@ SEPARATOR = "|"  # between row, column and seed in the names of matrices
 
 def folder_of(results: Path | str, table: str, made: Circumstances) -> Path:
     """Where a table made in these circumstances is kept."""
-    parts = [table, "" if made.scale == "paper" else made.scale, made.substitute, *made.changed]
+    parts = [table, "" if made.scale == "paper" else made.scale, made.substitute, *made.changed, *made.varied]
     name = "-".join(re.sub(r"[^A-Za-z0-9._=+]", "_", part) for part in parts if part)
     return Path(results) / "tables" / name[:150]
 
@@ -95,9 +95,8 @@ def load_table(folder: Path) -> TableResult:
             for cell in content["cells"]
         )
         made = content["circumstances"]
-        circumstances = Circumstances(
-            **{**made, "changed": tuple(made["changed"]), "seconds": _number(made["seconds"])}
-        )
+        lists = {key: tuple(made.get(key, ())) for key in ("changed", "varied")}
+        circumstances = Circumstances(**{**made, **lists, "seconds": _number(made["seconds"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedbenchError(
             f"cannot read {path} ({error}); bring back an earlier version, or delete it and make the table again"

@@ -8,7 +8,8 @@ n >= 3 seeds of mean m and sample standard deviation s, and a published mean ove
   mean +- 2 published standard deviations.
 - `differs by d`, d = m - published, otherwise.
 - No verdict from fewer than three seeds, from values that are not finite (a censored time), on substitute data, at a
-  reduced scale, or with settings changed on the command line; none where the paper prints nothing.
+  reduced scale, or with settings changed on the command line, but for those that the paper leaves open (`left_open` of
+  the table); none where the paper prints nothing.
 - No verdict on seconds, which depend on the machine.
 - Where the paper prints only a bound (> 3000), `reproduced` if m satisfies it.
 """

@@ -104,6 +104,18 @@ def test_changes_of_the_user_void_verdicts_and_settings_do_not(tmp_path: Path) -
     assert plan.make(table(), wish(tmp_path)).made.faithful
 
 
+def test_what_the_paper_leaves_open_may_be_varied(tmp_path: Path) -> None:
+    open_ = table(left_open=["partition_seed"])
+    varied = plan.make(open_, wish(tmp_path, changed=("partition_seed=0",)))
+    assert {job.config.partition_seed for job in varied.jobs} == {0}
+    assert (varied.made.varied, varied.made.changed) == (("partition_seed=0",), ())
+    assert varied.made.faithful
+    both = plan.make(open_, wish(tmp_path, changed=("partition_seed=0", "protocol.rounds=3"))).made
+    assert (both.varied, both.changed) == (("partition_seed=0",), ("protocol.rounds=3",))
+    assert not both.faithful
+    assert not plan.make(table(), wish(tmp_path, changed=("partition_seed=0",))).made.faithful
+
+
 def test_scale_reduces_rounds_work_evaluations_and_data(tmp_path: Path) -> None:
     scale = Scale("small", rounds=0.1, epochs=2, evaluations=1, seeds=1, limit=500)
     spec_ = table(base=["protocol.rounds=30", "protocol.local.epochs=5"])

@@ -22,7 +22,12 @@ def table() -> TableResult:
         for row in loaded.rows
         for metric in loaded.metrics
     ]
-    return TableResult(loaded, tuple(cells), Circumstances("quick", "digits", ("model=mlp",), "here", "abc"))
+    return TableResult(loaded, tuple(cells), MADE)
+
+
+MADE = Circumstances(
+    "quick", "digits", ("model=mlp",), ("partition_seed=0",), machine="here", commit="abc", seconds=3.0
+)
 
 
 def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_path: Path) -> None:
@@ -30,7 +35,7 @@ def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_pa
     (folder,) = store.folders(tmp_path)
     back = store.load_table(folder)
     assert back.spec == table.spec
-    assert (back.circumstances.scale, back.circumstances.changed) == ("quick", ("model=mlp",))
+    assert back.circumstances == MADE
     cell = back.cell("FedAvg", back.spec.columns[0].label, "acc")
     assert cell.values[0] == 1.5
     assert math.isnan(cell.values[1])
@@ -64,6 +69,7 @@ def test_each_circumstance_has_a_folder_of_its_own(tmp_path: Path) -> None:
         Circumstances(substitute="digits"),
         Circumstances(changed=("a=1",)),
         Circumstances(changed=("a=2",)),
+        Circumstances(varied=("b=2",)),
     ]
     assert len({store.folder_of(tmp_path, "t", each) for each in made}) == len(made)
 
