@@ -67,8 +67,12 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _rate(steps: float) -> str:
+    return f"{steps:,.{0 if steps >= 10 else 1}f}"
+
+
 def _round(row: dict[str, Any]) -> str:
-    rates = [f"{row['rate'][name]:,.0f}" if name in row["rate"] else "-" for name in ENGINES]
+    rates = [_rate(row["rate"][name]) if name in row["rate"] else "-" for name in ENGINES]
     best = f"{row['vs_plain'][row['best']]:.2f} ({row['best']})"
     load = f"{row['load_before']:.1f}" if "load_before" in row else "-"
     cells = (row["workload"], *rates, best, row["stacking_efficiency"], row["peak_mib"], load)
