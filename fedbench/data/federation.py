@@ -158,13 +158,21 @@ class Federation:
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """(x [..., C, H, W] normalised, y [...]) of samples `indices` [...]."""
-        x = self.x[indices].to(self.dtype)
-        x = (x - self.offset) * self.inverse
-        return x, self.y[indices]
+        labels = self.y.index_select(0, indices.reshape(-1)).view(indices.shape)
+        return self._stored(indices).sub_(self.offset).mul_(self.inverse), labels
 
     def unit(self, indices: Tensor) -> Tensor:
         """Samples `indices` [...] in the data set's own units divided by its scale: pixels in [0, 1]."""
-        return self.x[indices].to(self.dtype) / self.scale
+        return self._stored(indices).div_(self.scale)
+
+    def _stored(self, indices: Tensor) -> Tensor:
+        """Copies of samples `indices` [...] as stored, in the federation's precision.
+
+        `index_select`, and arithmetic in place on what it gives, take a tenth of the time of `x[indices]` and new
+        tensors for some hundred images on a CPU.
+        """
+        chosen = self.x.index_select(0, indices.reshape(-1)).to(self.dtype)
+        return chosen.view(*indices.shape, *self.x.shape[1:])
 
     def all_of(self, client: int) -> Batch:
         """All training samples of a client as one batch."""

@@ -77,6 +77,7 @@ class Order:
     ids: list[int]
     clock: Clock
     score: tuple[str, ...]
+    call: int  # counts the cohorts that were dealt: within one, message and memory stay as they are
 
 
 class WorkersTrainer(Trainer):
@@ -89,6 +90,7 @@ class WorkersTrainer(Trainer):
         context = torch_multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fedbench.engine.workers"])
         self._buffers: dict[str, SharedTree] = {}
+        self._calls = 0
         self._links: list[Connection] = []
         self._processes: list[Any] = []
         for _ in range(workers):
@@ -158,33 +160,27 @@ class WorkersTrainer(Trainer):
 
     # ---- dealing
 
-    def _blocks(self, ids: Tensor) -> list[list[int]]:
-        """Rows in blocks of similar work, the largest clients first."""
-        work = sorted(range(len(ids)), key=lambda row: -self.setup.federation.size(int(ids[row])))
-        total = sum(self.setup.federation.size(int(i)) for i in ids)
-        target = total / (BLOCKS_PER_WORKER * len(self._links))
-        blocks: list[list[int]] = []
-        filled = target
-        for row in work:
-            if filled >= target:
-                blocks.append([])
-                filled = 0.0
-            blocks[-1].append(row)
-            filled += self.setup.federation.size(int(ids[row]))
-        return blocks
+    def _work(self, verb: str, client: int, clock: Clock, score: Sequence[str]) -> int:
+        """Samples that pass through a client's model, once in an epoch: what its block is weighed by."""
+        federation, method = self.setup.federation, self.setup.method
+        trains = verb == "train" or method.adapt(self.setup.protocol.local, clock)
+        scored = 0 if verb == "train" else sum(len(federation.indices(name, client)) for name in score)
+        return (federation.size(client) if trains else 0) + scored
 
     def _deal(
         self, verb: str, ids: Tensor, clock: Clock, score: Sequence[str]
     ) -> list[tuple[Tensor, Counts]]:
         """Hand out blocks as workers become free; (loss, counts) of each row in order."""
-        blocks = self._blocks(ids)[::-1]
+        self._calls += 1
+        work = [self._work(verb, client, clock, score) for client in ids.tolist()]
+        blocks = in_blocks(work, BLOCKS_PER_WORKER * len(self._links))[::-1]
         replies: dict[int, tuple[Tensor, Counts]] = {}
         busy: dict[Connection, Order] = {}
         idle = list(self._links)
         while blocks or busy:
             while blocks and idle:
                 rows = blocks.pop()
-                order = Order(verb, rows, [int(ids[row]) for row in rows], clock, tuple(score))
+                order = Order(verb, rows, [int(ids[row]) for row in rows], clock, tuple(score), self._calls)
                 link = idle.pop()
                 _send(link, ("order", order))
                 busy[link] = order
@@ -210,6 +206,20 @@ class WorkersTrainer(Trainer):
         ]
 
 
+def in_blocks(work: Sequence[float], count: int) -> list[list[int]]:
+    """Rows in up to about `count` blocks of similar work [C], the largest rows first."""
+    target = sum(work) / count
+    blocks: list[list[int]] = []
+    filled = target
+    for row in sorted(range(len(work)), key=lambda row: -work[row]):
+        if filled >= target:
+            blocks.append([])
+            filled = 0.0
+        blocks[-1].append(row)
+        filled += work[row]
+    return blocks
+
+
 def _send(link: Connection, message: object) -> None:
     try:
         link.send(message)
@@ -230,6 +240,7 @@ def serve(link: Connection, setup: Setup) -> None:
     torch.set_num_threads(1)
     trainer = LoopedTrainer(setup)
     leaves: dict[str, Tree] = {}
+    known, call = Known(), 0
     while True:
         try:
             name, payload = link.recv()
@@ -238,8 +249,9 @@ def serve(link: Connection, setup: Setup) -> None:
         if name != "order":
             leaves[name] = payload.leaves()
             continue
+        if payload.call != call:
+            known, call = Known(), payload.call
         try:
-            known = Known()
             reply: tuple[str, Any] = (
                 "done",
                 [_one(trainer, payload, index, leaves, known) for index in range(len(payload.rows))],

@@ -9,6 +9,7 @@ from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.simulation import Simulation
 from fedbench.run import build
 
+PHASES = ("train", "server", "evaluate")
 CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used another data set
     "FedCollab, label shift": (
         "method=fedcollab",
@@ -53,6 +54,10 @@ CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used an
 }
 
 
+ROUNDS = 10  # timed at most, after one to warm up
+ENOUGH = 8.0  # seconds of rounds that no further one is timed after
+
+
 def run(name: str, device: str, settings: tuple[str, ...] = ()) -> dict[str, Any]:
     """Seconds of a round's phases, and their shares of a run of the protocol's length, in percent.
 
@@ -74,15 +79,18 @@ def run(name: str, device: str, settings: tuple[str, ...] = ()) -> dict[str, Any
         simulation = Simulation(setup, trainer)
         state = simulation.begin()
         simulation.step(state)  # to warm up
-        before = dict(state.seconds)
-        simulation.step(state)
+        before, rounds = dict(state.seconds), 0
+        while rounds < ROUNDS and sum(state.seconds.values()) - sum(before.values()) < ENOUGH:
+            simulation.step(state)
+            rounds += 1
     finally:
         trainer.close()
-    seconds = {phase: state.seconds[phase] - before[phase] for phase in ("train", "server", "evaluate")}
+    seconds = {phase: (state.seconds[phase] - before[phase]) / rounds for phase in PHASES}
     a_round = seconds | {"evaluate": seconds["evaluate"] / protocol.eval_every}
     total = sum(a_round.values())
     return {
         "case": name,
+        "rounds": rounds,
         "eval_every": protocol.eval_every,
         "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
         "shares": {phase: round(100 * value / total, 1) for phase, value in a_round.items()},
