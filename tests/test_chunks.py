@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedbench.engine.chunk import Chunk
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.stacked import Chunk, StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
 from fedbench.errors import FedbenchError
 from fedbench.methods.fedavg import FedAvg

@@ -27,12 +27,13 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.request import serve
 from fedbench.engine.setup import Setup
+from fedbench.engine.shared_tree import spec_of
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.snapshot import pack, unpack
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Outcome
 from fedbench.engine.trees import Tree
-from fedbench.engine.workers import WorkersTrainer, spec_of
+from fedbench.engine.workers import WorkersTrainer
 from fedbench.errors import ConfigError
 from fedbench.methods import METHODS
 from fedbench.methods.base import Method

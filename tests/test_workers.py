@@ -13,7 +13,8 @@ from fedbench.engine import trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.workers import Order, SharedTree, WorkersTrainer, in_blocks, serve, spec_of
+from fedbench.engine.shared_tree import SharedTree, spec_of
+from fedbench.engine.workers import Order, WorkersTrainer, in_blocks, serve
 from fedbench.run import build
 
 CLOCK = Clock(0, 2)

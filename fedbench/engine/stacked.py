@@ -7,7 +7,6 @@ are always the first rows. Equal to the looped engine up to rounding (tested).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedbench.engine import trees
+from fedbench.engine.chunk import BatchPlan, Chunk, padded
 from fedbench.engine.contract import Batch, Client, Clock, Stage
 from fedbench.engine.looped import moved
 from fedbench.engine.optim import Optimizer
@@ -25,26 +25,6 @@ from fedbench.engine.trees import Tree
 from fedbench.errors import FedbenchError
 
 EVALUATION_SAMPLES = 8192  # samples a forward pass in scoring, over all clients of the chunk
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Clients trained together, first axis C, and what vmap needs to know of their trees."""
-
-    ids: list[int]
-    message: Tree  # shared leaves are stored once, without the axis
-    memory: Tree
-    dims: dict[str, int | None]  # axis of each message leaf: 0, or None where shared
-    sizes: Tensor
-    steps: Tensor
-    clock: Clock
-
-    def first(self, count: int) -> Chunk:
-        """The first `count` clients: views."""
-        message = {k: v if self.dims[k] is None else v[:count] for k, v in self.message.items()}
-        memory = {k: v[:count] for k, v in self.memory.items()}
-        ids = self.ids[:count]
-        return Chunk(ids, message, memory, self.dims, self.sizes[:count], self.steps[:count], self.clock)
 
 
 class StackedTrainer(Trainer):
@@ -208,7 +188,11 @@ class StackedTrainer(Trainer):
         count = torch.zeros_like(total)
         setup = self.setup
         for stage in stages:
-            plan = self._plan(chunk, stage, purpose)
+            drawn = [
+                setup.batches(client, stage, self._view(chunk, row), purpose)
+                for row, client in enumerate(chunk.ids)
+            ]
+            plan = BatchPlan.of(setup.federation, chunk.ids, drawn)
             moves = moved(stage, work, _names_only(setup, chunk))
             config = stage.optimizer_or(setup.protocol.optimizer)
             optimizer = Optimizer(config, [work[n] for n in moves], axes=1)
@@ -245,30 +229,6 @@ class StackedTrainer(Trainer):
             rows[name].copy_(leaf)
         optimizer.step([grads[name] for name in moves], active)
         return losses if stage.direction is None else None
-
-    def _plan(self, chunk: Chunk, stage: Stage, purpose: str) -> Plan:
-        federation = self.setup.federation
-        drawn = [
-            self.setup.batches(i, stage, self._view(chunk, row), purpose) for row, i in enumerate(chunk.ids)
-        ]
-        device = federation.device
-        steps = max(len(order) for order, _ in drawn)
-        width = min(self.setup.protocol.local.batch_size, max(federation.size(i) for i in chunk.ids))
-        positions = torch.zeros(len(drawn), steps, width, dtype=torch.int64)
-        mask = torch.zeros(len(drawn), steps, width, dtype=torch.bool)
-        for row, (order, _) in enumerate(drawn):
-            for step, chosen in enumerate(order):
-                positions[row, step, : len(chosen)] = chosen
-                mask[row, step, : len(chosen)] = True
-        offsets = federation.sets["train"].offsets[chunk.ids].view(-1, 1, 1)
-        indices = federation.sets["train"].values[(positions + offsets).to(device)]
-        active = [sum(len(order) > step for order, _ in drawn) for step in range(steps)]
-        full = [bool(mask[: active[step], step].all()) for step in range(steps)]
-        noise = {
-            key: torch.nn.utils.rnn.pad_sequence([n[key] for _, n in drawn], batch_first=True).to(device)
-            for key in drawn[0][1]
-        }
-        return Plan(steps, active, full, indices, mask.to(device), noise)
 
     # ---- scoring
 
@@ -313,25 +273,6 @@ class StackedTrainer(Trainer):
         return correct.cpu(), total.cpu()
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Every mini-batch of a chunk's stage."""
-
-    steps: int  # S, of the client with most
-    active: list[int]  # [S] clients that still train at a step: always the first rows
-    full: list[bool]  # [S] whether no active client's batch is short
-    indices: Tensor  # int64 [C, S, B] into the data set
-    mask: Tensor  # bool [C, S, B]
-    noise: Tree  # leaves [C, S, ...]
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor | None, Tree]:
-        """(indices [A, B], mask [A, B] or None, noise [A, ...]) of the clients active at `step`."""
-        active = self.active[step]
-        mask = None if self.full[step] else self.mask[:active, step]
-        noise = {k: v[:active, step] for k, v in self.noise.items()}
-        return self.indices[:active, step], mask, noise
-
-
 def _gradient(setup: Setup, stage: Stage, moves: Sequence[str]) -> Callable[..., tuple[Tree, Tree, Tensor]]:
     """(gradient over `moves`, new values of the other leaves that changed, loss) of one client's batch."""
 
@@ -363,11 +304,3 @@ def _names_only(setup: Setup, chunk: Chunk) -> Client:
     """A client view for asking about leaf names, which are the same for all clients."""
     first = chunk.sizes[0], chunk.steps[0]
     return Client(setup.task, chunk.clock, {}, {}, *first, setup.protocol.optimizer)
-
-
-def padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Ragged index lists as (indices [C, n] padded with the first sample, mask [C, n])."""
-    mask = torch.nn.utils.rnn.pad_sequence(
-        [torch.ones_like(i, dtype=torch.bool) for i in lists], batch_first=True
-    )
-    return torch.nn.utils.rnn.pad_sequence(list(lists), batch_first=True), mask
