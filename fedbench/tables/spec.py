@@ -79,9 +79,9 @@ class TableSpec:
     seeds: int = 5
     published_seeds: int = 1  # seeds behind a published mean, as far as the paper says
     headline: str = ""  # label of the row that the paper claims to be best
-    left_open: tuple[
-        str, ...
-    ] = ()  # keys of a run that the paper does not settle: changing them voids no verdict
+    # Keys of a run that the paper does not settle: changing them voids no verdict.
+    left_open: tuple[str, ...] = ()
+    varies: str = ""  # the table whose published values stand here too, beside runs at other settings
     notes: tuple[str, ...] = ()
 
     def published(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Published | None:

@@ -83,7 +83,7 @@ def test_every_published_value_belongs_to_exactly_one_cell() -> None:
         for name in spec.names()
         for table in [load(name)]
         for cell in cells(table)
-        if table.paper and (value := table.published(*cell)) is not None
+        if table.paper and not table.varies and (value := table.published(*cell)) is not None
     )
     assert set(claims) == set(published())
     assert set(claims.values()) == {1}
@@ -102,10 +102,23 @@ def test_the_tables_are_as_large_as_the_papers(name: str) -> None:
 
 
 def test_no_published_table_is_missing() -> None:
-    assert {name for name in spec.names() if load(name).paper} == set(CELLS)
+    mirrors = [load(name) for name in spec.names() if load(name).paper]
+    assert {table.name for table in mirrors if not table.varies} == set(CELLS)
     assert {(value.paper, value.table) for value in published()} == {
         (table.paper, table.table) for table in map(load, CELLS)
     }
+
+
+@pytest.mark.parametrize("name", [name for name in spec.names() if load(name).varies])
+def test_a_table_at_other_settings_repeats_values_of_the_one_it_varies(name: str) -> None:
+    table, varied = load(name), load(load(name).varies)
+    values = {value for cell in cells(table) if (value := table.published(*cell)) is not None}
+    assert values
+    assert values <= {varied.published(*cell) for cell in cells(varied)}
+    known = [config(varied.name, row.label, varied.columns[0].label) for row in varied.rows]
+    for row in table.rows:
+        assert table.published(row, table.columns[0], table.metrics[0]) is not None
+        assert config(name, row.label, table.columns[0].label).method not in [each.method for each in known]
 
 
 @pytest.mark.parametrize("name", spec.names())
