@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 
 from fedbench import compose
 from fedbench.engine import trees
-from fedbench.engine.contract import Clock
+from fedbench.engine.contract import Batch, Client, Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.shared_tree import SharedTree, spec_of
 from fedbench.engine.workers import Order, WorkersTrainer, in_blocks, serve
+from fedbench.methods.fedavg import FedAvg
 from fedbench.run import build
 
 CLOCK = Clock(0, 2)
@@ -56,6 +58,35 @@ def test_scoring_is_dealt_by_what_is_scored_and_training_by_what_is_trained_on()
     assert trainer._work("evaluate", 2, CLOCK, ("local", "global")) == own + len(federation.global_test)
     trainer.setup = setup("method=finetune")
     assert trainer._work("evaluate", 2, CLOCK, ("local",)) == own + federation.size(2), "it trains first"
+
+
+class Failing(FedAvg):
+    """Fails on the clients that are dealt first, in the first round."""
+
+    def loss(self, work: trees.Tree, client: Client, batch: Batch) -> torch.Tensor:
+        if client.clock.round == 0 and int(client.size) == LARGEST:
+            raise ZeroDivisionError
+        return super().loss(work, client, batch)
+
+
+LARGEST = 231  # training samples of two clients of five, which are dealt first, to both workers
+
+
+def test_answers_to_a_call_that_failed_are_not_taken_for_the_next_one_s() -> None:
+    chosen = dataclasses.replace(setup(), method=Failing())
+    sizes = [chosen.federation.size(client) for client in range(5)]
+    assert max(sizes) == LARGEST
+    model = trees.expand(chosen.task.init(torch.Generator().manual_seed(0)), 5)
+    ids, later = torch.arange(5), Clock(1, 2)
+    trainer = WorkersTrainer(chosen, 2)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            trainer.train(ids, model, {}, CLOCK)
+        after = trainer.train(ids, model, {}, later)
+    finally:
+        trainer.close()
+    looped = LoopedTrainer(chosen).train(ids, model, {}, later)
+    assert torch.equal(after.loss, looped.loss)
 
 
 class Link:
@@ -106,7 +137,7 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
     )
     serve(link, chosen)  # type: ignore[arg-type]
     assert scored == ["global", "global"], "once a call"
-    first, second, third = ([counts for _, counts in answer] for _, answer in link.replies)
+    first, second, third = ([counts for _, counts in answer] for _, _, answer in link.replies)
     assert first[0] == first[1] == second[0]
     looped = LoopedTrainer(chosen)
     for found, model in ((first, old), (third, new)):

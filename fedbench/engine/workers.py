@@ -152,8 +152,11 @@ class WorkersTrainer(Trainer):
         return [replies[row] for row in range(len(ids))]
 
     def _receive(self, link: Connection) -> list[tuple[Tensor, Counts]]:
+        """The answer to this call's order; one to an earlier call, which an error ended, is passed over."""
         try:
-            verdict, result = link.recv()
+            verdict, call, result = link.recv()
+            while call != self._calls:
+                verdict, call, result = link.recv()
         except (EOFError, ConnectionError):
             raise _dead() from None
         if verdict == "error":
@@ -213,12 +216,13 @@ def serve(link: Connection, setup: Setup) -> None:
         if payload.call != call:
             known, call = Known(), payload.call
         try:
-            reply: tuple[str, Any] = (
+            reply: tuple[str, int, Any] = (
                 "done",
+                call,
                 [_one(trainer, payload, index, leaves, known) for index in range(len(payload.rows))],
             )
         except Exception as error:  # noqa: BLE001 - raised again by the parent
-            reply = ("error", error)
+            reply = ("error", call, error)
         try:
             link.send(reply)
         except ConnectionError:  # the parent is gone

@@ -118,7 +118,9 @@ def view(
         anchor=anchor,
         folder=folder,
         title=table.title,
-        name=f"{PAPERS.get(spec.paper, spec.paper)} {spec.table}" if spec.paper else spec.name,
+        name=f"{PAPERS.get(spec.paper, spec.paper)} {spec.table}"
+        if spec.paper and not spec.varies
+        else spec.name,
         paper=spec.paper,
         paper_label=PAPERS.get(spec.paper, spec.paper),
         columns=tuple(ColumnView(column.label, _datasets(table, column)) for column in spec.columns),
@@ -198,6 +200,7 @@ def _content(
         ],
         "base": spec.base,
         "changed": made.changed,
+        "varied": made.varied,
         "scale": made.scale,
         "runs": {run["key"]: _run(run) for run in runs if run.get("key")},
     }

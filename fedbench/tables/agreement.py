@@ -27,7 +27,12 @@ class Agreement:
 
 
 def agreements(table: TableResult) -> list[Agreement]:
-    """One entry for each column and ranked metric that has at least one row to compare."""
+    """One entry for each column and ranked metric that has at least one row to compare.
+
+    None where a table puts several rows beside the same published value: there is no order to agree with.
+    """
+    if table.spec.varies:
+        return []
     found = [
         _agreement(table, column.label, metric)
         for column in table.spec.columns

@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a reader must know of how a table was made; everything but paper scale voids the verdicts."""
+    """What a reader must know of how a table was made, and so whether its cells get verdicts (`faithful`)."""
 
     scale: str = "paper"
     substitute: str = ""  # data set in place of the table's own; "" if none

@@ -142,6 +142,9 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
     for key in rest:
         if key not in fields:
             raise unknown(f"key of {where}", str(key), fields)
+    for key in ("base", "left_open", "notes"):
+        if isinstance(rest.get(key), str):
+            raise ConfigError(f"{where}: '{key}' must be a list")
     lists: dict[str, Any] = {key: tuple(rest[key]) for key in ("base", "left_open", "notes") if key in rest}
     spec = TableSpec(**{**rest, **lists}, **parts)
     if spec.headline and spec.headline not in {row.label for row in spec.rows}:

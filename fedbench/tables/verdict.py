@@ -1,7 +1,8 @@
 """The verdict on a cell: does what we measured agree with what the paper prints?
 
-The rule, fixed before any number was looked at. Seeds vary partition, initial weights and batch order together. With
-n >= 3 seeds of mean m and sample standard deviation s, and a published mean over k seeds:
+The rule, fixed before any number was looked at. Seeds vary partition (unless partition_seed holds it), initial weights
+and batch order together. With n >= 3 seeds of mean m and sample standard deviation s, and a published mean over k
+seeds:
 
 - `reproduced` if the published mean lies within m +- t(0.975, n - 1) * s * sqrt(1/k + 1/n), the 95 % prediction
   interval for a table entry, widened by half a unit of the last printed digit; or if m lies within the published

@@ -14,7 +14,7 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         "Client-steps a second, medians of interleaved rounds in one process (`load`: average number of running",
         "processes when the benchmark began, so above 0 others competed for the cores; `MiB`: the process's peak",
-        "so far, workers and earlier workloads included):",
+        "so far; on a CPU with workers, the comparison in float64 and earlier workloads):",
         "",
         "| workload | " + " | ".join(ENGINES) + " | best / plain | stacked / merged | MiB | load |",
         "|---|" + "---|" * (len(ENGINES) + 4),

@@ -35,6 +35,9 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
     wrong = {name: gap for name, gap in difference.items() if not gap <= TOLERANCE}
     if wrong:
         raise AssertionError(f"{workload.name}: engines differ from the plain loop: {wrong}")
+    if device.type == "cuda":  # what follows has the memory to itself, and is all that is measured
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     setup = workload.setup(device, quick=quick)
     trainers = _trainers(setup)
     contestants: dict[str, Callable[[int], int]] = {

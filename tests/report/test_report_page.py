@@ -133,6 +133,19 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
     assert own == [(), (), ("method.C=8", "method.discriminator.lr=0.05")]
 
 
+def test_the_page_names_every_override_of_the_command_line() -> None:
+    table = judged_table()
+    made = dataclasses.replace(table.circumstances, changed=("model=mlp",), varied=("partition_seed=0",))
+    content = view(dataclasses.replace(table, circumstances=made), "t0", "folder", [], {}, []).content
+    assert (content["changed"], content["varied"]) == (("model=mlp",), ("partition_seed=0",))
+
+
+def test_a_table_at_other_settings_goes_by_its_own_name() -> None:
+    table = judged_table()
+    other = dataclasses.replace(table.spec, varies=table.spec.name, name="other")
+    assert seen(dataclasses.replace(table, spec=other)).name == "other"
+
+
 def test_curves_and_matrices_are_found_by_the_cell_they_lie_behind() -> None:
     table = judged_table()
     label = table.spec.columns[1].label

@@ -36,6 +36,12 @@ def test_only_rows_with_both_values_count() -> None:
     assert agreements(filled({"E": [1.0]}, PUBLISHED)) == []
 
 
+def test_a_table_at_other_settings_has_no_order_to_agree_with() -> None:
+    values = {"A": [1], "B": [3], "C": [2]}
+    assert agreements(filled(values, PUBLISHED))
+    assert agreements(filled(values, PUBLISHED, varies="another")) == []
+
+
 def test_ties_are_named() -> None:
     (found,) = agreements(filled({"A": [5], "B": [5], "C": [1]}, PUBLISHED, headline="A"))
     assert found.best_ours == ("A", "B")

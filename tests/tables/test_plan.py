@@ -178,6 +178,7 @@ def test_rows_and_columns_by_label_or_number() -> None:
         ({"metrics": []}, "metrics"),
         ({"headline": "FedAvgg"}, "FedAvg"),
         ({"seedz": 3}, "seeds"),
+        ({"left_open": "partition_seed"}, "left_open.*list"),
         ({"rows": [{"label": "A"}, {"label": "A"}]}, "same name"),
         ({"columns": [{"label": "A", "publishd": {}}]}, "published"),
     ],

@@ -229,7 +229,7 @@
     const parts = [
       ["table", table.base], ["column", table.columns[column].overrides], ["row", table.rows[row].overrides],
       ["row in this column", table.columns[column].own[row]], ["substitute data", table.columns[column].substitute],
-      ["command line", table.changed], ["scale", table.scale === "paper" ? [] : [table.scale]],
+      ["command line", [...table.changed, ...table.varied]], ["scale", table.scale === "paper" ? [] : [table.scale]],
     ];
     const lines = parts.filter(([, texts]) => texts.length)
       .map(([name, texts]) => node("p", `${name}: `, texts.map((text) => node("code", text))));
