@@ -17,12 +17,15 @@ Floats = NDArray[np.float64]
 def distances(matrices: Mapping[str, Floats], title: str) -> Figure:
     """Distances [N, N] between clients by method, a panel each, every one on its own scale from zero."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(3.6 * len(matrices), 3.6), layout="constrained")
     figure.suptitle(title)
     for index, (name, matrix) in enumerate(matrices.items(), 1):
         axis = figure.add_subplot(1, len(matrices), index, title=name, xlabel="client")
         image = axis.imshow(matrix, vmin=0.0, cmap="viridis")
+        for ticks in (axis.xaxis, axis.yaxis):
+            ticks.set_major_locator(MaxNLocator(integer=True, nbins=5))
         figure.colorbar(image, ax=axis, shrink=0.8)
     return figure
 
