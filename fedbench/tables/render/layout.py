@@ -111,9 +111,8 @@ class Layout:
         good = sum(each.kind == verdict.REPRODUCED for each in judged)
         bad = sum(each.kind == verdict.DIFFERS for each in judged)
         rest = len(judged) - good - bad
-        return (
-            f"Of {len(judged)} published values {good} are reproduced, {bad} differ, {rest} have no verdict."
-        )
+        what = "cells beside a published value" if self.table.spec.varies else "published values"
+        return f"Of {len(judged)} {what} {good} are reproduced, {bad} differ, {rest} have no verdict."
 
     def _significance(self) -> list[str]:
         metric = self.table.spec.metrics[0]
