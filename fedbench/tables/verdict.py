@@ -1,6 +1,7 @@
 """The verdict on a cell: does what we measured agree with what the paper prints?
 
-The rule, fixed before any number was looked at. Seeds vary partition (unless partition_seed holds it), initial weights
+The rule, fixed before any number was looked at, but for the exception of `left_open`, which came after the first three
+seeds of FedCollab's tables. Seeds vary partition (unless partition_seed holds it), initial weights
 and batch order together. With n >= 3 seeds of mean m and sample standard deviation s, and a published mean over k
 seeds:
 
