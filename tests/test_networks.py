@@ -23,6 +23,7 @@ from fedbench.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS, vision
 from fedbench.models.base import Model
+from fedbench.models.blocks import MaxPool2
 from tests.methods.toys import federation, gap, setup, simulate
 from tests.test_engine import plain_fedavg
 
@@ -368,3 +369,29 @@ def test_networks_refuse_what_they_cannot_read() -> None:
     ):
         with pytest.raises(FedbenchError, match=reason):
             build(name).task(shape, 10).check_input(4)
+
+
+def test_pooling_before_the_activation_changes_no_bit() -> None:
+    """Outputs and gradients of max pooling and ReLU are those of ReLU and max pooling, ties and odd sizes too."""
+    convolution = torch.nn.Conv2d(3, 6, 3)
+    x = torch.randn(4, 3, 9, 11, generator=torch.Generator().manual_seed(0))
+    x[0] = 0.0  # windows of equal values
+    found = []
+    for net in (
+        torch.nn.Sequential(convolution, MaxPool2(), torch.nn.ReLU()),
+        torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
+    ):
+        convolution.zero_grad()
+        out = net(x)
+        out.square().sum().backward()
+        found.append((out.detach(), convolution.weight.grad.clone(), convolution.bias.grad.clone()))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pooling_without_a_gradient_is_pooling(layout: torch.memory_format) -> None:
+    x = torch.randn(4, 6, 9, 11, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=layout)
+    with torch.no_grad():
+        assert torch.equal(MaxPool2()(x), torch.nn.functional.max_pool2d(x, 2))
+        assert torch.equal(torch.vmap(MaxPool2())(x[None])[0], torch.nn.functional.max_pool2d(x, 2))

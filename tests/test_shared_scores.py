@@ -7,18 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedbench import compose
+from fedbench.config import TestConfig
+from fedbench.data.federation import Federation
 from fedbench.engine import trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.trees import Tree
+from fedbench.methods.fedavg import FedAvg
 from fedbench.run import build, execute
+from tests.methods.toys import federation, setup
 
 ROUND = Clock(0, 2)
-SETS = ("local", "global")
 
 
 def trainers(method: str) -> list[Trainer]:
@@ -35,27 +39,56 @@ def models(trainer: Trainer, count: int) -> list[Tree]:
     return [trainer.setup.task.init(torch.Generator().manual_seed(i)) for i in range(count)]
 
 
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples each call of `Federation.gather` took."""
+    counts: list[int] = []
+    gather = Federation.gather
+
+    def spy(federation: Federation, indices: Tensor) -> tuple[Tensor, Tensor]:
+        counts.append(indices.numel())
+        return gather(federation, indices)
+
+    monkeypatch.setattr(Federation, "gather", spy)
+    return counts
+
+
 @pytest.mark.parametrize("index", [0, 1])
-def test_one_model_is_scored_once_on_the_global_set(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    scored: list[int] = []
-    spied = "_count" if index == 0 else "_count_on"
+def test_one_model_is_scored_once_on_the_global_set(index: int, gathered: list[int]) -> None:
     trainer = trainers("fedavg")[index]
-    count: Any = getattr(trainer, spied)
-
-    def spy(*arguments: Any) -> Any:
-        if "global" in arguments[2 * (1 - index)]:
-            scored.append(1 if index == 0 else len(arguments[1]))
-        return count(*arguments)
-
-    monkeypatch.setattr(trainer, spied, spy)
+    tests = len(trainer.setup.federation.global_test)
     (model,) = models(trainer, 1)
-    shared = trainer.evaluate(torch.arange(5), trees.expand(model, 5), {}, ROUND, SETS)
-    assert sum(scored) == 1
-    apart = trainer.evaluate(torch.arange(5), trees.stack([model] * 5), {}, ROUND, SETS)
-    assert sum(scored) == 6
-    for name in SETS:
-        for ours, theirs in zip(shared[name], apart[name], strict=True):
-            assert torch.equal(ours, theirs)
+    shared = trainer.evaluate(torch.arange(5), trees.expand(model, 5), {}, ROUND, ("global",))
+    assert sum(gathered) == tests
+    apart = trainer.evaluate(torch.arange(5), trees.stack([model] * 5), {}, ROUND, ("global",))
+    assert sum(gathered) == 6 * tests
+    for ours, theirs in zip(shared["global"], apart["global"], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_only_classes_that_weigh_anything_are_scored(gathered: list[int]) -> None:
+    """Under label shares a client's model sees its own classes of the global set; a shared one each class once."""
+    labels = [[0], [0, 1], [1, 2], [0, 1, 2], [2]]
+    chosen = setup(
+        FedAvg(), federation(labels=labels), test=TestConfig(sets="global", weighting="label_shares")
+    )
+    _, y = chosen.federation.gather(chosen.federation.global_test)
+    tests = torch.bincount(y, minlength=4)
+    counts = chosen.population.label_counts
+    own = counts > 0
+    assert bool((own.sum(1) < 3).any()), "a client without all classes"
+    assert bool((tests[:3] > 0).all())
+    looped, stacked = LoopedTrainer(chosen), StackedTrainer(chosen, 5)
+    for shared in (True, False):
+        several = [trees.map_leaves(torch.Tensor.double, model) for model in models(looped, 5)]
+        message = trees.expand(several[0], 5) if shared else trees.stack(several)
+        gathered.clear()
+        correct, total = looped.evaluate(torch.arange(5), message, {}, ROUND, ("global",))["global"]
+        assert sum(gathered) == (tests[own.any(0)].sum() if shared else (own * tests).sum())
+        assert torch.equal(total, (own * tests).to(total.dtype))
+        theirs = stacked.evaluate(torch.arange(5), message, {}, ROUND, ("global",))["global"]
+        assert torch.equal(correct, theirs[0])
+        assert torch.equal(total, theirs[1])
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -117,12 +117,12 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
     old, new = (chosen.task.init(torch.Generator().manual_seed(i)) for i in (0, 1))
     message = SharedTree.like(spec_of(trees.expand(old, 5)))
     empty = SharedTree.like({})
-    scored: list[str] = []
+    scored: list[int] = []
     count = LoopedTrainer._count
 
-    def spy(self: LoopedTrainer, client: int, model: trees.Tree, score: Any) -> Any:
-        scored.extend(score)
-        return count(self, client, model, score)
+    def spy(self: LoopedTrainer, model: trees.Tree, samples: torch.Tensor) -> Any:
+        scored.append(len(samples))
+        return count(self, model, samples)
 
     monkeypatch.setattr(LoopedTrainer, "_count", spy)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -136,7 +136,7 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
         ("order", Order("evaluate", [0, 1], [0, 1], CLOCK, ("global",), 2)),
     )
     serve(link, chosen)  # type: ignore[arg-type]
-    assert scored == ["global", "global"], "once a call"
+    assert scored == [len(chosen.federation.global_test)] * 2, "once a call"
     first, second, third = ([counts for _, counts in answer] for _, _, answer in link.replies)
     assert first[0] == first[1] == second[0]
     looped = LoopedTrainer(chosen)

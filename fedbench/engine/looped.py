@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,11 +12,15 @@ from torch import Tensor
 from fedbench.engine import trees
 from fedbench.engine.contract import Batch, Client, Clock, Stage
 from fedbench.engine.optim import Optimizer
-from fedbench.engine.trainer import Counts, Outcome, Trainer, check_finite, count_correct
+from fedbench.engine.trainer import Counted, Counts, Outcome, Trainer, check_finite, count_correct
 from fedbench.engine.trees import Tree
 
 EVALUATION_BATCH = 1024  # samples a forward pass in scoring
-CONVOLVED_BATCH = 128  # the same for convolutions on a CPU, whose outputs must stay in its cache
+CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must stay in its cache
+
+GATHERED_BYTES = (
+    2**22
+)  # of training samples gathered at once: fewer calls, and still in the cache when they are used
 
 
 class LoopedTrainer(Trainer):
@@ -85,14 +91,32 @@ class LoopedTrainer(Trainer):
             moves = moved(stage, work, view)
             config = stage.optimizer_or(self.setup.protocol.optimizer)
             optimizer = Optimizer(config, [work[name] for name in moves])
-            for step, positions in enumerate(order):
-                drawn = {k: v[step].to(owned.device) for k, v in noise.items()}
-                x, y, drawn = self.setup.training(owned[positions.to(owned.device)], drawn)
-                batch = Batch(x, y, None, drawn)
+            for batch in self._batches(owned, order, noise):
                 loss = step_once(stage, work, moves, view, batch, optimizer)
                 losses.extend(() if loss is None else (loss,))
         lay_out(work, torch.contiguous_format)
         return losses
+
+    def _batches(self, owned: Tensor, order: list[Tensor], noise: Tree) -> Iterator[Batch]:
+        """The batch of each local step of a client with samples `owned`; those of some steps are gathered at once."""
+        federation = self.setup.federation
+        for begin in range(0, len(order), self.together):
+            block = order[begin : begin + self.together]
+            x, y = federation.gather(owned[torch.cat(block).to(owned.device)])
+            sizes = [len(positions) for positions in block]
+            for step, (inputs, labels) in enumerate(
+                zip(x.split(sizes), y.split(sizes), strict=True), start=begin
+            ):
+                drawn = {name: leaf[step].to(owned.device) for name, leaf in noise.items()}
+                inputs, drawn = self.setup.augmented(inputs, drawn)
+                yield Batch(inputs, labels, None, drawn)
+
+    @cached_property
+    def together(self) -> int:
+        """Mini-batches whose samples are gathered at once."""
+        federation = self.setup.federation
+        sample = math.prod(federation.shape) * federation.dtype.itemsize
+        return max(1, GATHERED_BYTES // (sample * self.setup.protocol.local.batch_size))
 
     @property
     def filters(self) -> torch.memory_format:
@@ -107,30 +131,38 @@ class LoopedTrainer(Trainer):
     @torch.no_grad()
     def count(self, client: int, model: Tree, score: Sequence[str], known: Known | None = None) -> Counts:
         """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
-        known = Known() if known is None else known
-        counts = known.of(model)
-        if lacking := [name for name in score if name not in counts]:
-            counts |= self._count(client, model, lacking)
-        known.remember(model, counts)
-        return {name: counts[name] for name in score}
+        counts = {
+            name: self._count(model, self.setup.scored(name, client)) for name in score if name != "global"
+        }
+        if "global" in score:
+            counts["global"] = self._count_shared(client, model, Known() if known is None else known)
+        return counts
 
-    def _count(self, client: int, model: Tree, score: Sequence[str]) -> Counts:
+    def _count_shared(self, client: int, model: Tree, known: Known) -> Counted:
+        """Counts on the client's classes of the set that all clients share, of which only the new ones are scored."""
+        correct, total = known.of(model, self.setup.task.classes)
+        classes = self.setup.scored_classes(client)
+        lacking = self.setup.federation.global_of(classes & (total == 0))
+        if len(lacking):
+            more, tested = self._count(model, lacking)
+            correct, total = correct + more, total + tested
+        known.remember(model, (correct, total))
+        return correct * classes, total * classes
+
+    def _count(self, model: Tree, samples: Tensor) -> Counted:
+        """Counts of `model` on the samples of these indices."""
         federation, task, method = self.setup.federation, self.setup.task, self.setup.method
-        counts: Counts = {}
         model = dict(model)
         lay_out(model, self.filters)
         convolves = any(leaf.dim() == 4 for leaf in model.values())
         at_once = CONVOLVED_BATCH if convolves and federation.device.type == "cpu" else EVALUATION_BATCH
-        for name in score:
-            correct = torch.zeros(task.classes, dtype=torch.float64)
-            total = torch.zeros(task.classes, dtype=torch.float64)
-            for indices in federation.indices(name, client).split(at_once):
-                x, y = federation.gather(indices)
-                hits, seen = count_correct(method.predict(model, x, task), y, task.classes)
-                correct += hits.cpu()
-                total += seen.cpu()
-            counts[name] = (correct, total)
-        return counts
+        correct, total = nothing(task.classes)
+        for indices in samples.split(at_once):
+            x, y = federation.gather(indices)
+            hits, seen = count_correct(method.predict(model, x, task), y, task.classes)
+            correct += hits.cpu()
+            total += seen.cpu()
+        return correct, total
 
 
 def lay_out(work: Tree, layout: torch.memory_format) -> None:
@@ -142,25 +174,30 @@ def lay_out(work: Tree, layout: torch.memory_format) -> None:
             work[name] = torch.empty_like(leaf, memory_format=layout).copy_(leaf)
 
 
+def nothing(classes: int) -> Counted:
+    """Counts before anything is scored."""
+    return torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
+
+
 class Known:
     """What the model scored last got on the set that all clients share; the same model need not be scored again."""
 
     def __init__(self) -> None:
         self.model: Tree = {}  # kept, so that no other model takes its place in memory
-        self.counts: Counts = {}
+        self.counts: Counted = nothing(0)
 
-    def of(self, model: Tree) -> Counts:
-        """The counts of `model`, if it is the very one scored last, not a copy."""
+    def of(self, model: Tree, classes: int) -> Counted:
+        """The counts of `model`, if it is the very one scored last, not a copy; else none of `classes`."""
         same = model.keys() == self.model.keys() and all(
             (leaf.data_ptr(), leaf.shape, leaf.stride())
             == (self.model[name].data_ptr(), self.model[name].shape, self.model[name].stride())
             for name, leaf in model.items()
         )
-        return dict(self.counts) if same else {}
+        return self.counts if same else nothing(classes)
 
-    def remember(self, model: Tree, counts: Counts) -> None:
-        """`counts` of `model`, of which those on the global set are kept."""
-        self.model, self.counts = model, {k: v for k, v in counts.items() if k == "global"}
+    def remember(self, model: Tree, counts: Counted) -> None:
+        """`counts` of `model` on the set that all clients share."""
+        self.model, self.counts = model, counts
 
 
 def moved(stage: Stage, work: Tree, view: Client) -> list[str]:

@@ -8,6 +8,7 @@ stage are run: a full batch, and a short one.
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from fedbench.data.federation import Federation, Ragged
 from fedbench.engine import trees
 from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
@@ -86,7 +88,7 @@ def peak_bytes(trainer: Trainer, ids: Sequence[int]) -> int:
     copies = [leaf for tree in held for leaf in tree.values() if not trees.is_shared(leaf)]
     inputs = sum(trees.leaf_bytes(leaf) for leaf in copies)
     places = _places(trainer, ids)
-    peak = int(ledger.peak) + PLACE_BYTES * places
+    peak = int(ledger.peak) + PLACE_BYTES * places + _ahead(trainer, ids)
     return inputs + (max(peak, PLANNING_BYTES * places) if ledger.device == "cpu" else peak)
 
 
@@ -95,6 +97,17 @@ def _places(trainer: Trainer, ids: Sequence[int]) -> int:
     steps = max(trainer.setup.steps(client) for client in ids)
     together = min(len(ids), trainer.chunk) if isinstance(trainer, StackedTrainer) else 1
     return max(0, steps - 2) * trainer.setup.protocol.local.batch_size * together
+
+
+def _ahead(trainer: Trainer, ids: Sequence[int]) -> int:
+    """Bytes of the samples that the looped engine gathers at once, but for the two batches of a prediction."""
+    if not isinstance(trainer, LoopedTrainer):
+        return 0
+    federation, steps = trainer.setup.federation, max(trainer.setup.steps(client) for client in ids)
+    used = min(steps, 2 * trainer.together) - 2  # the batches before lie there until the new ones are made
+    stored = min(steps, trainer.together) - 2
+    batch = trainer.setup.protocol.local.batch_size * math.prod(federation.shape)
+    return batch * (max(0, used) * federation.dtype.itemsize + max(0, stored) * federation.x.itemsize)
 
 
 def _ends(

@@ -95,6 +95,21 @@ class Setup:
             noise = {**noise, **trees.join(augment=drawn)}
         return order, noise
 
+    def scored_classes(self, client: int) -> Tensor:
+        """Classes of the global test set that a client is scored on, bool [K].
+
+        All; or where they are weighted by its label shares, those that weigh anything.
+        """
+        counts = self.population.label_counts[client]
+        weighted = self.protocol.test.weighting == "label_shares"
+        return counts > 0 if weighted else torch.ones_like(counts, dtype=torch.bool)
+
+    def scored(self, name: str, client: int) -> Tensor:
+        """Indices of the samples of one of its sets that a client is scored on."""
+        if name == "global":
+            return self.federation.global_of(self.scored_classes(client))
+        return self.federation.indices(name, client)
+
     @cached_property
     def augmentations(self) -> tuple[augment.Augmentation, ...]:
         """What the protocol does to training images."""
@@ -102,14 +117,13 @@ class Setup:
             self.federation.require_images("protocol.augment changes")
         return augment.augmentations(self.protocol.augment)
 
-    def training(self, indices: Tensor, noise: Tree) -> tuple[Tensor, Tensor, Tree]:
-        """(x, y, the method's noise) of a local step's samples `indices` [..., B], augmented by this step's `noise`."""
-        x, y = self.federation.gather(indices)
+    def augmented(self, x: Tensor, noise: Tree) -> tuple[Tensor, Tree]:
+        """(samples [..., B, C, H, W] of a local step augmented by this step's `noise`, the method's part of it)."""
         if not self.augmentations:
-            return x, y, noise
+            return x, noise
         drawn = trees.part(noise, "augment")
         x = augment.apply(self.augmentations, x, drawn, self.federation.black)
-        return x, y, {name: leaf for name, leaf in noise.items() if not name.startswith("augment/")}
+        return x, {name: leaf for name, leaf in noise.items() if not name.startswith("augment/")}
 
     def client(self, client: int, message: Tree, memory: Tree, clock: Clock) -> Client:
         """Client `client` as its hooks see it; its data are fetched when a hook asks."""

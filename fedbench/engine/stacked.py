@@ -20,7 +20,7 @@ from fedbench.engine.contract import Batch, Client, Clock, Stage
 from fedbench.engine.looped import moved
 from fedbench.engine.optim import Optimizer
 from fedbench.engine.setup import Setup
-from fedbench.engine.trainer import Counts, Outcome, Trainer, check_finite
+from fedbench.engine.trainer import Counted, Counts, Outcome, Trainer, check_finite
 from fedbench.engine.trees import Tree
 from fedbench.errors import FedbenchError
 
@@ -220,7 +220,8 @@ class StackedTrainer(Trainer):
         rows = {name: leaf[:active] for name, leaf in work.items()}
         params, rest = trees.split(rows, moves)
         indices, mask, noise = batch
-        x, y, noise = self.setup.training(indices, noise)
+        x, y = self.setup.federation.gather(indices)
+        x, noise = self.setup.augmented(x, noise)
         with torch.no_grad():
             grads, moved_rest, losses = self._map(
                 "loss", _gradient(self.setup, stage, moves), chunk, params, rest, x, y, mask, noise
@@ -250,19 +251,21 @@ class StackedTrainer(Trainer):
         counts: Counts = {}
         for name in score:
             if name == "global" and all(trees.is_shared(leaf) for leaf in models.values()):
-                found = self._count_on(name, chunk.ids[:1], {k: leaf[:1] for k, leaf in models.items()})
-                counts[name] = (found[0].expand(len(chunk.ids), -1), found[1].expand(len(chunk.ids), -1))
+                model = {k: leaf[:1] for k, leaf in models.items()}
+                correct, total = self._count_on([self.setup.federation.global_test], model)
+                classes = torch.stack([self.setup.scored_classes(client) for client in chunk.ids])
+                counts[name] = (correct * classes, total * classes)
             else:
-                counts[name] = self._count_on(name, chunk.ids, models)
+                counts[name] = self._count_on([self.setup.scored(name, i) for i in chunk.ids], models)
         return counts
 
-    def _count_on(self, name: str, ids: Sequence[int], models: Tree) -> tuple[Tensor, Tensor]:
-        """(correct, total) on one set, float64 [C, K]."""
+    def _count_on(self, samples: Sequence[Tensor], models: Tree) -> Counted:
+        """Counts of `models` [C, ...], each on the samples of its own list of indices."""
         task, federation, method = self.setup.task, self.setup.federation, self.setup.method
-        indices, mask = padded([federation.indices(name, i) for i in ids])
-        shape = (len(ids), task.classes)
+        indices, mask = padded(samples)
+        shape = (len(samples), task.classes)
         correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
-        width = max(1, EVALUATION_SAMPLES // len(ids))
+        width = max(1, EVALUATION_SAMPLES // len(samples))
         for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
             x, y = federation.gather(block)
             scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)

@@ -15,7 +15,10 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.trees import Tree
 from fedbench.errors import Diverged
 
-Counts = dict[str, tuple[Tensor, Tensor]]  # test set -> (correct, total), each float64 [C, K] by true class
+Counted = tuple[
+    Tensor, Tensor
+]  # (correct, total) by true class, each float64 [K], or [C, K] of several clients
+Counts = dict[str, Counted]  # by test set
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class WorkersTrainer(Trainer):
         """Samples that pass through a client's model, once in an epoch: what its block is weighed by."""
         federation, method = self.setup.federation, self.setup.method
         trains = verb == "train" or method.adapt(self.setup.protocol.local, clock)
-        scored = 0 if verb == "train" else sum(len(federation.indices(name, client)) for name in score)
+        scored = 0 if verb == "train" else sum(len(self.setup.scored(name, client)) for name in score)
         return (federation.size(client) if trains else 0) + scored
 
     def _deal(

@@ -60,17 +60,12 @@ class Coalitions(Method):
         coalition = server["coalition"].cpu()
         members = coalition[cohort.ids]
         parts = [
-            (chosen := members == k, self.inner.send(server_of(server, k), members_of(cohort, coalition, k)))
+            (members == k, self.inner.send(server_of(server, k), members_of(cohort, coalition, k)))
             for k in members.unique().tolist()
         ]
         if len(parts) == 1:
             return parts[0][1]
-        message: Tree = {}
-        for chosen, part in parts:
-            for key, leaf in part.items():
-                whole = message.setdefault(key, leaf.new_empty(len(members), *leaf.shape[1:]))
-                whole[chosen.to(leaf.device)] = leaf
-        return message
+        return {key: _in_places([(chosen, part[key]) for chosen, part in parts]) for key in parts[0][1]}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Each coalition's server folds in its own members' uploads; one without a member in the cohort waits."""
@@ -142,3 +137,17 @@ def server_of(server: Tree, coalition: int) -> Tree:
 def members_of(cohort: Cohort, coalition: Tensor, k: int) -> Cohort:
     """The cohort's members of coalition `k`."""
     return cohort.where(coalition[cohort.ids] == k, (coalition == k).nonzero().flatten())
+
+
+def _in_places(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """One leaf [C, ...] of several: of each (mask [C], leaf) the rows in order, where its mask is true."""
+    rows: list[Tensor] = []
+    places = torch.empty(len(parts[0][0]), dtype=torch.int64)
+    begin = 0
+    for chosen, leaf in parts:
+        shared = trees.is_shared(leaf)
+        rows.append(leaf[:1] if shared else leaf)
+        places[chosen] = torch.full((len(leaf),), begin) if shared else torch.arange(begin, begin + len(leaf))
+        begin += len(rows[-1])
+    whole = torch.cat(rows)
+    return whole.index_select(0, places.to(whole.device))

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+
+class MaxPool2(nn.Module):
+    """Maximum over squares of 2 x 2: [..., H, W] -> [..., H // 2, W // 2].
+
+    It stands before the activation, which is increasing: the maximum of ReLUs is the ReLU of the maximum, of a quarter
+    of the values, and the gradient goes the same way; both are the same to the bit.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reduce; on a CPU that needs no gradient by maxima of slices, 2 to 10 times as fast as torch's pooling."""
+        if torch.is_grad_enabled() or x.device.type != "cpu":
+            return functional.max_pool2d(x, 2)
+        height, width = (2 * (size // 2) for size in x.shape[-2:])
+        rows = torch.maximum(x[..., 0:height:2, :], x[..., 1:height:2, :])
+        return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
 
 
 class GlobalMean(nn.Module):

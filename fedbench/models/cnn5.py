@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedbench.models.base import Model, flat_size
+from fedbench.models.blocks import MaxPool2
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class CNN5(Model):
 
 def _convolutions(channels: int) -> nn.Sequential:
     return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 32, 3), MaxPool2(), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 3), MaxPool2(), nn.ReLU()),
         *(nn.Conv2d(64, 64, 3), nn.ReLU()),
         nn.Flatten(),
     )

@@ -2,9 +2,9 @@
 
 The paper gives the layers' number (four convolutions for images, five for text, then the classification layer) and the
 representation's dimension, 256. Widths, kernels and pooling are ours:
-CubCNN: four times conv k3 pad 1 (32, 64, 128, 256 channels), ReLU, pool 2; mean over the map.
+CubCNN: four times conv k3 pad 1 (32, 64, 128, 256 channels), pool 2, ReLU; mean over the map.
 TextCNN (after Kim, EMNLP 2014): embedding of 128; five convolutions k3 pad 1 over time (128, 128, 256, 256, 256
-channels), ReLU, pool 2 after the first two; maximum over time. A sample is [1, 1, L] token numbers, all captions of an
+channels), pool 2 after the first two, ReLU; maximum over time. A sample is [1, 1, L] token numbers, all captions of an
 image one after the other; 0 is padding and embedded as zero.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedbench.data.dataset import Dataset
 from fedbench.errors import ConfigError
 from fedbench.models.base import Model
-from fedbench.models.blocks import GlobalMean
+from fedbench.models.blocks import GlobalMean, MaxPool2
 
 WIDTH = 256  # of the representation, in both
 EMBEDDING = 128
@@ -41,7 +41,7 @@ class CubCNN(Model):
         layers: list[nn.Module] = []
         channels = shape[0]
         for width in (32, 64, 128, WIDTH):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [nn.Conv2d(channels, width, 3, padding=1), MaxPool2(), nn.ReLU()]
             channels = width
         stages = {"conv": nn.Sequential(*layers), "pool": GlobalMean(), "head": nn.Linear(WIDTH, classes)}
         return nn.Sequential(OrderedDict(stages))
@@ -91,8 +91,9 @@ class TextCNN(Model):
         layers: list[nn.Module] = []
         channels = EMBEDDING
         for place, width in enumerate((128, 128, 256, 256, WIDTH)):
-            layers += [nn.Conv1d(channels, width, 3, padding=1), nn.ReLU()]
+            layers.append(nn.Conv1d(channels, width, 3, padding=1))
             layers += [nn.MaxPool1d(2)] if place < 2 else []
+            layers.append(nn.ReLU())
             channels = width
         stages = {
             "embedding": Embedding(self.vocabulary, EMBEDDING),

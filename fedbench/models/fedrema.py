@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedbench.models.base import Model, flat_size
+from fedbench.models.blocks import MaxPool2
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,18 @@ class FedReMaAlexNet(Model):
 
 def _two_convolutions(channels: int) -> nn.Sequential:
     return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 32, 5), MaxPool2(), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 5), MaxPool2(), nn.ReLU()),
         nn.Flatten(),
     )
 
 
 def _five_convolutions(channels: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    pools = {32: nn.MaxPool2d(2), 64: nn.MaxPool2d(2)}
-    for width in (32, 64, 128, 256, 256):
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-        layers += [pools[width]] if width in pools else []
+    pools: dict[int, nn.Module] = {0: MaxPool2(), 1: MaxPool2(), 4: nn.MaxPool2d(3, stride=2)}
+    for place, width in enumerate((32, 64, 128, 256, 256)):
+        layers.append(nn.Conv2d(channels, width, 3, padding=1))
+        layers += [pools[place]] if place in pools else []
+        layers.append(nn.ReLU())
         channels = width
-    return nn.Sequential(*layers, nn.MaxPool2d(3, stride=2), nn.Flatten())
+    return nn.Sequential(*layers, nn.Flatten())

@@ -1,6 +1,6 @@
 """LeNet5 (LeCun et al. 1998) as pFedSim (Table 5, with the pool its table omits) and FedSaC use it.
 
-conv C->6 k5, [BN], ReLU, pool 2; conv 6->16 k5, [BN], ReLU, pool 2; ->120->84, ReLU; classifier. 62,006 parameters on
+conv C->6 k5, [BN], pool 2, ReLU; conv 6->16 k5, [BN], pool 2, ReLU; ->120->84, ReLU; classifier. 62,006 parameters on
 3 x 32 x 32 with 10 classes and without BN.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedbench.models.base import Model, flat_size
+from fedbench.models.blocks import MaxPool2
 
 
 @dataclass(frozen=True)
@@ -38,5 +39,5 @@ class LeNet5(Model):
         for wide, narrow in ((channels, 6), (6, 16)):
             layers.append(nn.Conv2d(wide, narrow, 5))
             layers += [nn.BatchNorm2d(narrow)] if self.batch_norm else []
-            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [MaxPool2(), nn.ReLU()]
         return nn.Sequential(*layers, nn.Flatten())

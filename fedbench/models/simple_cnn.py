@@ -1,6 +1,6 @@
 """SosicFL's SimpleCNN for CIFAR-10 (section 4; after Hahn et al., KDD 2022).
 
-conv 3->16 k5; 16->32 k5 pad 1; 32->64 k3 pad 1; each LeakyReLU and pool 2; 576->128, LeakyReLU; classifier. Xavier
+conv 3->16 k5; 16->32 k5 pad 1; 32->64 k3 pad 1; each pool 2 and LeakyReLU; 576->128, LeakyReLU; classifier. Xavier
 initialisation, zero biases; the slope is torch's 0.01. 107,690 parameters on 3 x 32 x 32 with 10 classes.
 """
 
@@ -13,6 +13,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from fedbench.models.base import Model, flat_size
+from fedbench.models.blocks import MaxPool2
 
 LAYERS = ((16, 5, 0), (32, 5, 1), (64, 3, 1))  # channels, kernel, padding
 
@@ -45,6 +46,6 @@ class SimpleCNN(Model):
 def _convolutions(channels: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width, kernel, padding in LAYERS:
-        layers += [nn.Conv2d(channels, width, kernel, padding=padding), nn.LeakyReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(channels, width, kernel, padding=padding), MaxPool2(), nn.LeakyReLU()]
         channels = width
     return nn.Sequential(*layers, nn.Flatten())
