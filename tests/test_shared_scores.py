@@ -84,11 +84,35 @@ def test_only_classes_that_weigh_anything_are_scored(gathered: list[int]) -> Non
         message = trees.expand(several[0], 5) if shared else trees.stack(several)
         gathered.clear()
         correct, total = looped.evaluate(torch.arange(5), message, {}, ROUND, ("global",))["global"]
-        assert sum(gathered) == (tests[own.any(0)].sum() if shared else (own * tests).sum())
+        assert sum(gathered) == (tests[own.any(0)] if shared else own * tests).sum()
         assert torch.equal(total, (own * tests).to(total.dtype))
         theirs = stacked.evaluate(torch.arange(5), message, {}, ROUND, ("global",))["global"]
         assert torch.equal(correct, theirs[0])
         assert torch.equal(total, theirs[1])
+
+
+def test_mini_batches_do_not_depend_on_who_was_scored_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a worker's scores are the same to the bit whichever clients it is dealt, and in whatever order."""
+    chosen = setup(
+        FedAvg(),
+        federation(labels=[[0], [0, 1], [1, 2], [0, 1, 2], [2]]),
+        test=TestConfig(sets="global", weighting="label_shares"),
+    )
+    (model,) = models(LoopedTrainer(chosen), 1)
+    message = trees.expand(trees.map_leaves(torch.Tensor.double, model), 5)
+    batches: list[set[tuple[int, ...]]] = []
+    gather = Federation.gather
+
+    def spy(federation: Federation, indices: Tensor) -> tuple[Tensor, Tensor]:
+        batches[-1].add(tuple(indices.tolist()))
+        return gather(federation, indices)
+
+    monkeypatch.setattr(Federation, "gather", spy)
+    for order in ([0, 1, 2, 3, 4], [3, 4, 0, 1, 2], [4, 0, 2, 1, 3]):
+        batches.append(set())
+        LoopedTrainer(chosen).evaluate(torch.tensor(order), message, {}, ROUND, ("global",))
+    assert batches[0] == batches[1] == batches[2]
+    assert len(batches[0]) == 3, "one for each class that somebody has"
 
 
 @pytest.mark.parametrize("index", [0, 1])

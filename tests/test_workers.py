@@ -120,9 +120,9 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
     scored: list[int] = []
     count = LoopedTrainer._count
 
-    def spy(self: LoopedTrainer, model: trees.Tree, samples: torch.Tensor) -> Any:
-        scored.append(len(samples))
-        return count(self, model, samples)
+    def spy(self: LoopedTrainer, model: trees.Tree, sets: Any) -> Any:
+        scored.extend(len(samples) for samples in sets.values())
+        return count(self, model, sets)
 
     monkeypatch.setattr(LoopedTrainer, "_count", spy)
     monkeypatch.setattr(signal, "signal", lambda *_: None)

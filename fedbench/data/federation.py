@@ -156,12 +156,6 @@ class Federation:
         """Sample indices of one of a client's sets; `global` is the same for all."""
         return self.global_test if name == "global" else self.sets[name][client]
 
-    def global_of(self, classes: Tensor) -> Tensor:
-        """Indices of the global test set's samples of `classes`, bool [K]."""
-        if bool(classes.all()):
-            return self.global_test
-        return self.global_test[classes.to(self.device)[self.y[self.global_test]]]
-
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """(x [..., C, H, W] normalised, y [...]) of samples `indices` [...]."""
         labels = self.y.index_select(0, indices.reshape(-1)).view(indices.shape)

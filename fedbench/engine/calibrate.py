@@ -21,7 +21,7 @@ from fedbench.engine.trainer import Trainer
 from fedbench.engine.trees import Tree
 
 FEW, MORE = 2, 10  # steps of each client and stage that are taken: two lengths tell what a step adds
-FORMAT = 3  # raised when what is timed changes
+FORMAT = 4  # raised when what is timed changes
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +19,10 @@ from fedbench.engine.trees import Tree
 EVALUATION_BATCH = 1024  # samples a forward pass in scoring
 CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must stay in its cache
 
-GATHERED_BYTES = (
-    2**22
-)  # of training samples gathered at once: fewer calls, and still in the cache when they are used
+# Bytes of training samples gathered at once: fewer calls, and still in the cache when they are used.
+GATHERED_BYTES = 2**22
+
+KeyT = TypeVar("KeyT")
 
 
 class LoopedTrainer(Trainer):
@@ -100,8 +102,8 @@ class LoopedTrainer(Trainer):
     def _batches(self, owned: Tensor, order: list[Tensor], noise: Tree) -> Iterator[Batch]:
         """The batch of each local step of a client with samples `owned`; those of some steps are gathered at once."""
         federation = self.setup.federation
-        for begin in range(0, len(order), self.together):
-            block = order[begin : begin + self.together]
+        for begin in range(0, len(order), self.gathered_batches):
+            block = order[begin : begin + self.gathered_batches]
             x, y = federation.gather(owned[torch.cat(block).to(owned.device)])
             sizes = [len(positions) for positions in block]
             for step, (inputs, labels) in enumerate(
@@ -112,7 +114,7 @@ class LoopedTrainer(Trainer):
                 yield Batch(inputs, labels, None, drawn)
 
     @cached_property
-    def together(self) -> int:
+    def gathered_batches(self) -> int:
         """Mini-batches whose samples are gathered at once."""
         federation = self.setup.federation
         sample = math.prod(federation.shape) * federation.dtype.itemsize
@@ -131,38 +133,42 @@ class LoopedTrainer(Trainer):
     @torch.no_grad()
     def count(self, client: int, model: Tree, score: Sequence[str], known: Known | None = None) -> Counts:
         """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
-        counts = {
-            name: self._count(model, self.setup.scored(name, client)) for name in score if name != "global"
+        counts: dict[int, Counted] = {} if known is None else known.of(model)
+        parts = self.setup.parts_of(client) if "global" in score else []
+        wanted: dict[str | int, Tensor] = {
+            name: self.setup.scored(name, client) for name in score if name != "global"
         }
-        if "global" in score:
-            counts["global"] = self._count_shared(client, model, Known() if known is None else known)
-        return counts
+        wanted |= {part: self.setup.global_parts[part] for part in parts if part not in counts}
+        found = self._count(model, wanted) if wanted else {}
+        counts |= {part: found[part] for part in parts if part in found}
+        whole = total([counts[part] for part in parts], self.setup.task.classes)
+        return {name: whole if name == "global" else found[name] for name in score}
 
-    def _count_shared(self, client: int, model: Tree, known: Known) -> Counted:
-        """Counts on the client's classes of the set that all clients share, of which only the new ones are scored."""
-        correct, total = known.of(model, self.setup.task.classes)
-        classes = self.setup.scored_classes(client)
-        lacking = self.setup.federation.global_of(classes & (total == 0))
-        if len(lacking):
-            more, tested = self._count(model, lacking)
-            correct, total = correct + more, total + tested
-        known.remember(model, (correct, total))
-        return correct * classes, total * classes
-
-    def _count(self, model: Tree, samples: Tensor) -> Counted:
-        """Counts of `model` on the samples of these indices."""
+    def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:
+        """Counts of `model` on each of several sets of samples, given by their indices."""
         federation, task, method = self.setup.federation, self.setup.task, self.setup.method
         model = dict(model)
         lay_out(model, self.filters)
         convolves = any(leaf.dim() == 4 for leaf in model.values())
         at_once = CONVOLVED_BATCH if convolves and federation.device.type == "cpu" else EVALUATION_BATCH
-        correct, total = nothing(task.classes)
-        for indices in samples.split(at_once):
-            x, y = federation.gather(indices)
-            hits, seen = count_correct(method.predict(model, x, task), y, task.classes)
-            correct += hits.cpu()
-            total += seen.cpu()
-        return correct, total
+        counts: dict[KeyT, Counted] = {}
+        for name, samples in sets.items():
+            each: list[Counted] = []
+            for indices in samples.split(at_once) if len(samples) else ():
+                x, y = federation.gather(indices)
+                hits, seen = count_correct(method.predict(model, x, task), y, task.classes)
+                each.append((hits.cpu(), seen.cpu()))
+            counts[name] = total(each, task.classes)
+        return counts
+
+
+def total(each: Sequence[Counted], classes: int) -> Counted:
+    """The sum of several counts; zeros [K] without any."""
+    correct, tested = (torch.zeros(classes, dtype=torch.float64) for _ in range(2))
+    for hits, seen in each:
+        correct += hits
+        tested += seen
+    return correct, tested
 
 
 def lay_out(work: Tree, layout: torch.memory_format) -> None:
@@ -174,30 +180,26 @@ def lay_out(work: Tree, layout: torch.memory_format) -> None:
             work[name] = torch.empty_like(leaf, memory_format=layout).copy_(leaf)
 
 
-def nothing(classes: int) -> Counted:
-    """Counts before anything is scored."""
-    return torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
-
-
 class Known:
-    """What the model scored last got on the set that all clients share; the same model need not be scored again."""
+    """What the model scored last got on the parts of the set that all clients share, so as not to score them again.
+
+    A part is always scored in the same mini-batches, whatever is known: results do not depend on who was scored before.
+    """
 
     def __init__(self) -> None:
         self.model: Tree = {}  # kept, so that no other model takes its place in memory
-        self.counts: Counted = nothing(0)
+        self.counts: dict[int, Counted] = {}
 
-    def of(self, model: Tree, classes: int) -> Counted:
-        """The counts of `model`, if it is the very one scored last, not a copy; else none of `classes`."""
+    def of(self, model: Tree) -> dict[int, Counted]:
+        """The counts of `model`, to be added to: those known if it is the very one asked for last, not a copy."""
         same = model.keys() == self.model.keys() and all(
             (leaf.data_ptr(), leaf.shape, leaf.stride())
             == (self.model[name].data_ptr(), self.model[name].shape, self.model[name].stride())
             for name, leaf in model.items()
         )
-        return self.counts if same else nothing(classes)
-
-    def remember(self, model: Tree, counts: Counted) -> None:
-        """`counts` of `model` on the set that all clients share."""
-        self.model, self.counts = model, counts
+        if not same:
+            self.model, self.counts = model, {}
+        return self.counts
 
 
 def moved(stage: Stage, work: Tree, view: Client) -> list[str]:

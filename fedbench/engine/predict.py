@@ -104,8 +104,10 @@ def _ahead(trainer: Trainer, ids: Sequence[int]) -> int:
     if not isinstance(trainer, LoopedTrainer):
         return 0
     federation, steps = trainer.setup.federation, max(trainer.setup.steps(client) for client in ids)
-    used = min(steps, 2 * trainer.together) - 2  # the batches before lie there until the new ones are made
-    stored = min(steps, trainer.together) - 2
+    used = (
+        min(steps, 2 * trainer.gathered_batches) - 2
+    )  # the batches before lie there until the new ones are made
+    stored = min(steps, trainer.gathered_batches) - 2
     batch = trainer.setup.protocol.local.batch_size * math.prod(federation.shape)
     return batch * (max(0, used) * federation.dtype.itemsize + max(0, stored) * federation.x.itemsize)
 

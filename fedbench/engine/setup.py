@@ -101,14 +101,31 @@ class Setup:
         All; or where they are weighted by its label shares, those that weigh anything.
         """
         counts = self.population.label_counts[client]
-        weighted = self.protocol.test.weighting == "label_shares"
-        return counts > 0 if weighted else torch.ones_like(counts, dtype=torch.bool)
+        return counts > 0 if self._by_class else torch.ones_like(counts, dtype=torch.bool)
+
+    @property
+    def _by_class(self) -> bool:
+        return self.protocol.test.weighting == "label_shares"
+
+    @cached_property
+    def global_parts(self) -> tuple[Tensor, ...]:
+        """Indices of the global test set, in the parts on which a client is scored or not: classes, or the whole."""
+        tests = self.federation.global_test
+        if not self._by_class:
+            return (tests,)
+        labels = self.federation.y[tests]
+        return tuple(tests[labels == label] for label in range(self.task.classes))
+
+    def parts_of(self, client: int) -> list[int]:
+        """Places in `global_parts` of those that a client is scored on."""
+        return self.scored_classes(client).nonzero().flatten().tolist() if self._by_class else [0]
 
     def scored(self, name: str, client: int) -> Tensor:
         """Indices of the samples of one of its sets that a client is scored on."""
-        if name == "global":
-            return self.federation.global_of(self.scored_classes(client))
-        return self.federation.indices(name, client)
+        if name != "global":
+            return self.federation.indices(name, client)
+        parts = [self.global_parts[place] for place in self.parts_of(client)]
+        return torch.cat(parts) if parts else self.federation.global_test[:0]
 
     @cached_property
     def augmentations(self) -> tuple[augment.Augmentation, ...]:

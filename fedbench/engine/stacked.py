@@ -252,7 +252,7 @@ class StackedTrainer(Trainer):
         for name in score:
             if name == "global" and all(trees.is_shared(leaf) for leaf in models.values()):
                 model = {k: leaf[:1] for k, leaf in models.items()}
-                correct, total = self._count_on([self.setup.federation.global_test], model)
+                correct, total = self._count_on([torch.cat(self.setup.global_parts)], model)
                 classes = torch.stack([self.setup.scored_classes(client) for client in chunk.ids])
                 counts[name] = (correct * classes, total * classes)
             else:
@@ -265,6 +265,8 @@ class StackedTrainer(Trainer):
         indices, mask = padded(samples)
         shape = (len(samples), task.classes)
         correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
+        if not indices.numel():
+            return correct.cpu(), total.cpu()
         width = max(1, EVALUATION_SAMPLES // len(samples))
         for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
             x, y = federation.gather(block)

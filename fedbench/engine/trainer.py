@@ -15,9 +15,8 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.trees import Tree
 from fedbench.errors import Diverged
 
-Counted = tuple[
-    Tensor, Tensor
-]  # (correct, total) by true class, each float64 [K], or [C, K] of several clients
+# (correct, total) by true class, each float64 [K], or [C, K] of several clients
+Counted = tuple[Tensor, Tensor]
 Counts = dict[str, Counted]  # by test set
 
 

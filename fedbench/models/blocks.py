@@ -10,8 +10,9 @@ from torch.nn import functional
 class MaxPool2(nn.Module):
     """Maximum over squares of 2 x 2: [..., H, W] -> [..., H // 2, W // 2].
 
-    It stands before the activation, which is increasing: the maximum of ReLUs is the ReLU of the maximum, of a quarter
-    of the values, and the gradient goes the same way; both are the same to the bit.
+    It stands before the activation, which does not decrease: the maximum of ReLUs is the ReLU of the maximum, of a
+    quarter of the values, and the gradient goes the same way; both are the same to the bit. (A leaky ReLU may round two
+    negative values to one; then the gradient may go to the other.)
     """
 
     def forward(self, x: Tensor) -> Tensor:
