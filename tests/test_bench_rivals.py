@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedbench import compose
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SIZES = (300, 217, 50)
 
@@ -79,6 +81,19 @@ def rival(rivals: Any, monkeypatch: pytest.MonkeyPatch, program: Path, text: str
     monkeypatch.setattr(rivals, "prepare", lambda _: None)
     monkeypatch.setattr(rivals, "contestants", lambda _: [(found, 1)])
     return found
+
+
+def test_networks_reach_rivals_in_torch_s_own_layers(rivals: Any) -> None:
+    """Their environments have no fedbench that a class of its could be loaded from."""
+    workloads = importlib.import_module("benchmarks.workloads").WORKLOADS
+    for name in rivals.COMPARED:
+        run = compose.resolve(compose.compose(list(workloads[name].overrides)))
+        net = run.model.task(workloads[name].shape, 10).fresh()
+        x = torch.randn(2, *workloads[name].shape)
+        before = net(x)
+        plain = sys.modules["benchmarks.rival_ours"].in_torch_s_layers(net)
+        assert {type(module).__module__.split(".")[0] for module in plain.modules()} == {"torch"}
+        assert torch.equal(plain(x), before)
 
 
 def test_the_work_file_holds_the_engines_work(rivals: Any, tiny: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from benchmarks.rival_work import Answer, Work
 from fedbench.engine.contract import Clock
@@ -17,13 +18,14 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer, available_workers
+from fedbench.models.blocks import MaxPool2
 
 
 def export(setup: Setup, rounds: int, path: Path) -> None:
     """Write what a rival needs: data client by client, cohorts, settings, the network with its initial weights."""
     federation, protocol = setup.federation, setup.protocol
     server = Simulation(setup, LoopedTrainer(setup)).begin().server
-    net = setup.task.fresh().train().requires_grad_(True)
+    net = in_torch_s_layers(setup.task.fresh()).train().requires_grad_(True)
     net.load_state_dict({name: server[name].cpu() for name in net.state_dict()}, strict=True)
     owned = torch.cat([federation.indices("train", client) for client in range(federation.clients)])
     cohorts = [setup.draw_cohort(Clock(number, protocol.rounds)) for number in range(rounds)]
@@ -43,6 +45,13 @@ def export(setup: Setup, rounds: int, path: Path) -> None:
         momentum=protocol.optimizer.momentum,
     )
     torch.save({field.name: getattr(work, field.name) for field in dataclasses.fields(work)}, path)
+
+
+def in_torch_s_layers(net: nn.Module) -> nn.Module:
+    """`net` with torch's own layers in the place of fedbench's, in place, so that it unpickles without fedbench."""
+    for name, child in net.named_children():
+        net.add_module(name, nn.MaxPool2d(2) if isinstance(child, MaxPool2) else in_torch_s_layers(child))
+    return net
 
 
 def ours(setup: Setup, rounds: int) -> dict[str, Answer]:
