@@ -174,9 +174,7 @@ def total(each: Sequence[Counted], classes: int) -> Counted:
 def lay_out(work: Tree, layout: torch.memory_format) -> None:
     """Put copies of the four-dimensional leaves of `work` into the dictionary, in `layout`."""
     for name, leaf in work.items():
-        if (
-            leaf.dim() == 4
-        ):  # empty_like, as contiguous() leaves weights of a single input channel as they are
+        if leaf.dim() == 4:  # contiguous() would leave weights of a single input channel as they are
             work[name] = torch.empty_like(leaf, memory_format=layout).copy_(leaf)
 
 
