@@ -75,11 +75,8 @@ def check_finite(clock: Clock, client: int, loss: float, upload: Tree) -> None:
         )
 
 
-def count_correct(
-    scores: Tensor, labels: Tensor, classes: int, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
     """(correct, total) per true class, float64 [K], of scores [B, K] against labels [B]."""
-    weight = torch.ones_like(labels, dtype=torch.float64) if mask is None else mask.to(torch.float64)
-    onehot = torch.nn.functional.one_hot(labels, classes).to(torch.float64) * weight.unsqueeze(-1)
-    hits = (scores.argmax(dim=-1) == labels).to(torch.float64)
-    return (onehot * hits.unsqueeze(-1)).sum(0), onehot.sum(0)
+    correct = scores.argmax(dim=-1) == labels
+    counts = torch.bincount(2 * labels + correct, minlength=2 * classes).view(classes, 2)
+    return counts[:, 1].double(), counts.sum(1).double()

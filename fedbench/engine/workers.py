@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -27,6 +28,8 @@ from fedbench.engine.trees import Tree
 from fedbench.errors import FedbenchError
 
 BLOCKS_PER_WORKER = 6  # pieces a cohort is cut into, for balance
+BLOCK_WORK = 5000  # samples scored in a piece at least, one piece a worker apart: dealing takes a core, too
+TRAINED = 3  # samples that are scored in the time of a training sample: a backward pass is two forward ones
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,12 @@ class WorkersTrainer(Trainer):
     # ---- dealing
 
     def _work(self, verb: str, client: int, clock: Clock, score: Sequence[str]) -> int:
-        """Samples that pass through a client's model, once in an epoch: what its block is weighed by."""
-        federation, method = self.setup.federation, self.setup.method
-        trains = verb == "train" or method.adapt(self.setup.protocol.local, clock)
-        scored = 0 if verb == "train" else sum(len(self.setup.scored(name, client)) for name in score)
-        return (federation.size(client) if trains else 0) + scored
+        """What a client's block is weighed by: samples scored, and those trained on at what they cost."""
+        setup = self.setup
+        local, size = setup.protocol.local, setup.federation.size(client)
+        trains = verb == "train" or setup.method.adapt(local, clock)
+        scored = 0 if verb == "train" else sum(len(setup.scored(name, client)) for name in score)
+        return (TRAINED * setup.steps(client) * min(size, local.batch_size) if trains else 0) + scored
 
     def _deal(
         self, verb: str, ids: Tensor, clock: Clock, score: Sequence[str]
@@ -134,40 +138,46 @@ class WorkersTrainer(Trainer):
         """Hand out blocks as workers become free; (loss, counts) of each row in order."""
         self._calls += 1
         work = [self._work(verb, client, clock, score) for client in ids.tolist()]
-        blocks = in_blocks(work, BLOCKS_PER_WORKER * len(self._links))[::-1]
+        blocks = in_blocks(work, len(self._links) * blocks_each(sum(work), len(self._links)))[::-1]
         replies: dict[int, tuple[Tensor, Counts]] = {}
-        busy: dict[Connection, Order] = {}
+        busy: dict[Connection, list[int]] = {}
         idle = list(self._links)
+        failure: BaseException | None = None
         while blocks or busy:
             while blocks and idle:
                 rows = blocks.pop()
                 order = Order(verb, rows, [int(ids[row]) for row in rows], clock, tuple(score), self._calls)
                 link = idle.pop()
                 _send(link, ("order", order))
-                busy[link] = order
+                busy[link] = rows
             for ready in wait(list(busy)):
                 link = next(each for each in busy if each is ready)
-                replies.update(zip(busy.pop(link).rows, self._receive(link), strict=True))
+                rows = busy.pop(link)
+                verdict, result = self._receive(link)
+                if verdict == "error":
+                    failure = failure or result
+                    blocks.clear()  # but the others are waited for: they still write into the shared buffers
+                else:
+                    replies.update(zip(rows, map(_unplain, result), strict=True))
                 idle.append(link)
+        if failure is not None:
+            raise failure
         return [replies[row] for row in range(len(ids))]
 
-    def _receive(self, link: Connection) -> list[tuple[Tensor, Counts]]:
-        """The answer to this call's order; one to an earlier call, which an error ended, is passed over."""
+    def _receive(self, link: Connection) -> tuple[str, Any]:
+        """The answer to an order of this call; one to an earlier call, which was interrupted, is passed over."""
         try:
             verdict, call, result = link.recv()
             while call != self._calls:
                 verdict, call, result = link.recv()
         except (EOFError, ConnectionError):
             raise _dead() from None
-        if verdict == "error":
-            raise result
-        return [
-            (
-                torch.tensor(loss),
-                {name: (torch.tensor(a), torch.tensor(b)) for name, (a, b) in counts.items()},
-            )
-            for loss, counts in result
-        ]
+        return verdict, result
+
+
+def blocks_each(work: float, workers: int) -> int:
+    """Blocks a worker that `work` is cut into: many for balance, few where there is little to do."""
+    return max(1, min(BLOCKS_PER_WORKER, int(work / (BLOCK_WORK * workers))))
 
 
 def in_blocks(work: Sequence[float], count: int) -> list[list[int]]:
@@ -248,6 +258,12 @@ def _one(
 
 def _plain(counts: Counts) -> dict[str, tuple[list[float], list[float]]]:
     return {name: (a.tolist(), b.tolist()) for name, (a, b) in counts.items()}
+
+
+def _unplain(result: tuple[float, Any]) -> tuple[Tensor, Counts]:
+    loss, counts = result
+    float64 = partial(torch.tensor, dtype=torch.float64)
+    return torch.tensor(loss), {name: (float64(a), float64(b)) for name, (a, b) in counts.items()}
 
 
 def available_workers() -> int:
