@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedbench.data.dataset import State
 from fedbench.engine.setup import Setup
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -126,3 +127,15 @@ def test_a_protocols_phases_are_those_of_a_run(bench: Any) -> None:
     found = bench.phases.run("FedCollab, label shift", "cpu", ("dataset=digits",))
     assert all(seconds > 0 for seconds in found["seconds"].values())
     assert sum(found["shares"].values()) == pytest.approx(100, abs=0.2)
+
+
+def test_phases_are_left_out_where_their_data_set_is_missing(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = State(ready=False, where="", looked=(), how="run this to get it")
+    monkeypatch.setattr(bench.phases, "images", lambda: missing)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--only", "PHASES", "--out", str(tmp_path)])
+    assert bench.main() == 0
+    assert "run this to get it" in capsys.readouterr().out
+    (stored,) = tmp_path.glob("*.json")
+    assert "phases" not in json.loads(stored.read_text())

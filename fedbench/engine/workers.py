@@ -28,8 +28,7 @@ from fedbench.engine.trees import Tree
 from fedbench.errors import FedbenchError
 
 BLOCKS_PER_WORKER = 6  # pieces a cohort is cut into, for balance
-BLOCK_WORK = 5000  # samples scored in a piece at least, one piece a worker apart: dealing takes a core, too
-TRAINED = 3  # samples that are scored in the time of a training sample: a backward pass is two forward ones
+SCORED_BLOCK = 5000  # samples a piece has at least where clients are only scored: dealing takes a core, too
 
 
 @dataclass(frozen=True)
@@ -124,21 +123,25 @@ class WorkersTrainer(Trainer):
 
     # ---- dealing
 
+    def _trains(self, verb: str, clock: Clock) -> bool:
+        """Whether clients train, if only before they are scored."""
+        return verb == "train" or bool(self.setup.method.adapt(self.setup.protocol.local, clock))
+
     def _work(self, verb: str, client: int, clock: Clock, score: Sequence[str]) -> int:
-        """What a client's block is weighed by: samples scored, and those trained on at what they cost."""
-        setup = self.setup
-        local, size = setup.protocol.local, setup.federation.size(client)
-        trains = verb == "train" or setup.method.adapt(local, clock)
-        scored = 0 if verb == "train" else sum(len(setup.scored(name, client)) for name in score)
-        return (TRAINED * setup.steps(client) * min(size, local.batch_size) if trains else 0) + scored
+        """Samples that pass through a client's model, once in an epoch: what its block is weighed by."""
+        trained = self.setup.federation.size(client) if self._trains(verb, clock) else 0
+        scored = 0 if verb == "train" else sum(len(self.setup.scored(name, client)) for name in score)
+        return trained + scored
 
     def _deal(
         self, verb: str, ids: Tensor, clock: Clock, score: Sequence[str]
     ) -> list[tuple[Tensor, Counts]]:
         """Hand out blocks as workers become free; (loss, counts) of each row in order."""
         self._calls += 1
+        workers = len(self._links)
         work = [self._work(verb, client, clock, score) for client in ids.tolist()]
-        blocks = in_blocks(work, len(self._links) * blocks_each(sum(work), len(self._links)))[::-1]
+        each = BLOCKS_PER_WORKER if self._trains(verb, clock) else scored_blocks(sum(work), workers)
+        blocks = in_blocks(work, each * workers)[::-1]
         replies: dict[int, tuple[Tensor, Counts]] = {}
         busy: dict[Connection, list[int]] = {}
         idle = list(self._links)
@@ -175,9 +178,9 @@ class WorkersTrainer(Trainer):
         return verdict, result
 
 
-def blocks_each(work: float, workers: int) -> int:
-    """Blocks a worker that `work` is cut into: many for balance, few where there is little to do."""
-    return max(1, min(BLOCKS_PER_WORKER, int(work / (BLOCK_WORK * workers))))
+def scored_blocks(samples: int, workers: int) -> int:
+    """Blocks a worker that scoring is cut into: many for balance, few where there is little to do."""
+    return max(1, min(BLOCKS_PER_WORKER, samples // (SCORED_BLOCK * workers)))
 
 
 def in_blocks(work: Sequence[float], count: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedbench.compose import compose, resolve
+from fedbench.data.dataset import State
 from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.simulation import Simulation
 from fedbench.run import build
@@ -56,6 +57,11 @@ CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used an
 
 ROUNDS = 10  # timed at most, after one to warm up
 ENOUGH = 8.0  # seconds of rounds that no further one is timed after
+
+
+def images() -> State:
+    """Whether the data set of all cases is on this machine."""
+    return resolve(compose(["dataset=fashion_mnist"])).dataset.state()
 
 
 def run(name: str, device: str, settings: tuple[str, ...] = ()) -> dict[str, Any]:
