@@ -15,7 +15,8 @@ from fedbench.engine.contract import Batch, Client, Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.shared_tree import SharedTree, spec_of
-from fedbench.engine.workers import BLOCKS_PER_WORKER, Order, WorkersTrainer, in_blocks, scored_blocks, serve
+from fedbench.engine.worker import Order, serve
+from fedbench.engine.workers import BLOCKS_PER_WORKER, WorkersTrainer, in_blocks, scored_blocks
 from fedbench.methods.fedavg import FedAvg
 from fedbench.run import build
 

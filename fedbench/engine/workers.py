@@ -7,10 +7,7 @@ messages, memories and uploads pass through shared buffers, never through a pipe
 from __future__ import annotations
 
 import multiprocessing
-import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -20,27 +17,16 @@ from torch import Tensor
 
 from fedbench.engine import trees
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import Known, LoopedTrainer, stack_counts
+from fedbench.engine.looped import stack_counts
 from fedbench.engine.setup import Setup
 from fedbench.engine.shared_tree import SharedTree, Spec, spec_of
 from fedbench.engine.trainer import Counts, Outcome, Trainer
 from fedbench.engine.trees import Tree
+from fedbench.engine.worker import Order, serve, unplain
 from fedbench.errors import FedbenchError
 
 BLOCKS_PER_WORKER = 6  # pieces a cohort is cut into, for balance
 SCORED_BLOCK = 5000  # samples a piece has at least where clients are only scored: dealing takes a core, too
-
-
-@dataclass(frozen=True)
-class Order:
-    """Work for one process: rows of the cohort, by client id."""
-
-    verb: str  # train or evaluate
-    rows: list[int]
-    ids: list[int]
-    clock: Clock
-    score: tuple[str, ...]
-    call: int  # counts the cohorts that were dealt: within one, message and memory stay as they are
 
 
 class WorkersTrainer(Trainer):
@@ -51,7 +37,7 @@ class WorkersTrainer(Trainer):
         super().__init__(setup)
         setup.federation.share_memory()
         context = torch_multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fedbench.engine.workers"])
+        context.set_forkserver_preload(["fedbench.engine.worker"])
         self._buffers: dict[str, SharedTree] = {}
         self._calls = 0
         self._links: list[Connection] = []
@@ -161,7 +147,7 @@ class WorkersTrainer(Trainer):
                     failure = failure or result
                     blocks.clear()  # but the others are waited for: they still write into the shared buffers
                 else:
-                    replies.update(zip(rows, map(_unplain, result), strict=True))
+                    replies.update(zip(rows, map(unplain, result), strict=True))
                 idle.append(link)
         if failure is not None:
             raise failure
@@ -209,64 +195,6 @@ def _dead() -> FedbenchError:
         "a worker process died (killed, or out of memory); the run resumes from its last checkpoint, "
         "hardware.workers=1 or hardware.engine=looped needs less memory"
     )
-
-
-def serve(link: Connection, setup: Setup) -> None:
-    """A worker process: train or score the rows it is dealt until the link closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    torch.set_num_threads(1)
-    trainer = LoopedTrainer(setup)
-    leaves: dict[str, Tree] = {}
-    known, call = Known(), 0
-    while True:
-        try:
-            name, payload = link.recv()
-        except (EOFError, OSError):
-            return
-        if name != "order":
-            leaves[name] = payload.leaves()
-            continue
-        if payload.call != call:
-            known, call = Known(), payload.call
-        try:
-            reply: tuple[str, int, Any] = (
-                "done",
-                call,
-                [_one(trainer, payload, index, leaves, known) for index in range(len(payload.rows))],
-            )
-        except Exception as error:  # noqa: BLE001 - raised again by the parent
-            reply = ("error", call, error)
-        try:
-            link.send(reply)
-        except ConnectionError:  # the parent is gone
-            return
-
-
-def _one(
-    trainer: LoopedTrainer, order: Order, index: int, leaves: dict[str, Tree], known: Known
-) -> tuple[float, Any]:
-    """Train or score one row; trees go to the shared buffers, numbers are returned (as plain lists)."""
-    row, client = order.rows[index], order.ids[index]
-    message = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["message"].items()}
-    memory = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["memory"].items()}
-    if order.verb == "evaluate":
-        counts = trainer.evaluate_one(client, message, memory, order.clock, order.score, known)
-        return float("nan"), _plain(counts)
-    outcome = trainer.train_one(client, message, memory, order.clock, order.score)
-    for name, tree in (("upload", outcome.uploads), ("kept", outcome.memory)):
-        for key, leaf in tree.items():
-            leaves[name][key][row].copy_(leaf)
-    return float(outcome.loss), _plain(outcome.counts)
-
-
-def _plain(counts: Counts) -> dict[str, tuple[list[float], list[float]]]:
-    return {name: (a.tolist(), b.tolist()) for name, (a, b) in counts.items()}
-
-
-def _unplain(result: tuple[float, Any]) -> tuple[Tensor, Counts]:
-    loss, counts = result
-    float64 = partial(torch.tensor, dtype=torch.float64)
-    return torch.tensor(loss), {name: (float64(a), float64(b)) for name, (a, b) in counts.items()}
 
 
 def available_workers() -> int:
