@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import torch
 
 from fedbench import compose
 from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Clock
+from fedbench.engine.contract import Client, Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.shared_tree import SharedTree, spec_of
-from fedbench.engine.worker import Order, serve
+from fedbench.engine.worker import Order, portable, serve, unplain
 from fedbench.engine.workers import BLOCKS_PER_WORKER, WorkersTrainer, in_blocks, scored_blocks
+from fedbench.errors import Diverged, FedbenchError
 from fedbench.methods.fedavg import FedAvg
 from fedbench.run import build
 
@@ -31,21 +33,21 @@ def setup(*overrides: str) -> Setup:
 
 
 @pytest.mark.parametrize("work", [[9, 1, 1, 1, 9, 1], [5] * 12, [1], [0, 0, 0], [100, 1, 1, 1, 1, 1]])
-def test_every_row_is_dealt_once_the_largest_first(work: list[float]) -> None:
+def test_every_row_is_dealt_once_the_most_work_first(work: list[float]) -> None:
     blocks = in_blocks(work, 4)
     assert sorted(row for block in blocks for row in block) == list(range(len(work)))
-    dealt = [work[row] for block in blocks for row in block]
-    assert dealt == sorted(work, reverse=True)
+    assert len(blocks) <= 4
+    sums = [sum(work[row] for row in block) for block in blocks]
+    assert sums == sorted(sums, reverse=True)
 
 
-def test_blocks_are_of_similar_work() -> None:
-    target = sum(WORK) / 8
-    blocks = in_blocks(WORK, 8)
-    assert all(sum(WORK[row] for row in block) < target + WORK[block[0]] for block in blocks)
-    assert all(sum(WORK[row] for row in block) >= target for block in blocks[:-1])
-
-
-WORK = [66.0] * 10 + [1.0] * 10
+@pytest.mark.parametrize("count", [2, 8, 12])
+@pytest.mark.parametrize("work", [[66.0] * 10 + [1.0] * 10, [4000.0, 3500.0, *[300.0] * 10]])
+def test_blocks_are_of_similar_work(work: list[float], count: int) -> None:
+    most = max(sum(work[row] for row in block) for block in in_blocks(work, count))
+    two_in_one = sum(sorted(work, reverse=True)[count - 1 : count + 1])  # some block holds two of the largest
+    at_best = max(sum(work) / count, two_in_one if len(work) > count else 0.0, *work)
+    assert most <= 4 / 3 * at_best, "Graham (1969): never worse than 4/3 of the best"
 
 
 def test_scoring_is_dealt_by_what_is_scored_and_training_by_what_is_trained_on() -> None:
@@ -67,34 +69,75 @@ def test_little_scoring_is_one_block_a_worker_and_much_is_some() -> None:
     assert scored_blocks(10**9, 2) == BLOCKS_PER_WORKER
 
 
-class Failing(FedAvg):
-    """Fails on the clients that are dealt first, in the first round."""
+class Fated(FedAvg):
+    """In the first round a client may fail, and another take its time: what becomes of whom is sent along."""
 
-    def loss(self, work: trees.Tree, client: Client, batch: Batch) -> torch.Tensor:
-        if client.clock.round == 0 and int(client.size) == LARGEST:
-            raise ZeroDivisionError
-        return super().loss(work, client, batch)
+    def start(self, client: Client) -> trees.Tree:
+        fate = int(client.message["fate"])
+        if client.clock.round == 0 and fate == LATE:
+            time.sleep(1.0)
+        if client.clock.round == 0 and fate == FAILS:
+            raise Odd("who", "why")
+        return {name: leaf for name, leaf in client.message.items() if name != "fate"}
 
 
-LARGEST = 231  # training samples of two clients of five, which are dealt first, to both workers
+FAILS, LATE = 1, 2
 
 
-def test_answers_to_a_call_that_failed_are_not_taken_for_the_next_one_s() -> None:
-    chosen = dataclasses.replace(setup(), method=Failing())
-    sizes = [chosen.federation.size(client) for client in range(5)]
-    assert max(sizes) == LARGEST
+class Odd(ValueError):
+    """Does not come out of a pipe as it went in."""
+
+    def __init__(self, who: str, why: str) -> None:
+        super().__init__(f"{who}: {why}")
+
+
+def test_after_a_failure_nothing_is_left_over_for_the_next_call() -> None:
+    chosen = dataclasses.replace(setup(), method=Fated())
     model = trees.expand(chosen.task.init(torch.Generator().manual_seed(0)), 5)
-    ids, later = torch.arange(5), Clock(1, 2)
+    dealt = [block[0] for block in in_blocks([chosen.federation.size(client) for client in range(5)], 12)]
+    fates = torch.zeros(5)
+    fates[dealt[0]], fates[dealt[1]] = LATE, FAILS
+    message = {**model, "fate": fates}
     trainer = WorkersTrainer(chosen, 2)
     try:
-        with pytest.raises(ZeroDivisionError):
-            trainer.train(ids, model, {}, CLOCK)
-        after = trainer.train(ids, model, {}, later)
+        with pytest.raises(FedbenchError, match="Odd: who: why"):
+            trainer.train(torch.arange(5), message, {}, CLOCK)
+        ids, later = torch.arange(4, -1, -1), Clock(1, 2)
+        after = trainer.train(ids, message, {}, later)
+        time.sleep(1.5)  # a process that was late would have written by now
+        written = trees.clone(trainer._buffers["upload"].leaves())
     finally:
         trainer.close()
-    looped = LoopedTrainer(chosen).train(ids, model, {}, later)
+    looped = LoopedTrainer(chosen).train(ids, message, {}, later)
     assert torch.equal(after.loss, looped.loss)
-    assert all(torch.equal(after.uploads[name], leaf) for name, leaf in looped.uploads.items())
+    for name, leaf in looped.uploads.items():
+        assert torch.equal(after.uploads[name], leaf)
+        assert torch.equal(written[name], leaf), "a process of the failed call was still writing"
+
+
+def test_an_interrupt_ends_the_processes() -> None:
+    chosen = dataclasses.replace(setup(), method=Fated())
+    model = trees.expand(chosen.task.init(torch.Generator().manual_seed(0)), 5)
+    trainer = WorkersTrainer(chosen, 2)
+    processes = list(trainer._processes)
+    fates = torch.full((5,), float(LATE))
+    fates[0] = 0  # it is started in this process, too
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(torch.arange(5), {**model, "fate": fates}, {}, CLOCK)
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_what_workers_count_is_float64_as_elsewhere() -> None:
+    assert unplain((0.5, {"local": ([1.0], [2.0])}))[1]["local"][0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("why"), Diverged("round 3, client 7")])
+def test_errors_that_survive_a_pipe_are_raised_as_they_are(error: Exception) -> None:
+    found = portable(error)
+    assert type(found) is type(error)
+    assert str(found) == str(error)
 
 
 class Link:
@@ -145,7 +188,7 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
     )
     serve(link, chosen)  # type: ignore[arg-type]
     assert scored == [len(chosen.federation.global_test)] * 2, "once a call"
-    first, second, third = ([counts for _, counts in answer] for _, _, answer in link.replies)
+    first, second, third = ([counts for _, counts in answer] for _, answer in link.replies)
     assert first[0] == first[1] == second[0]
     looped = LoopedTrainer(chosen)
     for found, model in ((first, old), (third, new)):

@@ -76,7 +76,7 @@ def check_finite(clock: Clock, client: int, loss: float, upload: Tree) -> None:
 
 
 def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
-    """(correct, total) per true class, float64 [K], of scores [B, K] against labels [B]."""
+    """(correct, total) per true class, float64 [K], of scores [B, K] against labels, int64 [B]."""
     correct = scores.argmax(dim=-1) == labels
     counts = torch.bincount(2 * labels + correct, minlength=2 * classes).view(classes, 2)
     return counts[:, 1].double(), counts.sum(1).double()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedbench.engine.looped import Known, LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts
 from fedbench.engine.trees import Tree
+from fedbench.errors import FedbenchError
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,12 @@ def serve(link: Connection, setup: Setup) -> None:
             continue
         if payload.call != call:
             known, call = Known(), payload.call
+        reply: tuple[str, Any]
         try:
-            reply: tuple[str, int, Any] = (
-                "done",
-                call,
-                [_one(trainer, payload, index, leaves, known) for index in range(len(payload.rows))],
-            )
+            rows = range(len(payload.rows))
+            reply = "done", [_one(trainer, payload, index, leaves, known) for index in rows]
         except Exception as error:  # noqa: BLE001 - raised again by the parent
-            reply = ("error", call, error)
+            reply = "error", portable(error)
         try:
             link.send(reply)
         except ConnectionError:  # the parent is gone
@@ -76,6 +76,14 @@ def _one(
         for key, leaf in tree.items():
             leaves[name][key][row].copy_(leaf)
     return float(outcome.loss), _plain(outcome.counts)
+
+
+def portable(error: Exception) -> Exception:
+    """`error`, or where it does not survive a pipe, one that tells its name and text."""
+    try:
+        return cast("Exception", pickle.loads(pickle.dumps(error)))
+    except Exception:  # noqa: BLE001 - whatever its own code raises
+        return FedbenchError(f"{type(error).__name__}: {error}")
 
 
 def _plain(counts: Counts) -> dict[str, tuple[list[float], list[float]]]:

@@ -6,6 +6,7 @@ messages, memories and uploads pass through shared buffers, never through a pipe
 
 from __future__ import annotations
 
+import heapq
 import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -58,6 +59,7 @@ class WorkersTrainer(Trainer):
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
+                process.join()
         self._links, self._processes = [], []
 
     def train(
@@ -114,7 +116,7 @@ class WorkersTrainer(Trainer):
         return verb == "train" or bool(self.setup.method.adapt(self.setup.protocol.local, clock))
 
     def _work(self, verb: str, client: int, clock: Clock, score: Sequence[str]) -> int:
-        """Samples that pass through a client's model, once in an epoch: what its block is weighed by."""
+        """What a client's block is weighed by: samples that it trains on and is scored on, each counted once."""
         trained = self.setup.federation.size(client) if self._trains(verb, clock) else 0
         scored = 0 if verb == "train" else sum(len(self.setup.scored(name, client)) for name in score)
         return trained + scored
@@ -126,42 +128,34 @@ class WorkersTrainer(Trainer):
         self._calls += 1
         workers = len(self._links)
         work = [self._work(verb, client, clock, score) for client in ids.tolist()]
-        each = BLOCKS_PER_WORKER if self._trains(verb, clock) else scored_blocks(sum(work), workers)
-        blocks = in_blocks(work, each * workers)[::-1]
+        pieces = BLOCKS_PER_WORKER if self._trains(verb, clock) else scored_blocks(sum(work), workers)
+        blocks = in_blocks(work, pieces * workers)[::-1]
         replies: dict[int, tuple[Tensor, Counts]] = {}
         busy: dict[Connection, list[int]] = {}
         idle = list(self._links)
         failure: BaseException | None = None
-        while blocks or busy:
-            while blocks and idle:
-                rows = blocks.pop()
-                order = Order(verb, rows, [int(ids[row]) for row in rows], clock, tuple(score), self._calls)
-                link = idle.pop()
-                _send(link, ("order", order))
-                busy[link] = rows
-            for ready in wait(list(busy)):
-                link = next(each for each in busy if each is ready)
-                rows = busy.pop(link)
-                verdict, result = self._receive(link)
-                if verdict == "error":
-                    failure = failure or result
-                    blocks.clear()  # but the others are waited for: they still write into the shared buffers
-                else:
-                    replies.update(zip(rows, map(unplain, result), strict=True))
-                idle.append(link)
+        try:
+            while blocks or busy:
+                while blocks and idle:
+                    rows, link = blocks.pop(), idle.pop()
+                    own = [int(ids[row]) for row in rows]
+                    _send(link, ("order", Order(verb, rows, own, clock, tuple(score), self._calls)))
+                    busy[link] = rows
+                for link in [each for each in wait(list(busy)) if isinstance(each, Connection)]:
+                    rows, (verdict, result) = busy.pop(link), _receive(link)
+                    if verdict == "error":
+                        failure = failure or result
+                        blocks.clear()  # but those handed out are waited for: they write into the shared buffers
+                    else:
+                        replies.update(zip(rows, map(unplain, result), strict=True))
+                    idle.append(link)
+        except BaseException:  # an interrupt, a dead worker: whatever is under way must not write any longer
+            self.close()
+            if failure is None:
+                raise
         if failure is not None:
             raise failure
         return [replies[row] for row in range(len(ids))]
-
-    def _receive(self, link: Connection) -> tuple[str, Any]:
-        """The answer to an order of this call; one to an earlier call, which was interrupted, is passed over."""
-        try:
-            verdict, call, result = link.recv()
-            while call != self._calls:
-                verdict, call, result = link.recv()
-        except (EOFError, ConnectionError):
-            raise _dead() from None
-        return verdict, result
 
 
 def scored_blocks(samples: int, workers: int) -> int:
@@ -170,17 +164,12 @@ def scored_blocks(samples: int, workers: int) -> int:
 
 
 def in_blocks(work: Sequence[float], count: int) -> list[list[int]]:
-    """Rows in up to about `count` blocks of similar work [C], the largest rows first."""
-    target = sum(work) / count
-    blocks: list[list[int]] = []
-    filled = target
+    """Rows in up to `count` blocks of similar work [C], the largest first; each goes where there is least so far."""
+    blocks: list[tuple[float, int, list[int]]] = [(0.0, index, []) for index in range(min(count, len(work)))]
     for row in sorted(range(len(work)), key=lambda row: -work[row]):
-        if filled >= target:
-            blocks.append([])
-            filled = 0.0
-        blocks[-1].append(row)
-        filled += work[row]
-    return blocks
+        filled, index, rows = heapq.heappop(blocks)
+        heapq.heappush(blocks, (filled + work[row], index, [*rows, row]))
+    return [rows for _, _, rows in sorted(blocks, key=lambda block: -block[0]) if rows]
 
 
 def _send(link: Connection, message: object) -> None:
@@ -188,6 +177,14 @@ def _send(link: Connection, message: object) -> None:
         link.send(message)
     except ConnectionError:
         raise _dead() from None
+
+
+def _receive(link: Connection) -> tuple[str, Any]:
+    try:
+        verdict, result = link.recv()
+    except (EOFError, ConnectionError):
+        raise _dead() from None
+    return verdict, result
 
 
 def _dead() -> FedbenchError:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import phases
 from fedbench.compose import compose, resolve
 from fedbench.engine import trees
 from fedbench.engine.looped import LoopedTrainer
@@ -36,9 +37,9 @@ def run(clients: tuple[int, ...], device: torch.device) -> list[dict[str, Any]]:
 
 def discriminators() -> dict[str, Any] | None:
     """Seconds of FedCollab's 190 discriminators on Fashion-MNIST's label shift; None without the data set."""
-    run = resolve(compose(["method=fedcollab", "dataset=fashion_mnist", "model=mlp", "hardware=cpu"]))
-    if not run.dataset.state().ready:
+    if not phases.images().ready:
         return None
+    run = resolve(compose(["method=fedcollab", "dataset=fashion_mnist", "model=mlp", "hardware=cpu"]))
     setup = build(run)[0]
     trainer = LoopedTrainer(setup)
     begin = time.perf_counter()
