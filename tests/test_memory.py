@@ -43,7 +43,8 @@ def measured(trainer: Trainer) -> int:
     simulation = Simulation(trainer.setup, trainer)
     state = simulation.begin()
     simulation.step(state)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    # acc_events: without it torch 2.11 warns of cycles, of which there is one.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         simulation.step(state)
     live = peak = 0
     for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]

@@ -148,7 +148,8 @@ def allocated(simulation: Simulation, state: State) -> int:
 
 def profiled(work: Callable[[], object]) -> int:
     """The same on a CPU, by the account of torch's allocator."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    # acc_events: without it torch 2.11 warns of cycles, of which there is one.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         work()
     live = peak = 0
     for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
