@@ -30,6 +30,13 @@ def test_markdown_has_value_published_difference_and_verdict() -> None:
     assert "the paper's claim that A is best holds" in text
 
 
+def test_rows_with_fewer_seeds_than_the_table_are_named() -> None:
+    some = markdown.render(filled({**VALUES, "E": [1.0], "F": [2.0]}, PUBLISHED, made=MADE))
+    assert "over seeds 0, 1, 2; " in some
+    assert "Fewer seeds so far: E, F over 0." in some, "D did not run at all, which its cells say"
+    assert "Fewer seeds" not in markdown.render(filled(VALUES, PUBLISHED, made=MADE))
+
+
 def test_a_substitute_is_in_the_title_and_voids_verdicts() -> None:
     made = Circumstances("quick", "digits", ("model=mlp",))
     text = markdown.render(filled(VALUES, PUBLISHED, made=made))

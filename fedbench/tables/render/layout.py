@@ -65,7 +65,10 @@ class Layout:
         seeds = sorted({seed for cell in table.cells for seed in cell.seeds})
         beside = "; the published value, the difference and the verdict beside it" if table.spec.paper else ""
         seeds_text = ", ".join(map(str, seeds)) or "none"
-        said = [f"Ours: mean ± sample standard deviation over seeds {seeds_text}{beside}."]
+        said = [
+            f"Ours: mean ± sample standard deviation over seeds {seeds_text}{beside}.",
+            *self._fewer(seeds),
+        ]
         if table.spec.paper and made.faithful:
             said.append(
                 "Reproduced: the published mean lies in our 95 % prediction interval for a table entry, or ours "
@@ -86,6 +89,16 @@ class Layout:
         spent = f", {spell(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
         said.append(f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}.")
         return said
+
+    def _fewer(self, seeds: list[int]) -> list[str]:
+        """Which rows have only some of the table's seeds."""
+        rows: dict[tuple[int, ...], list[str]] = {}
+        for row in self.table.spec.rows:
+            own = {seed for cell in self.table.cells if cell.row == row.label for seed in cell.seeds}
+            if own and own != set(seeds):
+                rows.setdefault(tuple(sorted(own)), []).append(row.label)
+        each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in rows.items()]
+        return [f"Fewer seeds so far: {'; '.join(each)}."] if each else []
 
     def _absent(self) -> list[str]:
         """Which columns are left out, and why."""
