@@ -80,7 +80,7 @@ def test_the_prediction_is_what_a_round_takes(method: Method, engine: str) -> No
         {"model": LeNet5(batch_norm=True)},
         {"optimizer": OptimizerConfig(lr=0.01, momentum=0.9, weight_decay=0.1, clip=1.0)},
         {"optimizer": OptimizerConfig("adam", lr=0.01)},
-        {"epochs": 40, "model": MLP(hidden=(1,))},  # batches of many steps outweigh the model
+        {"epochs": 15, "model": MLP(hidden=(1,))},  # batches of many steps outweigh the model
     ],
     ids=["convolutions", "momentum", "adam", "steps"],
 )

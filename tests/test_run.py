@@ -319,6 +319,7 @@ def test_ten_kills_change_nothing(engine: str, tmp_path: Path) -> None:
     assert kill_and_rerun(tmp_path, overrides, kills=10, seed=os.getpid()) == 10
 
 
+@pytest.mark.slow
 def test_the_command_killed_and_given_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     overrides = [*FAST, "method=local", "protocol.rounds=80", "progress=none", "hardware=cpu", *KEPT]
     command = [sys.executable, "-m", "fedbench", *overrides, f"runs_dir={tmp_path / 'parts'}"]
