@@ -114,7 +114,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
 
     table = spec.load(request.table)
     launcher, at_once = _launcher(request, overrides)
-    wish = _wish(request, overrides, table, scale.load(request.scale), at_once)
+    wish = _wish(request, overrides, table, scale.load(request.scale))
     folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
     if request.render:
         from fedbench.tables.render import write
@@ -143,14 +143,13 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale, at_once: int) -> Wish:
+def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale) -> Wish:
     from fedbench.tables.cell_config import Wish
 
     mine = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
     settings = tuple(text for text in mine if _is_setting(text))
     changed = tuple(text for text in mine if not _is_setting(text))
-    alone = () if at_once == 1 else ("hardware.engine=looped",)  # runs that share the cores take one each
-    settings = ("progress=none", *alone, *settings)
+    settings = ("progress=none", *settings)
     chosen = table.only(request.rows, request.columns)
     rows, columns = ([each.label for each in line] for line in (chosen.rows, chosen.columns))
     return Wish(scale, request.seeds, request.substitute, changed, settings, tuple(rows), tuple(columns))

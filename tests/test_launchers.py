@@ -119,3 +119,8 @@ def test_space_is_read_from_overrides() -> None:
 def test_the_command_line_takes_the_place_of_an_experiment_s_values() -> None:
     params = {"method.C": "0,1", "seed": "0,1", "partition": "homo"}
     assert remaining(params, ["++method.C=3", "seed=4"]) == {"partition": "homo"}
+
+
+@pytest.mark.slow
+def test_a_run_in_a_process_of_joblib_may_have_workers(elsewhere: Path) -> None:
+    assert main(["-m", *joblib(), "method=local", *SHORT, "hardware.engine=workers"]) == 0

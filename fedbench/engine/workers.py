@@ -37,6 +37,7 @@ class WorkersTrainer(Trainer):
         """Start `workers` processes; they live until `close`."""
         super().__init__(setup)
         setup.federation.share_memory()
+        _name_a_known_start_method()
         context = torch_multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fedbench.engine.worker"])
         self._buffers: dict[str, SharedTree] = {}
@@ -192,6 +193,15 @@ def _dead() -> FedbenchError:
         "a worker process died (killed, or out of memory); the run resumes from its last checkpoint, "
         "hardware.workers=1 or hardware.engine=looped needs less memory"
     )
+
+
+def _name_a_known_start_method() -> None:
+    """In a process of joblib the default is a method of its own, which no child of ours would know."""
+    if multiprocessing.get_start_method(allow_none=True) not in (
+        None,
+        *multiprocessing.get_all_start_methods(),
+    ):
+        multiprocessing.set_start_method("spawn", force=True)
 
 
 def available_workers() -> int:

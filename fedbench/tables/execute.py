@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 POLL = 1.0  # seconds between two looks at the run folders
+SHARED = ("hardware.engine=looped",)  # runs that share the cores take one each, unless they say otherwise
 Watch = Callable[[Sequence[Job], Sequence[Job]], None]  # (finished, failed) so far
 
 
@@ -89,7 +90,8 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
         )
         context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
         runner = Plugins.instance().instantiate_launcher(context, task, config)
-        returned = runner.launch([list(job.overrides) for job in jobs], initial_job_idx=0)
+        shared = SHARED if launcher and len(jobs) > 1 else ()  # the only run, often Local, has all cores
+        returned = runner.launch([[*shared, *job.overrides] for job in jobs], initial_job_idx=0)
     for job, each in zip(jobs, returned, strict=False):
         _note_death(job, each)
 

@@ -43,3 +43,18 @@ def test_runs_logged_to_wandb_have_a_process_to_themselves(tmp_path: Path, logge
     more = ("hardware.engine=stacked", f"runs_dir={tmp_path}", f"wandb.enabled={logged}")
     jobs = [job(*more, f"seed={seed}") for seed in range(2)]
     assert execute._stackable(jobs) == ([] if logged else [jobs])
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "expected"), [(1, (), "auto"), (2, (), "looped"), (2, ("stacked",), "stacked")]
+)
+def test_runs_at_once_take_a_core_each_and_a_single_one_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, asked: tuple[str, ...], expected: str
+) -> None:
+    launch = Mock(return_value=[])
+    launcher = Mock(launch=launch)
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", Mock(return_value=launcher))
+    more = (f"runs_dir={tmp_path}", *(f"hardware.engine={engine}" for engine in asked))
+    execute.run_all([[job(*more, f"seed={seed}") for seed in range(runs)]], ["hydra/launcher=joblib"])
+    (given,), _ = launch.call_args
+    assert [compose(each).hardware.engine for each in given] == [expected] * runs
