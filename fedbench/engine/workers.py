@@ -10,7 +10,7 @@ import heapq
 import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing as torch_multiprocessing
@@ -142,7 +142,7 @@ class WorkersTrainer(Trainer):
                     own = [int(ids[row]) for row in rows]
                     _send(link, ("order", Order(verb, rows, own, clock, tuple(score), self._calls)))
                     busy[link] = rows
-                for link in [each for each in wait(list(busy)) if isinstance(each, Connection)]:
+                for link in cast("list[Connection]", wait(list(busy))):
                     rows, (verdict, result) = busy.pop(link), _receive(link)
                     if verdict == "error":
                         failure = failure or result
