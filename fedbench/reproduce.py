@@ -109,7 +109,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
 
 
 def reproduce(request: Request, overrides: Sequence[str]) -> int:
-    """Fill one table; returns 1 if a cell that was tried has failed, else 0."""
+    """Fill one table; returns 1 if a run that was asked for has no result, else 0."""
     from fedbench.tables import fill, plan, recorded, scale, spec, store
 
     table = spec.load(request.table)
@@ -137,10 +137,17 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
 
     write(folder)
     _log(planned, filled, folder)
-    failed = [job for job in planned.missing() if job.failure]
-    for job in failed:
-        print(f"failed: {' '.join(job.overrides)}: {job.failure}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if _tell_lacking(planned) else 0
+
+
+def _tell_lacking(planned: Plan) -> int:
+    """Say which of the runs asked for have no result, and why; how many they are."""
+    lacking = planned.missing()
+    for job in lacking:
+        reason = job.failure or "another process is at it; the same command shows its result once it is done"
+        word = "failed" if job.failure else "not finished"
+        print(f"{word}: {' '.join(job.overrides)}: {reason}", file=sys.stderr)
+    return len(lacking)
 
 
 def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale) -> Wish:

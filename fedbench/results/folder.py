@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import FedbenchError, FolderInUse
 from fedbench.results.files import read_csv, replacing, sweep, write_csv, write_json, write_text
 from fedbench.results.history import History
 from fedbench.results.lock import FolderLock
@@ -96,11 +96,13 @@ class RunFolder:
     def noting_failure(self) -> Iterator[None]:
         """Keep the reason if the block fails with an error of the run itself; forget an earlier one.
 
-        An interruption is none: the run goes on from its checkpoint.
+        An interruption is none: the run goes on from its checkpoint. Nor is a folder that another process runs in.
         """
         (self.path / FAILURE).unlink(missing_ok=True)
         try:
             yield
+        except FolderInUse:
+            raise
         except Exception as error:
             with contextlib.suppress(OSError):  # a full disk must not hide the error
                 self.path.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedbench import reproduce
-from fedbench.compose import compose, resolve
+from fedbench.compose import RunConfig, compose, resolve
+from fedbench.errors import FolderInUse
 from fedbench.run import execute
 from fedbench.tables import store
 
@@ -46,6 +47,20 @@ def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert run(tmp_path, "seeds=2") == 0
     assert "4 finished, 0 failed, 0 to do" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_that_another_process_is_at_is_no_failure_and_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(_: RunConfig) -> None:
+        raise FolderInUse("in use by process 1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedbench.run.execute", taken)
+        assert run(tmp_path) == 1
+    assert capsys.readouterr().err.count("not finished: ") == 2
+    assert run(tmp_path) == 0, "it is tried again without retry=true"
 
 
 def test_dry_run_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
