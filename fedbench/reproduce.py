@@ -144,7 +144,7 @@ def _tell_lacking(planned: Plan) -> int:
     """Say which of the runs asked for have no result, and why; how many they are."""
     lacking = planned.missing()
     for job in lacking:
-        reason = job.failure or "another process is at it; the same command shows its result once it is done"
+        reason = job.failure or "another process is at it, or was stopped; the same command goes on"
         word = "failed" if job.failure else "not finished"
         print(f"{word}: {' '.join(job.overrides)}: {reason}", file=sys.stderr)
     return len(lacking)

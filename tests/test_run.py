@@ -362,10 +362,7 @@ def test_a_failure_is_kept_until_the_run_succeeds(tmp_path: Path) -> None:
     with folder, folder.noting_failure():
         pass
     assert folder.failure() == ""
-    for none in (
-        KeyboardInterrupt,
-        FolderInUse,
-    ):  # the latter is another process's run, which may well succeed
+    for none in (KeyboardInterrupt, FolderInUse):  # the latter: another process's run, which may well succeed
         with pytest.raises(none), folder, folder.noting_failure():
             raise none
         assert folder.failure() == ""
