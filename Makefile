@@ -54,10 +54,10 @@ format: $(INSTALLED) ## let ruff rewrite the code
 readme: $(INSTALLED) ## rewrite the tables of methods and data sets in README.md
 	$(BIN)/python scripts/update_readme.py
 
-# Variables of the command line (scale=quick, seeds=3, rows=..., model=...) are passed on.
+# Variables of the command line (scale=quick, seeds=3, rows=..., model=...) are passed on, but for this file's own.
 .PHONY: $(addprefix reproduce-,$(TABLES))
 $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
-	$(BIN)/python -m fedbench.reproduce table=$(subst -,_,$*) $(MAKEOVERRIDES)
+	$(BIN)/python -m fedbench.reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
 	$(BIN)/python -m fedbench.tables.redraw results
