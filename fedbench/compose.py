@@ -71,10 +71,24 @@ class RunConfig:
         fixed = self.settings.partition_seed
         return self.seed if fixed is None else fixed
 
+    @property
+    def reference_seed(self) -> int:
+        """Keys all but the partition of the Local run that IPR and RSD compare with: the run's seed unless given.
+
+        With the run's own, Local has the same initial weights and batches, and a client left alone ties with it;
+        with another, such a client gains or loses by chance.
+        """
+        given = self.settings.reference_seed
+        return self.seed if given is None else given
+
+    def with_settings(self, **changes: Any) -> RunConfig:
+        """The same run with some of its settings changed."""
+        settings = dataclasses.replace(self.settings, **changes)
+        return dataclasses.replace(self, settings=settings, plain={**self.plain, **changes})
+
     def with_seed(self, seed: int) -> RunConfig:
         """The same run with another seed."""
-        settings = dataclasses.replace(self.settings, seed=seed)
-        return dataclasses.replace(self, settings=settings, plain={**self.plain, "seed": seed})
+        return self.with_settings(seed=seed)
 
 
 def conf_dir() -> Path:
@@ -161,6 +175,8 @@ def run_key(run: RunConfig) -> str:
     content: dict[str, Any] = {"seed": run.seed}
     if run.partition_seed != run.seed:
         content["partition_seed"] = run.partition_seed
+    if run.reference_seed != run.seed and run.labels["method"] != "local":
+        content["reference_seed"] = run.reference_seed
     for group in (*REGISTRIES, "protocol"):
         fields = _canonical(getattr(run, group))
         hidden = NOT_RESULT.get(group, ())

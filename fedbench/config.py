@@ -228,6 +228,7 @@ class SettingsConfig:
 
     seed: int = 0
     partition_seed: int | None = None  # of the partition alone; None: the run's seed
+    reference_seed: int | None = None  # of the Local run that IPR and RSD compare with; None: the run's seed
     runs_dir: str = "runs"
     force: bool = False  # repeat a run that has finished
     save_models: bool = False  # keep the final client models beside the results
@@ -238,9 +239,9 @@ class SettingsConfig:
 
     def __post_init__(self) -> None:
         _one_of("progress", self.progress, ("auto", "bar", "lines", "none"))
-        if self.seed < 0:
-            raise ConfigError(f"seed must not be negative, got {self.seed}")
-        if self.partition_seed is not None and self.partition_seed < 0:
-            raise ConfigError(f"partition_seed must not be negative, got {self.partition_seed}")
+        for name in ("seed", "partition_seed", "reference_seed"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must not be negative, got {value}")
         if not self.runs_dir:
             raise ConfigError("runs_dir must not be empty")

@@ -164,20 +164,20 @@ def load(spec: DataSource) -> Dataset:
 
 
 def local_config(run: RunConfig) -> RunConfig:
-    """Local under the same data, partition, model, protocol and seed as `run`."""
-    settings = dataclasses.replace(run.settings, force=False, save_models=False)
+    """Local under the data, partition, model and protocol of `run`, and its reference_seed."""
+    seeds = {"seed": run.reference_seed, "partition_seed": run.partition_seed, "reference_seed": None}
+    kept = run.with_settings(**seeds, force=False, save_models=False)
     method = {"name": "local"}
     return dataclasses.replace(
-        run,
+        kept,
         method=registry("method").build(method),
-        settings=settings,
         labels={**run.labels, "method": "local"},
-        plain={**run.plain, "method": method, "force": False, "save_models": False},
+        plain={**kept.plain, "method": method},
     )
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
-    """(accuracies [N], key) of Local under the same data, partition, model, protocol and seed, trained if missing.
+    """(accuracies [N], key) of the run's `local_config`, trained if missing.
 
     (None, "") for Local itself. The runs of a parallel sweep need the same one: whoever comes first makes it, the
     others wait, and one of them goes on if it dies.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from fedbench.compose import RunConfig
+from fedbench.compose import RunConfig, run_key
 from fedbench.engine.joint import Joint, JointSetup, serve_together
 from fedbench.engine.memory import fitting_chunk
 from fedbench.engine.stacked import StackedTrainer
@@ -15,9 +15,11 @@ from fedbench.run import Execution, RunResult, folder_of, local_config
 def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
     """`execute` each of `runs`, all on the stacked engine; an error ends its own run and is returned in its place."""
     references = [local_config(run) for run in runs if run.labels["method"] != "local"]
-    lacking = [each for each in references if folder_of(each).status() != "finished"]
-    if lacking:
-        execute_together(lacking)  # an error comes up again, in the run that needs the reference
+    lacking = {run_key(each): each for each in references if folder_of(each).status() != "finished"}
+    if lacking:  # once each, as runs may share one
+        execute_together(
+            list(lacking.values())
+        )  # an error comes up again, in the run that needs the reference
     executions = [Execution(run) for run in runs]
 
     def joint() -> Joint:

@@ -354,6 +354,35 @@ def test_a_fixed_partition_under_varying_seeds(tmp_path: Path) -> None:
     assert same["key"] == free[0]["key"]
 
 
+def test_a_reference_of_another_seed(tmp_path: Path) -> None:
+    """A method that is Local ties with Local of its own seed; against another's, clients gain or lose by chance."""
+    alone = (
+        "method=fedcollab",
+        "method.C=0",
+        "seed=7",
+        "partition_seed=1",
+    )  # every client a coalition of its own
+    paired = run.execute(config(tmp_path, *alone))
+    apart = run.execute(config(tmp_path, *alone, "reference_seed=1"))
+    assert apart.row["acc"] == paired.row["acc"]
+    assert apart.row["partition_hash"] == paired.row["partition_hash"]
+    assert apart.row["key"] != paired.row["key"]
+    assert (paired.row["ipr"], paired.row["rsd"]) == (0, pytest.approx(0, abs=1e-9))
+    assert apart.row["ipr"] > 0
+
+    local = run.execute(config(tmp_path, "method=local", "seed=1"))
+    assert local.row["key"] == apart.row["local_key"]
+    mine, theirs = (pd.read_csv(each.folder / "clients.csv").acc for each in (apart, local))
+    gains = mine - theirs
+    assert apart.row["ipr"] == pytest.approx(100 * (gains > 1e-9).mean())
+    assert apart.row["rsd"] == pytest.approx(gains.std(ddof=0))
+
+    same = run.execute(config(tmp_path, *alone, "reference_seed=7"))
+    assert same.row["key"] == paired.row["key"]
+    unused = run.execute(config(tmp_path, "method=local", "seed=1", "reference_seed=3"))
+    assert unused.row["key"] == local.row["key"]
+
+
 def test_a_failure_is_kept_until_the_run_succeeds(tmp_path: Path) -> None:
     folder = run.RunFolder(tmp_path, "0" * 16, run.labels_of(config(tmp_path)))
     with pytest.raises(ValueError, match="broken"), folder, folder.noting_failure():

@@ -61,8 +61,9 @@ def same(together: RunResult, alone: RunResult) -> None:
         ["method=fedcollab", "partition=label_shift"],
         ["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"],
         ["method=fedavg", "partition=feature_shift"],
+        ["method=fedavg", "partition=dir0.5", "partition_seed=2", "reference_seed=7"],
     ],
-    ids=["cohort", "memory", "prepared", "relabelled", "rotated"],
+    ids=["cohort", "memory", "prepared", "relabelled", "rotated", "one reference"],
 )
 def test_results_of_separate_runs(chosen: list[str], tmp_path: Path) -> None:
     together = finished(execute_together(configs(tmp_path / "together", *chosen)))

@@ -13,12 +13,11 @@ from fedbench.cli import jobs
 from fedbench.cli.jobs import Outcome
 from fedbench.errors import ConfigError, FedbenchError, unknown
 from fedbench.registry import typed
+from fedbench.results.sweep import SEEDS
 
 if TYPE_CHECKING:
     import pandas as pd
     from hydra.core.override_parser.types import Override
-
-SEEDS = ("seed", "partition_seed")  # swept values of these are repeats of every trial, not choices
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def split(
         key = override.get_key_element()
         if not override.is_sweep_override():
             fixed[key] = f"{key}={override.get_value_element_as_str()}"
-        elif key.lstrip("+") in SEEDS:
+        elif key.lstrip("+") in SEEDS:  # repeats of every trial, not choices
             seeds.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
             space[key] = distribution(override, distributions)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedbench.cli.jobs import Outcome
 
-SEEDS = ("seed", "partition_seed")  # averaged over
+SEEDS = ("seed", "partition_seed", "reference_seed")  # averaged over
 METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
 QUIET = (*SETTINGS, "sweep", "experiment")
 

@@ -56,8 +56,11 @@ class Job:
 
 def local_twin(job: Job) -> Job:
     """The Local run that `job` is measured against."""
-    kept = [text for text in job.overrides if not text.lstrip("+~").startswith("method")]
-    return Job((*kept, "method=local"), local_config(job.config))
+    twin = local_config(job.config)
+    replaced = ("method", "seed=", "partition_seed=", "reference_seed=")
+    kept = [text for text in job.overrides if not text.lstrip("+~").startswith(replaced)]
+    seeds = [f"{key}={getattr(twin, key)}" for key in ("seed", "partition_seed")]
+    return Job((*kept, "method=local", *seeds), twin)
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:

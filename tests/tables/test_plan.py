@@ -10,6 +10,7 @@ import pytest
 from fedbench.errors import ConfigError, UnknownName
 from fedbench.tables import plan, spec
 from fedbench.tables.cell_config import Wish
+from fedbench.tables.job import local_twin
 from fedbench.tables.scale import Scale
 from fedbench.tables.scale import load as load_scale
 
@@ -86,6 +87,26 @@ def test_the_command_line_of_a_job_repeats_it(tmp_path: Path) -> None:
     for scale in (PAPER, load_scale("smoke")):
         for job in plan.make(table(), wish(tmp_path, scale=scale)).jobs:
             assert run_key(resolve(compose(job.overrides))) == job.key
+
+
+def test_the_command_line_of_a_local_reference_repeats_it(tmp_path: Path) -> None:
+    """Of the seed and partition that the run compares with, whichever of them it changes."""
+    from fedbench.compose import compose, resolve, run_key
+
+    for changed in (
+        (),
+        ("partition_seed=4",),
+        ("reference_seed=7",),
+        ("reference_seed=7", "partition_seed=4"),
+    ):
+        made = plan.make(table(), wish(tmp_path, changed=changed))
+        twins = [local_twin(job) for job in made.jobs]
+        assert {twin.config.seed for twin in twins} == ({7} if "reference_seed=7" in changed else {0, 1})
+        assert {twin.config.partition_seed for twin in twins} == (
+            {4} if "partition_seed=4" in changed else {0, 1}
+        )
+        for twin in twins:
+            assert run_key(resolve(compose(twin.overrides))) == twin.key
 
 
 def test_a_substitute_takes_the_place_of_the_data_and_of_what_does_not_fit_it(tmp_path: Path) -> None:
