@@ -165,8 +165,10 @@ def load(spec: DataSource) -> Dataset:
 
 def local_config(run: RunConfig) -> RunConfig:
     """Local under the data, partition, model and protocol of `run`, and its reference_seed."""
-    seeds = {"seed": run.reference_seed, "partition_seed": run.partition_seed, "reference_seed": None}
-    kept = run.with_settings(**seeds, force=False, save_models=False)
+    kept = run.with_settings(force=False, save_models=False)
+    if run.reference_seed != run.seed:
+        kept = kept.with_settings(seed=run.reference_seed, partition_seed=run.partition_seed)
+    kept = kept.with_settings(reference_seed=None)
     method = {"name": "local"}
     return dataclasses.replace(
         kept,

@@ -30,7 +30,8 @@ def runs(tmp_path: Path) -> Path:
     run(
         tmp_path / "runs" / "b",
         {"method": "other", "seed": 1, "acc": 60.0, "ipr": 10.0},
-        "seed: 1\nmethod: {name: other, k: auto, inner: {name: x}}\nprotocol: {optimizer: {lr: 1}, augment: []}\n",
+        "seed: 1\nreference_seed: 7\npartition_seed: null\n"
+        "method: {name: other, k: auto, inner: {name: x}}\nprotocol: {optimizer: {lr: 1}, augment: []}\n",
     )
     return tmp_path / "runs"
 
@@ -52,6 +53,8 @@ def test_one_row_a_run_with_its_config_flattened(
     assert table["method.inner.name"][1] == "x"
     assert list(table["method.k"].astype(str)) == ["3", "auto"], "of two types: text"
     assert list(table["protocol.augment"]) == ['["flip"]', "[]"]
+    assert list(table["reference_seed"].fillna(-1)) == [-1, 7]
+    assert "partition_seed" not in table, "no run has one"
     assert list(table["path"]) == [str(runs / "a"), str(runs / "b")]
 
 

@@ -18,7 +18,7 @@ from fedbench.cli.app import main
 from fedbench.cli.jobs import Outcome
 from fedbench.cli.sweeps import remaining
 from fedbench.plots.sweep import heatmap, lines, ordered
-from fedbench.results.sweep import swept, table, tidy
+from fedbench.results.sweep import folder_name, swept, table, tidy
 
 FOLDER = compose.conf_dir() / "experiment"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -116,6 +116,20 @@ def test_table_is_mean_and_sample_deviation_over_seeds() -> None:
     assert list(filled["acc"]) == [101.5, 102, 21.5, 22]
     assert list(filled["acc_std"]) == [pytest.approx(math.sqrt(2))] * 4
     assert list(filled["seeds"]) == [2] * 4
+
+
+def test_a_folder_is_named_after_what_all_its_runs_have() -> None:
+    """A partition kept, or another reference, is another sweep; seeds that vary within it are not."""
+
+    def named(**changed: str) -> str:
+        runs = [Outcome({**each.overrides, **changed}) for each in outcomes()]
+        return folder_name("mine", runs, swept(runs))
+
+    assert named() == "mine"
+    assert named(partition_seed="3") == "mine-partition_seed=3"
+    assert named(reference_seed="5", dataset="digits") == "mine-reference_seed=5-dataset=digits"
+    varied = [Outcome({**each.overrides, "partition_seed": s}) for s in "01" for each in outcomes()]
+    assert folder_name("mine", varied, swept(varied)) == "mine"
 
 
 def test_figures_show_the_means_in_order_of_size() -> None:

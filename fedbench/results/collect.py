@@ -24,6 +24,10 @@ GROUPS = (
     "protocol",
     "hardware",
 )  # of a run's config that are columns
+SEEDS = (
+    "partition_seed",
+    "reference_seed",
+)  # columns, too, where any run has them; `seed` is in its result row
 
 
 def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
@@ -79,7 +83,8 @@ def _config(folder: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        return flat({group: content[group] for group in GROUPS if isinstance(content.get(group), Mapping)})
+        kept = {group: content[group] for group in GROUPS if isinstance(content.get(group), Mapping)}
+        return flat({**kept, **{key: content[key] for key in SEEDS if content.get(key) is not None}})
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         log.warning("%s has no readable config.yaml, its columns stay empty: %s", folder, error)
         return {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedbench.cli.jobs import Outcome
 
-SEEDS = ("seed", "partition_seed", "reference_seed")  # averaged over
+SEEDS = ("seed", "partition_seed")  # averaged over
 METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
 QUIET = (*SETTINGS, "sweep", "experiment")
 
@@ -55,7 +55,9 @@ def folder_name(name: str, finished: Sequence[Outcome], keys: Sequence[str]) -> 
     changed = [
         f"{key}={value}"
         for key, value in finished[0].overrides.items()
-        if key not in (*keys, *SEEDS) and key.partition(".")[0] not in QUIET
+        if key not in (*keys, "seed")
+        and key.partition(".")[0] not in QUIET
+        and all(outcome.overrides.get(key) == value for outcome in finished)
     ]
     return re.sub(r"[^A-Za-z0-9._+=,-]", "_", "-".join([name, *changed]))[:150]
 

@@ -55,12 +55,14 @@ class Job:
 
 
 def local_twin(job: Job) -> Job:
-    """The Local run that `job` is measured against."""
+    """The Local run that `job` is measured against; a Local run itself needs none other."""
+    if job.config.labels["method"] == "local":
+        return job
     twin = local_config(job.config)
-    replaced = ("method", "seed=", "partition_seed=", "reference_seed=")
-    kept = [text for text in job.overrides if not text.lstrip("+~").startswith(replaced)]
-    seeds = [f"{key}={getattr(twin, key)}" for key in ("seed", "partition_seed")]
-    return Job((*kept, "method=local", *seeds), twin)
+    kept = [text for text in job.overrides if not text.lstrip("+~").startswith(("method", "reference_seed="))]
+    if twin.seed != job.config.seed:
+        kept += [f"seed={twin.seed}", f"partition_seed={twin.partition_seed}"]
+    return Job((*kept, "method=local"), twin)
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:

@@ -11,7 +11,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from fedbench.compose import compose, resolve
 from fedbench.tables import execute
-from fedbench.tables.job import Job
+from fedbench.tables.job import Job, local_twin
 
 CHOSEN = (
     "dataset=digits",
@@ -43,6 +43,13 @@ def test_runs_logged_to_wandb_have_a_process_to_themselves(tmp_path: Path, logge
     more = ("hardware.engine=stacked", f"runs_dir={tmp_path}", f"wandb.enabled={logged}")
     jobs = [job(*more, f"seed={seed}") for seed in range(2)]
     assert execute._stackable(jobs) == ([] if logged else [jobs])
+
+
+def test_the_local_references_of_several_seeds_train_together(tmp_path: Path) -> None:
+    more = ("method=fedavg", "hardware.engine=stacked", f"runs_dir={tmp_path}")
+    twins = [local_twin(job(*more, f"seed={seed}")) for seed in range(2)]
+    assert execute._stackable(twins) == [twins]
+    assert [local_twin(twin) for twin in twins] == twins, "Local needs no reference"
 
 
 @pytest.mark.parametrize(
