@@ -36,8 +36,9 @@ python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   render=false         true: draw the table again from its files, look at no run
 
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
-of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed, reference_seed). Hydra's
-launchers run elsewhere: hydra/launcher=submitit_slurm (pip install hydra-submitit-launcher) and its options.
+of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed=0, say, or
+reference_seed=100). Hydra's launchers run elsewhere: hydra/launcher=submitit_slurm (pip install
+hydra-submitit-launcher) and its options.
 The same command again runs only what is missing.
 """
 
