@@ -16,10 +16,10 @@ def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
     """`execute` each of `runs`, all on the stacked engine; an error ends its own run and is returned in its place."""
     references = [local_config(run) for run in runs if run.labels["method"] != "local"]
     lacking = {run_key(each): each for each in references if folder_of(each).status() != "finished"}
-    if lacking:  # once each, as runs may share one
-        execute_together(
-            list(lacking.values())
-        )  # an error comes up again, in the run that needs the reference
+    if (
+        lacking
+    ):  # once each, as runs may share one; an error comes up again, in the run that needs the reference
+        execute_together(list(lacking.values()))
     executions = [Execution(run) for run in runs]
 
     def joint() -> Joint:

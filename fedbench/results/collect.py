@@ -24,10 +24,7 @@ GROUPS = (
     "protocol",
     "hardware",
 )  # of a run's config that are columns
-SEEDS = (
-    "partition_seed",
-    "reference_seed",
-)  # columns, too, where any run has them; `seed` is in its result row
+FURTHER = ("partition_seed", "reference_seed")  # columns, too, where any run has them
 
 
 def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
@@ -84,7 +81,7 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         kept = {group: content[group] for group in GROUPS if isinstance(content.get(group), Mapping)}
-        return flat({**kept, **{key: content[key] for key in SEEDS if content.get(key) is not None}})
+        return flat({**kept, **{key: content[key] for key in FURTHER if content.get(key) is not None}})
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         log.warning("%s has no readable config.yaml, its columns stay empty: %s", folder, error)
         return {}
