@@ -239,7 +239,8 @@
   // ---- events
 
   form.addEventListener("change", keep);
-  form.addEventListener("reset", () => setTimeout(keep));
+  // Not the form's own "reset" event: it comes before the fields change.
+  $("all").addEventListener("click", () => { form.reset(); keep(); });
   form.addEventListener("submit", (event) => event.preventDefault());
   $("theme").addEventListener("change", (event) => { stored.set(event.target.value); paint(event.target.value); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (open) figures(); });
