@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedbench.config import HardwareConfig, ProtocolConfig, SettingsConfig
+from fedbench.config import ADDED, HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.errors import ConfigError
 from fedbench.registry import Registry, typed
 
@@ -169,7 +169,8 @@ def label(group: str, config: Mapping[str, Any], component: object = None) -> st
 def run_key(run: RunConfig) -> str:
     """16 hexadecimal digits of a hash over all that determines the run's result, and its labels.
 
-    Built from the components' fields, so neither the order of keys nor a default written out changes it.
+    Built from the components' fields, so neither the order of keys nor a default written out changes it, nor a field
+    that was `added` since, at its default.
     Hardware, folders, logging and display are left out.
     """
     content: dict[str, Any] = {"seed": run.seed}
@@ -205,8 +206,10 @@ def family_field(group: str, file: Path) -> str | None:
 def _canonical(value: Any) -> Any:
     """Plain JSON for a component: its class and fields, nested ones too."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
-        return {**fields, "class": type(value).__name__}
+        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        later = {f.name: f.default for f in dataclasses.fields(value) if f.metadata.get(ADDED)}
+        counted = {name: each for name, each in given.items() if name not in later or each != later[name]}
+        return {**{name: _canonical(each) for name, each in counted.items()}, "class": type(value).__name__}
     if isinstance(value, Mapping):
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -7,8 +7,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedbench.errors import ConfigError, unknown
+
+ADDED = "added"
+
+
+def added(default: Any) -> Any:
+    """A dataclass field that came after results were recorded, which its default leaves as they were.
+
+    At that default it does not count in a run's key (`compose.run_key`), so what was run before still stands.
+    """
+    return field(default=default, metadata={ADDED: True})
 
 
 def _one_of(what: str, value: str, options: tuple[str, ...]) -> None:

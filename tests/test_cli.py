@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import resource
 import subprocess
@@ -20,6 +21,7 @@ from fedbench.cli.errors import one_line
 from fedbench.cli.sweeps import variants
 from fedbench.compose import RunConfig, resolve, run_key
 from fedbench.errors import ConfigError, DataMissing, UnknownName
+from fedbench.methods.pfedme import PFedMe
 from tests.conftest import FakeRunner
 
 
@@ -144,6 +146,15 @@ def test_key_tells_results_apart(toy: Path) -> None:
         changed(run, protocol__report="best_test"),
     ]
     assert len({run_key(other) for other in different}) == len(different)
+
+
+def test_key_leaves_out_an_added_field_at_its_default(toy: Path) -> None:
+    """What was run before the field came still stands; any other value of it is another run."""
+    earlier = dataclasses.make_dataclass("PFedMe", ["lam", "inner_steps", "personal_lr", "beta"])
+    methods = (earlier(3.0, 5, 0.01, 1.0), PFedMe(lam=3.0, restart=False), PFedMe(lam=3.0, restart=True))
+    run = resolved()
+    then, now, other = (run_key(dataclasses.replace(run, method=method)) for method in methods)
+    assert then == now != other
 
 
 def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:

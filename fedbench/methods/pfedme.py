@@ -2,9 +2,10 @@
 
 Clients minimise F_i(w) = min_theta f_i(theta) + lambda/2 ||theta - w||^2. Algorithm 1, for each mini-batch:
 theta by K gradient steps at `personal_lr` on that bracket, then w <- w - eta lambda (w - theta), eta
-the protocol's learning rate. Server: w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is what is scored. As in
-the authors' code, theta starts a round at the received w, goes on from one mini-batch to the next, and p_i = n_i / n
-(the paper: uniform).
+the protocol's learning rate. Server: w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is what is scored. By
+default as in the authors' code: theta starts a round at the received w and goes on from one mini-batch to the next, and
+p_i = n_i / n. In the paper p_i is uniform (`uniform`), and where the K steps start is left open: `restart` starts each
+mini-batch's at its w, so that theta is K steps from w and no more.
 Batch normalisation: only theta meets data, so its running statistics are both the client's and what it uploads.
 """
 
@@ -15,7 +16,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config import LocalConfig
+from fedbench.config import LocalConfig, added
 from fedbench.engine import trees
 from fedbench.engine.contract import Batch, Client, Clock, Cohort, Population, Stage
 from fedbench.engine.trees import Tree
@@ -32,6 +33,8 @@ class PFedMe(Method):
     inner_steps: int = 5  # K
     personal_lr: float = 0.01  # of the K steps
     beta: float = 1.0  # server mixing; 1: the clients' average
+    restart: bool = added(False)  # each mini-batch's K steps start at w, not at the last theta
+    uniform: bool = added(False)  # clients count alike, not by their samples
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "T Dinh et al., NeurIPS 2020"
@@ -53,6 +56,8 @@ class PFedMe(Method):
         """The change lambda (w - theta), beside the new theta."""
         task, theta = client.task, trees.part(work, "personal")
         w = task.weights(trees.part(work, "global"))
+        if self.restart:
+            theta = {**theta, **w}
         for _ in range(self.inner_steps):
             slope, statistics = gradient(lambda model: task.loss(model, batch), theta, task)
             # theta - lr (slope + lambda (theta - w)), without copies of the weights in between
@@ -80,5 +85,8 @@ class PFedMe(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """(1 - beta) w + beta mean."""
-        mean = trees.mean(uploads, cohort.weights)
+        weights = cohort.weights
+        if self.uniform:
+            weights = torch.full_like(weights, 1 / len(weights))
+        mean = trees.mean(uploads, weights)
         return {name: leaf + self.beta * (mean[name] - leaf) for name, leaf in server.items()}

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.tables import store
+from fedbench.errors import FedbenchError
+from fedbench.tables import measures, store
 from fedbench.tables.result import Cell, Circumstances, TableResult
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 
@@ -60,7 +61,7 @@ class Recorded:
     def _measured_so(self, metric: MetricSpec) -> bool:
         """Whether the stored values of `metric` were measured as today; its label and digits do not matter."""
         stored = self.table.spec.metrics if self.table else ()
-        return any((old.name, old.measure) == (metric.name, metric.measure) for old in stored)
+        return any(old.name == metric.name and _alike(old.measure, metric.measure) for old in stored)
 
     def _cells(self, row: RowSpec, column: ColumnSpec) -> list[Cell]:
         if self.table is None or not _same(self.table.spec, row, column):
@@ -84,6 +85,14 @@ def read(folder: Path) -> Recorded:
 def _result(line: Mapping[str, str]) -> dict[str, Any]:
     """A line of rows.csv as a result row: without the table's own columns, an empty field is None."""
     return {name: text or None for name, text in line.items() if name not in ("row", "column")}
+
+
+def _alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a stored measure is today's, whichever of its defaults either writes out."""
+    try:
+        return measures.build(old) == measures.build(new)
+    except FedbenchError:  # a measure, or a parameter, that there no longer is
+        return False
 
 
 def _same(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> bool:

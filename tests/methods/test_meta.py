@@ -129,17 +129,27 @@ def by_hand(method: PFedMe, w: np.ndarray, e: np.ndarray, lr: float) -> tuple[np
     for k, steps in enumerate((1, 2, 3)):
         own, theta = w, w
         for _ in range(steps):
+            theta = own if method.restart else theta
             for _ in range(method.inner_steps):
                 theta = theta - method.personal_lr * (CURVED[k] * (theta - e[k]) + method.lam * (theta - own))
             own = own - lr * method.lam * (own - theta)
         trained.append(own)
         thetas.append(theta)
-    return w + method.beta * (SHARE @ np.stack(trained) - w), np.stack(thetas)
+    share = np.full(3, 1 / 3) if method.uniform else SHARE
+    return w + method.beta * (share @ np.stack(trained) - w), np.stack(thetas)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0])
-def test_two_rounds_of_pfedme_by_hand(beta: float) -> None:
-    method = PFedMe(lam=3.0, inner_steps=4, personal_lr=0.05, beta=beta)
+PFEDMES: list[dict[str, Any]] = [
+    *({"beta": beta} for beta in (0.0, 0.5, 1.0, 2.0)),
+    {"restart": True},
+    {"uniform": True},
+    {"beta": 0.5, "restart": True, "uniform": True},
+]
+
+
+@pytest.mark.parametrize("options", PFEDMES, ids=str)
+def test_two_rounds_of_pfedme_by_hand(options: dict[str, Any]) -> None:
+    method = PFedMe(lam=3.0, inner_steps=4, personal_lr=0.05, **options)
     chosen = quadratic(method, SIZES, POINTS, CURVED, epochs=1, optimizer=OptimizerConfig(lr=0.1))
     w, e = initial(chosen)["head.bias"].numpy(), minima(chosen).numpy()
     theta = w
@@ -148,7 +158,7 @@ def test_two_rounds_of_pfedme_by_hand(beta: float) -> None:
     state = simulate(chosen)
     assert close(state.server["head.bias"], torch.from_numpy(w), 1e-12)
     assert close(models(chosen, state)["head.bias"], torch.from_numpy(theta), 1e-12)
-    assert beta > 0 or close(state.server, initial(chosen), 1e-14)
+    assert method.beta > 0 or close(state.server, initial(chosen), 1e-14)
 
 
 def test_many_inner_steps_reach_the_proximal_point() -> None:
@@ -169,6 +179,25 @@ def test_pfedme_with_one_inner_step_of_length_one_over_lambda_is_fedavg() -> Non
     method = PFedMe(lam=4.0, inner_steps=1, personal_lr=0.25)
     found = simulate(setup(method, **options)).server
     assert close(found, simulate(setup(FedAvg(), **options)).server)
+
+
+def test_restarting_pfedme_at_steps_of_length_one_is_fedavg_and_not_restarting_is_it_too() -> None:
+    """eta lambda = 1 puts w on theta after each mini-batch; with one inner step from w that is SGD at its rate."""
+    at_one: dict[str, Any] = {"rounds": 3, "optimizer": OptimizerConfig(lr=0.25)}
+    found = [
+        simulate(setup(PFedMe(lam=4.0, inner_steps=1, personal_lr=0.1, restart=restart), **at_one)).server
+        for restart in (True, False)
+    ]
+    expected = simulate(setup(FedAvg(), rounds=3, optimizer=OptimizerConfig(lr=0.1))).server
+    assert close(found[0], expected)
+    assert close(found[1], expected)
+
+
+def test_restarting_pfedme_at_any_rate_is_fedavg() -> None:
+    """With one inner step of length 1 / lambda from w, lambda (w - theta) = grad f(w) at every step of a round."""
+    method = PFedMe(lam=4.0, inner_steps=1, personal_lr=0.25, restart=True)
+    found = simulate(setup(method, rounds=3)).server
+    assert close(found, simulate(setup(FedAvg(), rounds=3)).server)
 
 
 def test_without_its_pull_pfedmes_server_rests_and_its_clients_descend_alone() -> None:
@@ -256,6 +285,7 @@ OPTIONS = [
     PerFedAvg(order="full", alpha=0.1),
     PerFedAvg(order="hessian_free", alpha=0.1),
     PFedMe(beta=0.5),
+    PFedMe(restart=True, uniform=True),
     APFL(alpha_lr=0.1),
 ]
 

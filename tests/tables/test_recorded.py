@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from fedbench import reproduce
-from fedbench.tables import fill, plan, spec, store
+from fedbench.tables import fill, plan, recorded, spec, store
 from fedbench.tables.cell_config import Wish
 from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.scale import Scale
+from fedbench.tables.scale import load as load_scale
+from tests.real_formats import needs_fashion
 
 TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
+ROOT = Path(__file__).parents[2]
 FIRST = ["rows=Local,FedAvg", "columns=Label shift"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -168,6 +171,8 @@ def test_baselines_outlive_the_file(tmp_path: Path) -> None:
 def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
     shown = planned(tmp_path, record_of(tmp_path), label="Accuracy", decimals=1)
     assert fill.fill(shown).cells[0].values == (50.0,)
+    written_out = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "score"})
+    assert fill.fill(written_out).cells[0].values == (50.0,)
     other = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "acc_pooled"})
     assert fill.fill(other).cells[0].values == ()
 
@@ -181,3 +186,47 @@ def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
 def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Path) -> None:
     record = dataclasses.replace(record_of(tmp_path, seed=3), matrices={"r|c|3": np.eye(2)})
     assert list(fill.matrices(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
+
+
+def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
+    record = record_of(tmp_path)
+    assert record.table is not None
+    metrics = tuple(
+        dataclasses.replace(metric, measure={"name": "guess"}) for metric in record.table.spec.metrics
+    )
+    stale = Recorded(
+        dataclasses.replace(record.table, spec=dataclasses.replace(record.table.spec, metrics=metrics))
+    )
+    assert fill.fill(planned(tmp_path, stale)).cells[0].values == ()
+
+
+@needs_fashion
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(each, id=each.name, marks=pytest.mark.slow if "fashion_mnist" in each.name else ())
+        for each in store.folders(ROOT / "results")
+    ],
+)
+def test_the_committed_results_stand(tmp_path: Path, folder: Path) -> None:
+    """No change to a config, a key or a table may call for runs whose results are in the repository."""
+    record = recorded.read(folder)
+    table, made = record.table, record.made
+    assert table is not None
+    assert made is not None
+    wish = Wish(
+        load_scale(made.scale),
+        substitute=made.substitute,
+        changed=(*made.changed, *made.varied),
+        settings=(f"runs_dir={tmp_path}",),
+    )
+    planned = plan.make(spec.load(table.spec.name), wish, record)
+    standing = {
+        (entry.row.label, entry.column.label, job.seed)
+        for entry in planned.entries
+        for job in entry.jobs
+        if planned.stands(entry, job)
+    }
+    stored = {(cell.row, cell.column, seed) for cell in table.cells for seed in cell.seeds}
+    assert stored
+    assert stored == standing
