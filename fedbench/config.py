@@ -15,9 +15,10 @@ ADDED = "added"
 
 
 def added(default: Any) -> Any:
-    """A dataclass field that came after results were recorded, which its default leaves as they were.
+    """A dataclass field that came after results were recorded; `default` is what was done before it came.
 
-    At that default it does not count in a run's key (`compose.run_key`), so what was run before still stands.
+    At `default` it does not count in a run's key (`compose.run_key`), so what was run before still stands. So the
+    default may never change: old results would pass for those of the new one. Another default needs another field.
     """
     return field(default=default, metadata={ADDED: True})
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -24,11 +23,6 @@ from fedbench.data.formats.idx import STEMS
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Writer = Callable[[Path, Labels, Labels], None]
-
-needs_fashion = pytest.mark.skipif(
-    not Path("/usr/share/datasets/fashion-mnist").is_dir(),
-    reason="needs the Debian package dataset-fashion-mnist",
-)
 
 
 def images(n: int, shape: tuple[int, ...], seed: int = 0) -> Bytes:

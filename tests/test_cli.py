@@ -151,10 +151,12 @@ def test_key_tells_results_apart(toy: Path) -> None:
 def test_key_leaves_out_an_added_field_at_its_default(toy: Path) -> None:
     """What was run before the field came still stands; any other value of it is another run."""
     earlier = dataclasses.make_dataclass("PFedMe", ["lam", "inner_steps", "personal_lr", "beta"])
+    outer = dataclasses.make_dataclass("Outer", ["base"])  # nested, as inside FedCollab
     methods = (earlier(3.0, 5, 0.01, 1.0), PFedMe(lam=3.0, restart=False), PFedMe(lam=3.0, restart=True))
     run = resolved()
-    then, now, other = (run_key(dataclasses.replace(run, method=method)) for method in methods)
-    assert then == now != other
+    for around in (lambda method: method, outer):
+        then, now, other = (run_key(dataclasses.replace(run, method=around(method))) for method in methods)
+        assert then == now != other
 
 
 def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:

@@ -26,9 +26,13 @@ from fedbench.data.formats.pickles import read_pickle
 from fedbench.data.partitions.homo import Homogeneous
 from fedbench.data.split import make_partition
 from fedbench.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
-from tests.real_formats import idx_bytes, images, needs_fashion, python2_batch, write_cifar, write_fashion
+from tests.real_formats import idx_bytes, images, python2_batch, write_cifar, write_fashion
 
 CONF = Path(__file__).parent.parent / "conf"
+SYSTEM = Path("/usr/share/datasets/fashion-mnist")
+needs_fashion = pytest.mark.skipif(
+    not SYSTEM.is_dir(), reason="needs the Debian package dataset-fashion-mnist"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,12 @@
 
 Clients minimise F_i(w) = min_theta f_i(theta) + lambda/2 ||theta - w||^2. Algorithm 1, for each mini-batch:
 theta by K gradient steps at `personal_lr` on that bracket, then w <- w - eta lambda (w - theta), eta
-the protocol's learning rate. Server: w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is what is scored. By
-default as in the authors' code: theta starts a round at the received w and goes on from one mini-batch to the next, and
-p_i = n_i / n. In the paper p_i is uniform (`uniform`), and where the K steps start is left open: `restart` starts each
-mini-batch's at its w, so that theta is K steps from w and no more.
+the protocol's learning rate. Server: w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is what is scored.
+As the authors' code has it by default: theta starts a round at the received w and goes on from one mini-batch to the
+next, and p_i = n_i / n. The paper's p_i is uniform (`uniform`), and it leaves open where the K steps start: `restart`
+starts them anew at the client's current w for each mini-batch, else theta may drift further from w than K steps reach.
+Deviations: clients outside the cohort do not train (the paper: all do, and a sample is averaged); no weight decay on
+theta beyond the bracket (the code: 0.001).
 Batch normalisation: only theta meets data, so its running statistics are both the client's and what it uploads.
 """
 

@@ -79,8 +79,7 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
     cell = Cell(entry.row.label, entry.column.label, metric.name, published=published, reason=entry.reason)
     if entry.reason:
         return cell
-    config = {**metric.measure, **_own(entry.column.measures, metric), **_own(entry.row.measures, metric)}
-    measure = measures.build(config)
+    measure = measures.build(metric.measured(entry.row, entry.column))
     values, seeds, keys, baselines, reasons = [], [], [], [], []
     for job, baseline in entry.pairs:
         lacking = [each for each in (job, baseline) if each is not None and not each.finished]
@@ -114,10 +113,6 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
 
 def _done(job: Job) -> Finished:
     return Finished(job.folder.result(), job.folder.path)
-
-
-def _own(measures_: dict[str, Any], metric: MetricSpec) -> dict[str, Any]:
-    return dict(measures_.get(metric.name) or {})
 
 
 def _circumstances(plan: Plan) -> Circumstances:

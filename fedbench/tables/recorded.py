@@ -42,7 +42,7 @@ class Recorded:
     ) -> float | None:
         """The metric of the run `key`, nan if censored; None if it is not recorded. `base`: see Entry.keys."""
         for cell in self._cells(row, column):
-            if cell.metric == metric.name and key in cell.keys and self._measured_so(metric):
+            if cell.metric == metric.name and key in cell.keys and self._measured_so(metric, row, column):
                 place = cell.keys.index(key)
                 return cell.values[place] if base == (cell.baselines or cell.keys)[place] else None
         return None
@@ -58,13 +58,20 @@ class Recorded:
         """The collaboration matrix [N, N] of a run."""
         return self.matrices.get(store.SEPARATOR.join((row, column, str(seed))))
 
-    def _measured_so(self, metric: MetricSpec) -> bool:
-        """Whether the stored values of `metric` were measured as today; its label and digits do not matter."""
-        stored = self.table.spec.metrics if self.table else ()
-        return any(old.name == metric.name and _alike(old.measure, metric.measure) for old in stored)
+    def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
+        """Whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
+        today = metric.measured(row, column)
+        if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
+            return False
+        return any(
+            old.name == metric.name and _alike(old.measured(*stored), today)
+            for old in self.table.spec.metrics
+        )
 
     def _cells(self, row: RowSpec, column: ColumnSpec) -> list[Cell]:
-        if self.table is None or not _same(self.table.spec, row, column):
+        if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
+            return []
+        if (stored[0].baseline, stored[0].study) != (row.baseline, row.study):  # what no run key covers
             return []
         return [cell for cell in self.table.cells if (cell.row, cell.column) == (row.label, column.label)]
 
@@ -87,24 +94,21 @@ def _result(line: Mapping[str, str]) -> dict[str, Any]:
     return {name: text or None for name, text in line.items() if name not in ("row", "column")}
 
 
-def _alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
     """Whether a stored measure is today's, whichever of its defaults either writes out."""
+    if old == today:
+        return True
+    wanted = measures.build(today)
     try:
-        return measures.build(old) == measures.build(new)
+        return measures.build(old) == wanted
     except FedbenchError:  # a measure, or a parameter, that there no longer is
         return False
 
 
-def _same(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> bool:
-    """Whether what the run key does not cover is as it was: baselines, and measures of a row or column."""
+def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, ColumnSpec] | None:
+    """The row and the column of a stored table that have these labels; None if it lacks one."""
     rows = {each.label: each for each in spec.rows}
     columns = {each.label: each for each in spec.columns}
     if row.label not in rows or column.label not in columns:
-        return False
-    old, side = rows[row.label], columns[column.label]
-    return (old.baseline, old.study, old.measures, side.measures) == (
-        row.baseline,
-        row.study,
-        row.measures,
-        column.measures,
-    )
+        return None
+    return rows[row.label], columns[column.label]

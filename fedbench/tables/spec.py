@@ -28,6 +28,11 @@ class MetricSpec:
     timing: bool = False  # seconds: they depend on the machine, so they get no verdict
     measure: dict[str, Any] = field(default_factory=lambda: {"name": "result"})  # the protocol's accuracy
 
+    def measured(self, row: RowSpec, column: ColumnSpec) -> dict[str, Any]:
+        """How it is measured in a cell: `measure`, and what the column's and the row's own say otherwise."""
+        own = [line.measures.get(self.name) or {} for line in (column, row)]
+        return {**self.measure, **own[0], **own[1]}
+
 
 @dataclass(frozen=True)
 class RowSpec:

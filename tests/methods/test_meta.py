@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -181,23 +182,26 @@ def test_pfedme_with_one_inner_step_of_length_one_over_lambda_is_fedavg() -> Non
     assert close(found, simulate(setup(FedAvg(), **options)).server)
 
 
-def test_restarting_pfedme_at_steps_of_length_one_is_fedavg_and_not_restarting_is_it_too() -> None:
-    """eta lambda = 1 puts w on theta after each mini-batch; with one inner step from w that is SGD at its rate."""
-    at_one: dict[str, Any] = {"rounds": 3, "optimizer": OptimizerConfig(lr=0.25)}
-    found = [
-        simulate(setup(PFedMe(lam=4.0, inner_steps=1, personal_lr=0.1, restart=restart), **at_one)).server
-        for restart in (True, False)
-    ]
-    expected = simulate(setup(FedAvg(), rounds=3, optimizer=OptimizerConfig(lr=0.1))).server
-    assert close(found[0], expected)
-    assert close(found[1], expected)
-
-
-def test_restarting_pfedme_at_any_rate_is_fedavg() -> None:
-    """With one inner step of length 1 / lambda from w, lambda (w - theta) = grad f(w) at every step of a round."""
+@pytest.mark.parametrize("lr", [0.1, 0.03])
+def test_restarting_pfedme_with_one_inner_step_of_length_one_over_lambda_is_fedavg_at_any_rate(
+    lr: float,
+) -> None:
+    """Then lambda (w - theta) = grad f(w) at every step of a round, and not for the first alone."""
+    options: dict[str, Any] = {"rounds": 3, "optimizer": OptimizerConfig(lr=lr)}
+    expected = simulate(setup(FedAvg(), **options)).server
     method = PFedMe(lam=4.0, inner_steps=1, personal_lr=0.25, restart=True)
-    found = simulate(setup(method, rounds=3)).server
-    assert close(found, simulate(setup(FedAvg(), rounds=3)).server)
+    assert close(simulate(setup(method, **options)).server, expected)
+    going_on = dataclasses.replace(method, restart=False)
+    assert gap(simulate(setup(going_on, **options)).server, expected) > 1e-3
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_pfedme_at_rate_one_over_lambda_is_sgd_on_theta(restart: bool) -> None:
+    """eta lambda = 1 puts w on theta after each mini-batch, so restarting there changes nothing."""
+    method = PFedMe(lam=4.0, inner_steps=1, personal_lr=0.1, restart=restart)
+    found = simulate(setup(method, rounds=3, optimizer=OptimizerConfig(lr=0.25))).server
+    expected = simulate(setup(FedAvg(), rounds=3, optimizer=OptimizerConfig(lr=0.1))).server
+    assert close(found, expected)
 
 
 def test_without_its_pull_pfedmes_server_rests_and_its_clients_descend_alone() -> None:
@@ -293,12 +297,28 @@ OPTIONS = [
 @pytest.mark.parametrize("method", OPTIONS)
 def test_options_are_the_same_stacked(method: Method) -> None:
     def chosen() -> Setup:
-        return setup(method, federation((1, 7), (1, 16, 16)), LeNet5(batch_norm=True), rounds=2, epochs=1)
+        data = federation((1, 7, 13), (1, 16, 16))  # in batches of 4: one, two and four steps
+        return setup(method, data, LeNet5(batch_norm=True), rounds=2, epochs=1, batch=4)
 
     here, there = chosen(), chosen()
     looped = simulate(here, LoopedTrainer(here))
     other = simulate(there, StackedTrainer(there, 2))
     assert gap({**looped.server, **looped.memory}, {**other.server, **other.memory}) < 1e-7
+
+
+def test_statistics_of_theta_outlive_a_restart() -> None:
+    """A theta that never leaves w has seen the same batches, restarted or not."""
+    options: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 4, "model": LeNet5(batch_norm=True)}
+    first, second = (
+        simulate(
+            setup(
+                PFedMe(lam=0.0, personal_lr=0.0, restart=restart), federation((13, 9), (1, 16, 16)), **options
+            )
+        )
+        for restart in (True, False)
+    )
+    assert close(first.server, second.server, 1e-12)
+    assert close(first.memory, second.memory, 1e-12)
 
 
 def test_pfedme_uploads_the_statistics_of_theta_and_apfl_keeps_the_mixtures() -> None:

@@ -73,8 +73,9 @@ def test_filters_narrow_tables_columns_and_rows(opened: sync_api.Page) -> None:
     assert opened.locator("#none").is_visible()
     opened.reload()
     assert opened.locator("#none").is_visible()  # the address keeps the filters
-    opened.click("#all")
+    opened.click("#show-all")
     assert opened.locator("#shown").inner_text() == "2 of 2 tables, 19 cells"
+    assert "paper=" not in opened.url
 
 
 def test_filter_by_verdict(opened: sync_api.Page) -> None:
@@ -93,7 +94,7 @@ def test_hover_tells_seeds_and_runs(opened: sync_api.Page) -> None:
 
 
 def test_keyboard_alone_reaches_opens_and_leaves_a_cell(opened: sync_api.Page) -> None:
-    opened.locator("#all").focus()
+    opened.locator("#show-all").focus()
     current = "document.activeElement.dataset.cell"
     for _ in range(10):
         opened.keyboard.press("Tab")

@@ -17,7 +17,6 @@ from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.scale import Scale
 from fedbench.tables.scale import load as load_scale
-from tests.real_formats import needs_fashion
 
 TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
 ROOT = Path(__file__).parents[2]
@@ -200,14 +199,7 @@ def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
     assert fill.fill(planned(tmp_path, stale)).cells[0].values == ()
 
 
-@needs_fashion
-@pytest.mark.parametrize(
-    "folder",
-    [
-        pytest.param(each, id=each.name, marks=pytest.mark.slow if "fashion_mnist" in each.name else ())
-        for each in store.folders(ROOT / "results")
-    ],
-)
+@pytest.mark.parametrize("folder", store.folders(ROOT / "results"), ids=lambda folder: folder.name)
 def test_the_committed_results_stand(tmp_path: Path, folder: Path) -> None:
     """No change to a config, a key or a table may call for runs whose results are in the repository."""
     record = recorded.read(folder)
@@ -219,14 +211,35 @@ def test_the_committed_results_stand(tmp_path: Path, folder: Path) -> None:
         substitute=made.substitute,
         changed=(*made.changed, *made.varied),
         settings=(f"runs_dir={tmp_path}",),
+        rows=("none",),  # what is recorded is planned all the same, whether its data are here or not
     )
     planned = plan.make(spec.load(table.spec.name), wish, record)
     standing = {
-        (entry.row.label, entry.column.label, job.seed)
+        (entry.row.label, entry.column.label, metric.name, job.seed)
         for entry in planned.entries
+        for metric in planned.spec.metrics
         for job in entry.jobs
-        if planned.stands(entry, job)
+        if planned.recorded.value(entry.row, entry.column, metric, *entry.keys(job)) is not None
     }
-    stored = {(cell.row, cell.column, seed) for cell in table.cells for seed in cell.seeds}
+    stored = {(cell.row, cell.column, cell.metric, seed) for cell in table.cells for seed in cell.seeds}
     assert stored
     assert stored == standing
+
+
+def test_a_row_may_measure_in_its_own_way(tmp_path: Path) -> None:
+    """A record stands by what the metric, the column and the row say together."""
+    record = record_of(tmp_path)
+    assert record.table is not None
+
+    def value(own: dict[str, Any], **of_metric: Any) -> float | None:
+        today = toy(**of_metric)
+        row = dataclasses.replace(today.rows[0], measures={"acc": own} if own else {})
+        cell = record.table.cells[0]  # type: ignore[union-attr]
+        base = cell.baselines[0]
+        return record.value(row, today.columns[0], today.metrics[0], cell.keys[0], base)
+
+    assert value({}) == 50.0
+    assert value({"column": "score"}) == 50.0
+    assert value({"column": "acc_pooled"}) is None
+    assert value({"name": "per_round"}, measure={"name": "result", "column": "score"}) is None
+    assert value({"column": "score"}, measure={"name": "result", "column": "acc_pooled"}) == 50.0

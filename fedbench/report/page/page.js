@@ -240,7 +240,7 @@
 
   form.addEventListener("change", keep);
   // Not the form's own "reset" event: it comes before the fields change.
-  $("all").addEventListener("click", () => { form.reset(); keep(); });
+  $("show-all").addEventListener("click", () => { form.reset(); keep(); });
   form.addEventListener("submit", (event) => event.preventDefault());
   $("theme").addEventListener("change", (event) => { stored.set(event.target.value); paint(event.target.value); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (open) figures(); });
