@@ -206,10 +206,12 @@ def family_field(group: str, file: Path) -> str | None:
 def _canonical(value: Any) -> Any:
     """Plain JSON for a component: its class and fields, nested ones too."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        later = {f.name: f.default for f in dataclasses.fields(value) if f.metadata.get(ADDED)}
-        counted = {name: each for name, each in given.items() if name not in later or each != later[name]}
-        return {**{name: _canonical(each) for name, each in counted.items()}, "class": type(value).__name__}
+        fields = {
+            f.name: _canonical(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if f.init and not (f.metadata.get(ADDED) and getattr(value, f.name) == f.default)
+        }
+        return {**fields, "class": type(value).__name__}
     if isinstance(value, Mapping):
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
