@@ -60,7 +60,7 @@ $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
 	$(BIN)/python -m fedbench.reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
-	$(BIN)/python -m fedbench.tables.redraw results
+	$(BIN)/python -m fedbench.cli.redraw results
 	$(BIN)/python scripts/figures.py --redraw
 
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page

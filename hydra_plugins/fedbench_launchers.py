@@ -32,7 +32,7 @@ class RayLauncher(Launcher):
         Raises:
             ConfigError: Ray is not installed.
         """
-        from fedbench.cli import on_ray
+        from fedbench.sweeps import on_ray
 
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         jobs = [(initial_job_idx + i, list(overrides)) for i, overrides in enumerate(job_overrides)]

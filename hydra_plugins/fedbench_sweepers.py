@@ -12,12 +12,12 @@ class GridSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run all jobs; a key of the command line takes the place of the experiment's."""
-        from fedbench.cli import sweeps
+        from fedbench.sweeps import session
 
-        self.params = sweeps.remaining(self.params, arguments)
-        with sweeps.scratch(self.config):
+        self.params = session.remaining(self.params, arguments)
+        with session.scratch(self.config):
             returned = super().sweep(arguments)
-        sweeps.conclude([job.return_value for batch in returned for job in batch])
+        session.conclude([job.return_value for batch in returned for job in batch])
         return returned
 
 
@@ -30,9 +30,9 @@ class OptunaSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run all trials; returns the best parameters."""
-        from fedbench.cli import sweeps, tuning
+        from fedbench.sweeps import session, tuning
 
-        params = sweeps.remaining(self.params, arguments)
+        params = session.remaining(self.params, arguments)
         texts = [*(f"{key}={value}" for key, value in params.items()), *arguments]
-        with sweeps.scratch(self.config):
+        with session.scratch(self.config):
             return tuning.tune(self, texts, tuning.settings(self.settings))

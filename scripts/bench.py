@@ -34,9 +34,9 @@ from benchmarks.workloads import WORKLOADS
 from rich.console import Console
 from rich.table import Table
 
-from fedbench.engine.hardware import set_precision
+from fedbench.core.files import write_json
+from fedbench.engine.pick.hardware import set_precision
 from fedbench.results.environment import machine, versions
-from fedbench.results.files import write_json
 
 Result = dict[str, Any]
 

@@ -22,10 +22,11 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedbench.compose import RunConfig, compose, resolve
-from fedbench.methods.collab import solver
+from fedbench.config.compose import compose
+from fedbench.methods.fedcollab import solver
 from fedbench.plots import collaboration
-from fedbench.run import build, execute
+from fedbench.runs.config import RunConfig, resolve
+from fedbench.runs.execution import build, execute
 from fedbench.tables import spec
 
 Arrays = dict[str, NDArray[np.float64]]

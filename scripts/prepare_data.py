@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedbench.core.errors import FedbenchError
 from fedbench.data.prepare import parse_request, prepare, states
-from fedbench.errors import FedbenchError
 from fedbench.results.units import human_seconds
 
 STEP = 10.0  # percent between two lines where there is no terminal
@@ -39,7 +39,7 @@ class Shown:
         self.printed: dict[str, float] = {}
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """See `fedbench.data.progress.Report`."""
+        """See `fedbench.core.progress.Report`."""
         if self.console.is_terminal:
             if what not in self.tasks:
                 self.tasks[what] = self.bar.add_task(what, total=total)

@@ -17,10 +17,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedbench.errors import unknown
-from fedbench.reproduce import read
+from fedbench.cli.reproduce import read
+from fedbench.core.errors import unknown
+from fedbench.core.files import read_csv, write_csv
 from fedbench.results.environment import machine
-from fedbench.results.files import read_csv, write_csv
 from fedbench.tables import spec
 
 DEFAULTS = {"scale": "smoke", "substitute": "fashion_mnist"}

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fedbench import compose
-from fedbench.errors import ConfigError
-from fedbench.registry import Registry
+from fedbench.config import compose
+from fedbench.config.registry import Registry
+from fedbench.core.errors import ConfigError
+from fedbench.runs.config import RunConfig
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -134,14 +135,14 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-class FakeRunner(list[compose.RunConfig]):
-    """Stands for fedbench.run: keeps the runs asked for, each 'trained' to accuracy 50 + seed."""
+class FakeRunner(list[RunConfig]):
+    """Stands for fedbench.runs.execution: keeps the runs asked for, each 'trained' to accuracy 50 + seed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before: Callable[[compose.RunConfig], None] = lambda _: None
+        self.before: Callable[[RunConfig], None] = lambda _: None
 
-    def execute(self, run: compose.RunConfig) -> Any:
+    def execute(self, run: RunConfig) -> Any:
         self.before(run)
         self.append(run)
         row = {**run.labels, "seed": run.seed, "acc": 50.0 + run.seed, "ipr": 100.0, "rsd": 1.5}
@@ -150,7 +151,7 @@ class FakeRunner(list[compose.RunConfig]):
     def fail(self, error: BaseException, *seeds: int) -> None:
         """Raise `error` in runs with one of `seeds`."""
 
-        def before(run: compose.RunConfig) -> None:
+        def before(run: RunConfig) -> None:
             if run.seed in seeds:
                 raise error
 
@@ -161,7 +162,7 @@ class FakeRunner(list[compose.RunConfig]):
 def executed(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     """Replaces the runner behind the command line."""
     runner = FakeRunner()
-    module = types.ModuleType("fedbench.run")
+    module = types.ModuleType("fedbench.runs.execution")
     module.execute = runner.execute  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fedbench.run", module)
+    monkeypatch.setitem(sys.modules, "fedbench.runs.execution", module)
     return runner

@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbench.config import ProtocolConfig
+from fedbench.config.schema import ProtocolConfig
+from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
+from fedbench.core.trees import Tree
 from fedbench.data import augment
 from fedbench.data.augment import Crop, Flip, Rotate, augmentations
 from fedbench.data.rotation import rotate
-from fedbench.engine import rng, schedule, trees
+from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, FedbenchError, UnknownName
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.mlp import MLP

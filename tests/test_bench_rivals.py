@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedbench import compose
+from fedbench.config import compose
+from fedbench.runs.config import resolve
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SIZES = (300, 217, 50)
@@ -87,7 +88,7 @@ def test_networks_reach_rivals_in_torch_s_own_layers(rivals: Any) -> None:
     """Their environments have no fedbench that a class of its could be loaded from."""
     workloads = importlib.import_module("benchmarks.workloads").WORKLOADS
     for name in rivals.COMPARED:
-        run = compose.resolve(compose.compose(list(workloads[name].overrides)))
+        run = resolve(compose.compose(list(workloads[name].overrides)))
         net = run.model.task(workloads[name].shape, 10).fresh()
         x = torch.randn(2, *workloads[name].shape)
         before = net(x)

@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import LocalConfig
-from fedbench.engine import calibrate, schedule
-from fedbench.engine.calibrate import Contender, pace, run_steps
+from fedbench.config.schema import LocalConfig
+from fedbench.core.trees import Tree
+from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.pick import calibrate
+from fedbench.engine.pick.calibrate import Contender, pace, run_steps
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Outcome
-from fedbench.engine.trees import Tree
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Outcome
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.config import OptimizerConfig, ProtocolConfig, TestConfig
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.config.schema import OptimizerConfig, ProtocolConfig, TestConfig
+from fedbench.core.errors import ConfigError
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.snapshot import pack, unpack
-from fedbench.errors import ConfigError
+from fedbench.engine.state import pack, unpack
+from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.metrics.accuracy import Tally
 from fedbench.results.history import History, Record

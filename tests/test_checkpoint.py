@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedbench.engine import checkpoint
-from fedbench.engine.rng import torch_rng
-from fedbench.errors import CheckpointError
-from fedbench.results.files import sweep
+from fedbench.core.errors import CheckpointError
+from fedbench.core.files import sweep
+from fedbench.core.rng import torch_rng
+from fedbench.results import checkpoint
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool,

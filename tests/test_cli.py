@@ -15,13 +15,14 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from fedbench import __version__, compose
+from fedbench import __version__
 from fedbench.cli.app import main
-from fedbench.cli.errors import one_line
-from fedbench.cli.sweeps import variants
-from fedbench.compose import RunConfig, resolve, run_key
-from fedbench.errors import ConfigError, DataMissing, UnknownName
+from fedbench.config import compose
+from fedbench.config.messages import one_line
+from fedbench.core.errors import ConfigError, DataMissing, UnknownName
 from fedbench.methods.pfedme import PFedMe
+from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
+from fedbench.sweeps.session import variants
 from tests.conftest import FakeRunner
 
 
@@ -112,7 +113,7 @@ def changed(run: RunConfig, **changes: object) -> RunConfig:
     for name, value in changes.items():
         *groups, key = name.split("__")
         functools.reduce(lambda node, group: node[group], groups, plain)[key] = value
-    return compose.from_plain(plain)
+    return from_plain(plain)
 
 
 def test_key_ignores_what_changes_no_result(toy: Path) -> None:
@@ -163,7 +164,7 @@ def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
     run = resolved()
     backwards = {key: run.plain[key] for key in reversed(list(run.plain))}
     backwards["protocol"] = {key: run.plain["protocol"][key] for key in reversed(list(run.plain["protocol"]))}
-    assert run_key(compose.from_plain(backwards)) == run_key(run)
+    assert run_key(from_plain(backwards)) == run_key(run)
 
 
 # errors: one line, no traceback, not 0

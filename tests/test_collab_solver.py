@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fedbench.errors import ConfigError
-from fedbench.methods.collab import solver
+from fedbench.core.errors import ConfigError
+from fedbench.methods.fedcollab import solver
 
 
 def instance(seed: int, N: int, symmetric: bool = True) -> tuple[np.ndarray, np.ndarray]:

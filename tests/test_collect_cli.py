@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedbench.collect import main
+from fedbench.cli.collect import main
 
 
 def run(folder: Path, row: dict[str, Any], config: str | None) -> None:

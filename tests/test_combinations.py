@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-import fedbench.run
-from fedbench import compose
-from fedbench.engine import rng, trees
+import fedbench.runs.execution
+from fedbench.config import compose
+from fedbench.core import rng, trees
+from fedbench.core.errors import FedbenchError
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
-from fedbench.errors import FedbenchError
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.runs.config import from_plain, resolve
 from tests import real_formats
 
 CONF = compose.conf_dir()
@@ -50,7 +51,7 @@ def options(group: str) -> list[str]:
 @functools.cache
 def option(group: str, name: str) -> dict[str, Any]:
     """The config of one choice, as the command line composes it."""
-    run = compose.resolve(compose.compose([f"{group}={name}"]))
+    run = resolve(compose.compose([f"{group}={name}"]))
     return dict(run.plain[group])
 
 
@@ -63,7 +64,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FEDBENCH_DATA", str(root / "data"))
         yield
     small_set.cache_clear()
-    fedbench.run.load.cache_clear()
+    fedbench.runs.execution.load.cache_clear()
 
 
 @functools.cache
@@ -98,7 +99,7 @@ def small(name: str, classes: int, split: Path) -> dict[str, Any]:
 @functools.cache
 def surroundings() -> dict[str, Any]:
     """The rest of a config."""
-    return dict(compose.resolve(compose.compose(["hardware=cpu", "method=fedavg"])).plain)
+    return dict(resolve(compose.compose(["hardware=cpu", "method=fedavg"])).plain)
 
 
 def trains(
@@ -117,8 +118,8 @@ def trains(
         "model": model,
         "protocol": {**base, "local": {"iterations": 1, "batch_size": 13}, **protocol},
     }
-    run = compose.from_plain(plain)
-    setup, made, _ = fedbench.run.build(run)
+    run = from_plain(plain)
+    setup, made, _ = fedbench.runs.execution.build(run)
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(0, "init"))
     ids = torch.tensor([0, len(made) - 1])
     clock = Clock(0, 1)
@@ -266,7 +267,7 @@ def test_methods_that_compare_features_need_one_vector_an_image(method: str) -> 
         "method": chosen,
         "protocol": {**option("protocol", "quick"), "rounds": 1, "local": {"iterations": 1, "batch_size": 4}},
     }
-    setup, _, _ = fedbench.run.build(compose.from_plain(plain))
+    setup, _, _ = fedbench.runs.execution.build(from_plain(plain))
     simulation = Simulation(setup, LoopedTrainer(setup))
     with pytest.raises(FedbenchError, match="one vector an image"):
         simulation.step(simulation.begin())

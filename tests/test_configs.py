@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedbench import compose
-from fedbench.compose import REGISTRIES, SCHEMAS, RunConfig, resolve
+from fedbench.config import compose
+from fedbench.config.compose import REGISTRIES, SCHEMAS
+from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
 
 CONF = compose.conf_dir()
 GROUPS = (*REGISTRIES, *SCHEMAS)
@@ -66,7 +67,7 @@ def test_composes_and_builds(file: str) -> None:
         return
     assert run.labels[group].startswith(name), "tables call a choice as the command line does"
     assert hidden_fields(component, given) == []
-    assert compose.run_key(run) == compose.run_key(compose.from_plain(run.plain))
+    assert run_key(run) == run_key(from_plain(run.plain))
 
 
 @pytest.mark.parametrize("group", REGISTRIES)

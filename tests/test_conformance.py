@@ -21,25 +21,26 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fedbench import compose
-from fedbench.engine import checkpoint, trees
+from fedbench.config import compose
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
 from fedbench.engine.request import serve
 from fedbench.engine.setup import Setup
-from fedbench.engine.shared_tree import spec_of
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.snapshot import pack, unpack
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Outcome
-from fedbench.engine.trees import Tree
-from fedbench.engine.workers import WorkersTrainer
-from fedbench.errors import ConfigError
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State, pack, unpack
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.shared_tree import spec_of
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Outcome
+from fedbench.engine.train.workers import WorkersTrainer
 from fedbench.methods import METHODS
-from fedbench.methods.base import Method
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
+from fedbench.results import checkpoint
 from tests.methods.toys import SIZES, federation, gap, models, setup, simulate
 
 FOLDER = compose.conf_dir() / "method"

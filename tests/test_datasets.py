@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from fedbench.config import TestConfig as Protocol
-from fedbench.data import cache
+from fedbench.config.schema import TestConfig as Protocol
+from fedbench.core import cache
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
 from fedbench.data.dataset import Dataset, reduced, spread
 from fedbench.data.datasets import DATASETS
 from fedbench.data.datasets.mnist import FashionMnist
@@ -25,7 +26,6 @@ from fedbench.data.formats.idx import STEMS, read_idx
 from fedbench.data.formats.pickles import read_pickle
 from fedbench.data.partitions.homo import Homogeneous
 from fedbench.data.split import make_partition
-from fedbench.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
 from tests.real_formats import idx_bytes, images, python2_batch, write_cifar, write_fashion
 
 CONF = Path(__file__).parent.parent / "conf"

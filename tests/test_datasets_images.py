@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets import DATASETS
 from fedbench.data.datasets.cinic import NAMES, SPLITS
 from fedbench.data.datasets.cub import read_captions, tokens, vocabulary_of
 from fedbench.data.datasets.domainnet import DOMAINS, LISTED
-from fedbench.data.files import FileSource
+from fedbench.data.file_source import FileSource
 from fedbench.data.formats import images as image_files
-from fedbench.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from tests import real_formats
 from tests.real_formats import WRITERS, write_image
 

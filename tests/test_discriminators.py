@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbench.engine.rng import numpy_rng, torch_rng
-from fedbench.errors import ConfigError, UnknownName
-from fedbench.methods.collab import discriminators, network
-from fedbench.methods.collab.discriminators import DiscriminatorConfig, Patience, train_discriminators
+from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.core.rng import numpy_rng, torch_rng
+from fedbench.methods.fedcollab import discriminators, network
+from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, Patience, train_discriminators
 
 L = 4
 FAST = DiscriminatorConfig(hidden=16, rounds=150, lr=0.1)

@@ -11,17 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedbench.config import LocalConfig, OptimizerConfig
-from fedbench.engine import rng, schedule, trees
-from fedbench.engine.contract import Batch, Client, Clock, Stage
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.memory import client_bytes, fitting_chunk
-from fedbench.engine.optim import Optimizer
+from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import Diverged, FedbenchError
+from fedbench.engine import schedule
+from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.pick.footprint import client_bytes, fitting_chunk
 from fedbench.engine.setup import Setup
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.engine.workers import WorkersTrainer
-from fedbench.errors import Diverged, FedbenchError
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.optim import Optimizer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.models.base import Model

@@ -13,12 +13,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from fedbench import compose
 from fedbench.cli.app import main
-from fedbench.cli.jobs import Outcome
-from fedbench.cli.sweeps import remaining
+from fedbench.config import compose
 from fedbench.plots.sweep import heatmap, lines, ordered
-from fedbench.results.sweep import folder_name, swept, table, tidy
+from fedbench.runs.config import resolve
+from fedbench.sweeps.jobs import Outcome
+from fedbench.sweeps.session import remaining
+from fedbench.sweeps.table import folder_name, swept, table, tidy
 
 FOLDER = compose.conf_dir() / "experiment"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -60,13 +61,13 @@ def test_every_experiment_composes_and_says_what_it_mirrors(name: str) -> None:
         assert swept_key is None or swept_key in config["hydra"]["sweeper"]["params"]
     for extra in ([], smaller(name)):
         for job in corners(name, extra):
-            run = compose.resolve(compose.compose(job))
+            run = resolve(compose.compose(job))
             assert run.settings.sweep.name == name
 
 
 def test_pathological_partitions_have_the_paper_s_weights() -> None:
     def weights(*overrides: str) -> tuple[float, float]:
-        method: Any = compose.resolve(compose.compose(["experiment=fedsac_k", *overrides])).method
+        method: Any = resolve(compose.compose(["experiment=fedsac_k", *overrides])).method
         return method.alpha, method.beta
 
     assert weights("partition=pathological2") == (0.5, 1.6)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.methods.collab import solver
+from fedbench.methods.fedcollab import solver
 
 SMALL = ["--set", "dataset=digits", "protocol=quick", "protocol.rounds=2"]
 

@@ -12,20 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from fedbench import compose
-from fedbench.config import HardwareConfig
-from fedbench.engine import hardware, memory
-from fedbench.engine.calibrate import Contender, run_steps
-from fedbench.engine.contract import Population
-from fedbench.engine.hardware import pick_device, pick_trainer
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.config import compose
+from fedbench.config.schema import HardwareConfig
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError, Diverged
+from fedbench.core.trees import Tree
+from fedbench.engine.pick import footprint as memory
+from fedbench.engine.pick import hardware
+from fedbench.engine.pick.calibrate import Contender, run_steps
+from fedbench.engine.pick.hardware import pick_device, pick_trainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, Diverged
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
+from fedbench.runs.config import resolve
 from tests.methods.toys import setup
 
 
@@ -195,7 +197,7 @@ def test_coarse_products_only_where_asked(wanted: bool, steps_take: Callable[...
 
 def test_a_run_in_python_has_the_command_lines_hardware() -> None:
     """Torch's own choice of threads on a busy or a large machine is many times slower for small networks."""
-    assert compose.resolve(compose.compose([])).hardware == HardwareConfig()
+    assert resolve(compose.compose([])).hardware == HardwareConfig()
     assert HardwareConfig().threads == 1
 
 

@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import LocalConfig, OptimizerConfig
-from fedbench.engine import rng, schedule, trees
-from fedbench.engine.contract import Batch, Client, Clock, Stage
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch
+from fedbench.core.trees import Tree
+from fedbench.engine import schedule
+from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import State
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.engine.trees import Tree
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP

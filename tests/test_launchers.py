@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedbench.cli.app import main
-from fedbench.cli.jobs import Outcome
-from fedbench.cli.sweeps import remaining
-from fedbench.cli.tuning import Trial, distribution, split
+from fedbench.sweeps.jobs import Outcome
+from fedbench.sweeps.session import remaining
+from fedbench.sweeps.tuning import Trial, distribution, split
 
 SHORT = ("dataset=digits", "protocol=quick", "protocol.rounds=1", "hardware=cpu", "hardware.engine=looped")
 

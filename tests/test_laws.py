@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import rng, schedule, trees
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError
+from fedbench.engine import schedule
 from fedbench.engine.contract import Stage
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.errors import ConfigError
-from fedbench.methods.base import Method
-from fedbench.methods.collab import solver
-from fedbench.methods.collab.discriminators import DiscriminatorConfig
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedcollab import FedCollab
+from fedbench.methods.fedcollab import solver
+from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig
+from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.local import Local
 from fedbench.models.lenet5 import LeNet5

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedbench import compose
+from fedbench.config import compose
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.trees import Tree
+from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.models.task import Task
-from fedbench.run import build
+from fedbench.runs.config import resolve
+from fedbench.runs.execution import build
 
 
 class Contiguous(LoopedTrainer):
@@ -26,7 +27,7 @@ def trainer(cls: type[LoopedTrainer], model: str, channels: int) -> LoopedTraine
     size = ["dataset.size=20", f"dataset.channels={channels}", "dataset.train=128", "dataset.test=40"]
     local = ["protocol.local.batch_size=8", "protocol.optimizer.lr=0.01", "protocol.eval_every=1"]
     data = ["dataset=synthetic", *size, "partition=homo", "partition.num_clients=4"]
-    run = compose.resolve(compose.compose([*data, f"model={model}", *local, "hardware=cpu", "method=fedavg"]))
+    run = resolve(compose.compose([*data, f"model={model}", *local, "hardware=cpu", "method=fedavg"]))
     return cls(build(run)[0])
 
 

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedbench import compose
-from fedbench import list as command
+from fedbench.cli import list as command
 from fedbench.cli import listing as tables
 from fedbench.cli.listing import KINDS, Listing, listing, load_option, options, parameters
 from fedbench.cli.traffic import describe, probe
+from fedbench.config import compose
+from fedbench.core.errors import UnknownName
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
-from fedbench.engine.trees import Tree
-from fedbench.errors import UnknownName
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.lenet5 import LeNet5
+from fedbench.runs.config import resolve
 
 ROOT = Path(__file__).parents[1]
 
@@ -115,7 +116,7 @@ def test_defaults_lists_are_resolved_as_hydra_resolves_them() -> None:
     for group in ("method", "protocol"):
         for name in options(group):
             if "defaults:" in (compose.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
-                composed = compose.resolve(compose.compose([f"{group}={name}"])).plain[group]
+                composed = resolve(compose.compose([f"{group}={name}"])).plain[group]
                 assert load_option(group, name) == composed
                 checked += 1
     assert checked >= 2

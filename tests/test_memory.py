@@ -9,20 +9,21 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import memory, trees
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.predict import peak_bytes
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import trees
+from fedbench.engine.method import Method
+from fedbench.engine.pick import footprint as memory
+from fedbench.engine.pick.predict import peak_bytes
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.methods.base import Method
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.ifca import IFCA
-from fedbench.methods.sosicfl import SosicFL
+from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP

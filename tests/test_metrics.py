@@ -8,11 +8,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedbench.errors import ConfigError, UnknownName
+from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.metrics.accuracy import Tally, weighted
 from fedbench.metrics.fairness import fairness
-from fedbench.metrics.report import report
-from fedbench.metrics.tta import improvement, time_to_accuracy
+from fedbench.metrics.report_rules import report
+from fedbench.metrics.time_to_accuracy import improvement, time_to_accuracy
 
 
 def tally(correct, total):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedbench.engine import rng, trees
-from fedbench.engine.contract import Batch
-from fedbench.errors import ConfigError, UnknownName
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.models import MODELS
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5

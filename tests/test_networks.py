@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedbench import compose
-from fedbench.config import OptimizerConfig
+from fedbench.config import compose
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import rng
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError
+from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.split import Partition
-from fedbench.engine import rng
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS, vision
 from fedbench.models.base import Model
 from fedbench.models.blocks import MaxPool2
+from fedbench.runs.config import RunConfig, resolve, run_key
 from tests.methods.toys import federation, gap, setup, simulate
 from tests.test_engine import plain_fedavg
 
@@ -296,14 +297,14 @@ def test_tables_tell_scratch_and_other_weights_from_imagenet_s(tmp_path: Path) -
     path = tmp_path / "w.pth"
     path.write_bytes(b"1")
 
-    def run(*overrides: str) -> compose.RunConfig:
-        return compose.resolve(compose.compose(["model=resnet18", *overrides]))
+    def run(*overrides: str) -> RunConfig:
+        return resolve(compose.compose(["model=resnet18", *overrides]))
 
     usual, scratch = run(), run("model.pretrained=false")
     other, fetched = run(f"model.weights={path}"), run("model.download=true")
     labels = [each.labels["model"] for each in (usual, scratch, other, fetched)]
     assert labels == ["resnet18", "resnet18_scratch", "resnet18-6b86b273", "resnet18"]  # sha256 of "1"
-    keys = [compose.run_key(each) for each in (usual, scratch, other, fetched)]
+    keys = [run_key(each) for each in (usual, scratch, other, fetched)]
     assert keys[0] == keys[3]
     assert len(set(keys)) == 3
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench import __version__, compose
+from fedbench import __version__
+from fedbench.config import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -7,13 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from fedbench import compose
-from fedbench.config import TestConfig as Protocol
+from fedbench.config import compose
+from fedbench.config.schema import TestConfig as Protocol
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
+from fedbench.core.files import read_csv
 from fedbench.data.dataset import Dataset
 from fedbench.data.partitions import PARTITIONS
 from fedbench.data.split import make_partition
-from fedbench.errors import ConfigError, DataCorrupt, DataMissing
-from fedbench.results.files import read_csv
+from fedbench.runs.config import resolve, run_key
 
 LOCAL = Protocol(val_fraction=0.2)
 
@@ -161,7 +162,7 @@ def test_a_run_is_known_by_the_split_not_by_where_it_lies(tmp_path):
     c = write(tmp_path / "c.npz", train_0=[2], test_0=[3])
 
     def key(path):
-        return compose.run_key(compose.resolve(compose.compose(["partition=file", f"partition.path={path}"])))
+        return run_key(resolve(compose.compose(["partition=file", f"partition.path={path}"])))
 
     assert key(a) == key(b) != key(c)
     before = key(c)
@@ -170,12 +171,12 @@ def test_a_run_is_known_by_the_split_not_by_where_it_lies(tmp_path):
 
 
 def test_a_run_on_its_own_export_gives_the_same_numbers(tmp_path):
-    from fedbench.run import execute
+    from fedbench.runs.execution import execute
 
     def run(*overrides):
         short = ["method=fedavg", "dataset.limit=400", "protocol.rounds=2", "progress=none", "hardware=cpu"]
         config = compose.compose([*short, f"runs_dir={tmp_path}", "seed=4", *overrides])
-        return execute(compose.resolve(config))
+        return execute(resolve(config))
 
     first = run("partition=dir0.5")
     second = run("partition=file", f"partition.path={first.folder / 'partition.npz'}")

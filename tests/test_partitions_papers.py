@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench import compose
-from fedbench.config import TestConfig as Protocol
+from fedbench.config import compose
+from fedbench.config.schema import TestConfig as Protocol
+from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.partitions import PARTITIONS
@@ -15,7 +16,7 @@ from fedbench.data.partitions.base import evenly, largest
 from fedbench.data.partitions.shifts import permutations
 from fedbench.data.rotation import rotate
 from fedbench.data.split import make_partition
-from fedbench.errors import ConfigError, FedbenchError
+from fedbench.runs.config import resolve
 
 CIFAR = np.full(10, 5000)  # training samples a class
 GLOBAL = Protocol(sets="global")
@@ -54,12 +55,12 @@ def data(train, test, classes, domain=None, size=1):
     ],
 )
 def test_names_on_the_command_line(name, fields):
-    run = compose.resolve(compose.compose([f"partition={name}"]))
+    run = resolve(compose.compose([f"partition={name}"]))
     assert run.labels["partition"] == name
     assert {key: getattr(run.partition, key) for key in fields} == fields
     for field in ("num_clients", "scale"):
         if hasattr(run.partition, field):
-            changed = compose.resolve(compose.compose([f"partition={name}", f"partition.{field}=1"]))
+            changed = resolve(compose.compose([f"partition={name}", f"partition.{field}=1"]))
             assert getattr(changed.partition, field) == 1
 
 

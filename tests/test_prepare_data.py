@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from fedbench.data import download as downloads
 from fedbench.data.archives import unpack
 from fedbench.data.datasets import DATASETS
 from fedbench.data.download import Remote, download
-from fedbench.data.files import FileSource
+from fedbench.data.file_source import FileSource
 from fedbench.data.prepare import parse_request, prepare
-from fedbench.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from tests import real_formats
 from tests.real_formats import tar_of, write_fashion, zip_of
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedbench import compose
-from fedbench.config import ProtocolConfig
-from fedbench.errors import FedbenchError
+from fedbench.config import compose
+from fedbench.config.schema import ProtocolConfig
+from fedbench.core.errors import FedbenchError
+from fedbench.runs.config import resolve
 
 # (rounds, cohort, epochs, iterations, batch, optimizer, lr, momentum, weight decay, clip)
 WORK = {
@@ -58,7 +59,7 @@ FILES = sorted(file.stem for file in (compose.conf_dir() / "protocol").glob("*.y
 
 
 def protocol(*overrides: str) -> ProtocolConfig:
-    return compose.resolve(compose.compose(overrides)).protocol
+    return resolve(compose.compose(overrides)).protocol
 
 
 def test_every_protocol_has_its_numbers_here() -> None:

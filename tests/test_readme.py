@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbench import compose, run
+from fedbench.config import compose
 from fedbench.methods import METHODS
+from fedbench.runs import execution as run
+from fedbench.runs.config import from_plain, resolve
 from fedbench.tables import spec
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -32,8 +34,8 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(
     base = ["protocol.rounds=3", f"runs_dir={tmp_path}/runs", "progress=none", "hardware=cpu"]
 
     def losses(method: dict[str, object]) -> list[float]:
-        plain = compose.resolve(compose.compose([*base, "method=fedavg"])).plain
-        result = run.execute(compose.from_plain({**plain, "method": method}))
+        plain = resolve(compose.compose([*base, "method=fedavg"])).plain
+        result = run.execute(from_plain({**plain, "method": method}))
         return pd.read_csv(result.folder / "rounds.csv")["train_loss"].dropna().tolist()
 
     plain = losses({"name": "fedavg"})
@@ -49,7 +51,7 @@ def test_commands_of_the_readme_compose(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(commands) >= 5
     for command in commands:
         overrides = [word.strip("'\"") for word in command.split()]
-        compose.resolve(compose.compose(overrides))
+        resolve(compose.compose(overrides))
 
 
 def test_targets_of_the_readme_exist() -> None:

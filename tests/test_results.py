@@ -18,14 +18,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedbench.engine import checkpoint
-from fedbench.errors import CheckpointError, FedbenchError, FolderInUse
+from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse
+from fedbench.core.files import read_csv, replacing, write_csv, write_json
 from fedbench.metrics.accuracy import Tally
-from fedbench.results import environment, units
-from fedbench.results.collect import collect
+from fedbench.results import checkpoint, environment, units
 from fedbench.results.console import Progress, comparison_table, run_table
-from fedbench.results.files import read_csv, replacing, write_csv, write_json
 from fedbench.results.folder import RunFolder
+from fedbench.results.gather import collect
 from fedbench.results.history import History, Record, deterministic
 from fedbench.results.observer import Labels, Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise

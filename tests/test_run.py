@@ -21,13 +21,16 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedbench import compose, run
+from fedbench.config import compose
+from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse
 from fedbench.data.split import Partition
-from fedbench.engine import checkpoint
 from fedbench.engine.request import Asking
-from fedbench.engine.simulation import Simulation, State
-from fedbench.errors import CheckpointError, FedbenchError, FolderInUse
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.results import checkpoint
 from fedbench.results.history import deterministic
+from fedbench.runs import execution as run
+from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
 
 FAST = [
     "protocol.rounds=4",
@@ -38,9 +41,9 @@ FAST = [
 ]
 
 
-def config(folder: Path, *overrides: str) -> compose.RunConfig:
+def config(folder: Path, *overrides: str) -> RunConfig:
     chosen = [*FAST, f"runs_dir={folder}", "progress=none", "hardware=cpu", *overrides]
-    return compose.resolve(compose.compose(chosen))
+    return resolve(compose.compose(chosen))
 
 
 def rows(folder: Path) -> Any:
@@ -85,7 +88,7 @@ def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
     weights = np.load(result.folder / "collaboration.npz")["W"]
     assert weights.sum(1) == pytest.approx(np.ones(4))
     saved = OmegaConf.to_container(OmegaConf.load(result.folder / "config.yaml"))
-    assert compose.run_key(compose.from_plain(saved)) == row["key"]  # type: ignore[arg-type]
+    assert run_key(from_plain(saved)) == row["key"]  # type: ignore[arg-type]
     assert row["version_torch"] == torch.__version__
     assert json.loads((result.folder / "environment.json").read_text())["device"] == "cpu"
     rounds = pd.read_csv(result.folder / "rounds.csv")
@@ -212,7 +215,7 @@ def test_a_run_waits_for_the_reference_that_another_process_makes(
     chosen = config(tmp_path, "method=fedavg")
     reference = run.folder_of(run.local_config(chosen))
     holder = (
-        "import time; from pathlib import Path; from fedbench.results.lock import FolderLock\n"
+        "import time; from pathlib import Path; from fedbench.core.lock import FolderLock\n"
         f"FolderLock(Path({str(reference.path)!r})).acquire(); print('held', flush=True); time.sleep(60)"
     )
     waits: list[float] = []

@@ -10,18 +10,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedbench.config import LocalConfig, OptimizerConfig, ProtocolConfig
+from fedbench.config.schema import LocalConfig, OptimizerConfig, ProtocolConfig
+from fedbench.core.rng import torch_rng
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.split import Partition
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.rng import torch_rng
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup, _distinct
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.methods.base import Method
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.ifca import IFCA

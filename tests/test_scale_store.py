@@ -12,22 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench import run
-from fedbench.config import HardwareConfig
-from fedbench.engine import snapshot, storage, trees
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.config.schema import HardwareConfig
+from fedbench.core import trees
+from fedbench.core.errors import CheckpointError, FedbenchError
+from fedbench.core.rng import torch_rng
+from fedbench.core.trees import Tree
+from fedbench.engine import state as states
+from fedbench.engine.clients import storage
+from fedbench.engine.clients.storage import Storage
+from fedbench.engine.clients.store import ClientStore
+from fedbench.engine.method import Method
 from fedbench.engine.request import Asking
-from fedbench.engine.rng import torch_rng
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.storage import Storage
-from fedbench.engine.store import ClientStore
-from fedbench.engine.trees import Tree
-from fedbench.errors import CheckpointError, FedbenchError
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.apfl import APFL
-from fedbench.methods.base import Method
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.scaffold import Scaffold
+from fedbench.runs import execution as run
 from tests.methods.toys import setup
 from tests.test_run import config, kill_and_rerun, rows, same_models
 
@@ -52,7 +55,7 @@ def advance(simulation: Simulation, state: State, to: int) -> State:
 
 def same(a: State, b: State) -> bool:
     """Server, memory and scores, bit for bit."""
-    first, second = snapshot.models(a), snapshot.models(b)
+    first, second = states.models(a), states.models(b)
     return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -189,11 +192,11 @@ def test_a_checkpoint_is_whole_however_far_the_run_went_on(kind: str, tmp_path: 
     state = going.begin()
     for saved in (1, 4, 5, 9):
         advance(going, state, saved)
-        snapshot.save(tmp_path / "checkpoint", state, KEY)
+        states.save(tmp_path / "checkpoint", state, KEY)
         advance(going, state, saved + 2)  # this process "dies" here
-        state = snapshot.load(tmp_path / "checkpoint", KEY, CPU, place)
+        state = states.load(tmp_path / "checkpoint", KEY, CPU, place)
         assert same(state, expected[saved - 1])
-        state = snapshot.load(tmp_path / "checkpoint", KEY, CPU, place)
+        state = states.load(tmp_path / "checkpoint", KEY, CPU, place)
     assert same(advance(going, state, 12), expected[-1])
 
 
@@ -203,15 +206,15 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_whole(
     place, saved = in_file(tmp_path), tmp_path / "checkpoint"
     going = simulation(Ditto(), place)
     state = advance(going, going.begin(), 2)
-    snapshot.save(saved, state, KEY)
-    kept = snapshot.models(state)
+    states.save(saved, state, KEY)
+    kept = states.models(state)
     advance(going, state, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot.checkpoint, "save_file", broken)
+        patch.setattr(states.checkpoint, "save_file", broken)
         with pytest.raises(CheckpointError):
-            snapshot.save(saved, state, KEY)
+            states.save(saved, state, KEY)
     advance(going, state, 5)
-    assert equal(snapshot.models(snapshot.load(saved, KEY, CPU, place)), kept)
+    assert equal(states.models(states.load(saved, KEY, CPU, place)), kept)
 
 
 def broken(*_: Any) -> None:
@@ -225,8 +228,8 @@ def test_a_checkpoint_does_not_grow_with_the_rows(tmp_path: Path) -> None:
         going = simulation(Ditto(), place)
         state = going.begin()
         for rounds in (1, 6):
-            snapshot.save(tmp_path / "checkpoint", advance(going, state, rounds), KEY)
-            tree, _ = snapshot.checkpoint.load(tmp_path / "checkpoint")
+            states.save(tmp_path / "checkpoint", advance(going, state, rounds), KEY)
+            tree, _ = states.checkpoint.load(tmp_path / "checkpoint")
             sizes[kind, rounds] = sum(v.nbytes for k, v in tree.items() if k.startswith("memory/"))
     width = state.memory.layout.width
     assert sizes["host", 6] - sizes["host", 1] >= 3 * width - 100
@@ -247,7 +250,7 @@ def test_damaged_rows_are_refused_in_one_line(damage: str, tmp_path: Path) -> No
     place, path = in_file(tmp_path), tmp_path / "memory.rows"
     going = simulation(Ditto(), place)
     state = advance(going, going.begin(), 4)
-    snapshot.save(tmp_path / "checkpoint", state, KEY)
+    states.save(tmp_path / "checkpoint", state, KEY)
     slot = int(state.memory._slots.max())
     content = bytearray(path.read_bytes())
     content[slot * state.memory.layout.width + 5] ^= 4
@@ -256,7 +259,7 @@ def test_damaged_rows_are_refused_in_one_line(damage: str, tmp_path: Path) -> No
     else:
         path.write_bytes(content if damage == "flipped" else content[: slot * state.memory.layout.width])
     with pytest.raises(CheckpointError, match=r"memory.rows: .*; delete .* to start over") as error:
-        snapshot.models(snapshot.load(tmp_path / "checkpoint", KEY, CPU, place))
+        states.models(states.load(tmp_path / "checkpoint", KEY, CPU, place))
     assert "\n" not in str(error.value)
 
 
@@ -307,7 +310,7 @@ def test_a_run_removes_its_file_unless_it_broke_off(tmp_path: Path, monkeypatch:
 def test_a_stateless_run_has_no_file(tmp_path: Path) -> None:
     going = simulation(FedAvg(), in_file(tmp_path))
     state = advance(going, going.begin(), 2)
-    snapshot.save(tmp_path / "checkpoint", state, KEY)
+    states.save(tmp_path / "checkpoint", state, KEY)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
 
 
@@ -325,7 +328,7 @@ def test_a_killed_run_with_a_file_goes_on_to_the_same_rows(tmp_path: Path) -> No
 
 
 def test_checksums_tell_rows_apart() -> None:
-    from fedbench.engine.store import checksums
+    from fedbench.engine.clients.store import checksums
 
     found = checksums(torch.tensor([[1, 2], [2, 1], [1, 2]], dtype=torch.uint8))
     assert found[0] == found[2] != found[1]

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench import compose
-from fedbench.config import TestConfig
+from fedbench.config import compose
+from fedbench.config.schema import TestConfig
+from fedbench.core import trees
+from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
-from fedbench.engine import trees
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.engine.trees import Tree
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.run import build, execute
+from fedbench.runs.config import resolve
+from fedbench.runs.execution import build, execute
 from tests.methods.toys import federation, setup
 
 ROUND = Clock(0, 2)
@@ -28,7 +29,7 @@ ROUND = Clock(0, 2)
 def trainers(method: str) -> list[Trainer]:
     """The looped and the stacked engine on five clients of digits that are scored on both sets."""
     where = ["dataset=digits", "partition=homo", "partition.num_clients=5", "model=mlp", "hardware=cpu"]
-    run = compose.resolve(
+    run = resolve(
         compose.compose([*where, f"method={method}", "protocol.test.sets=both", "protocol.test.pool=false"])
     )
     setup = build(run)[0]
@@ -147,7 +148,7 @@ def test_the_global_model_alone_on_the_whole_test_set(tmp_path: Path) -> None:
     ]
 
     def row(sets: str) -> dict[str, Any]:
-        return execute(compose.resolve(compose.compose([*where, *brief, f"protocol.test.sets={sets}"]))).row
+        return execute(resolve(compose.compose([*where, *brief, f"protocol.test.sets={sets}"]))).row
 
     common, both = row("common"), row("both")
     for name in ("acc", "acc_on_local", "acc_on_common", "ipr", "score"):

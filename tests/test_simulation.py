@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.config import OptimizerConfig, TestConfig
+from fedbench.config.schema import OptimizerConfig, TestConfig
+from fedbench.core import rng, trees
+from fedbench.core.errors import Diverged
 from fedbench.data.federation import Federation, Ragged
-from fedbench.engine import rng, trees
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.errors import Diverged
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local

@@ -9,17 +9,19 @@ import pandas as pd
 import pytest
 import torch
 
-from fedbench import run
-from fedbench.compose import RunConfig, compose, resolve
-from fedbench.engine import checkpoint
-from fedbench.engine.joint import JointSetup
+from fedbench.config.compose import compose
+from fedbench.core.errors import Diverged
 from fedbench.engine.request import Request
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Outcome, Trainer
-from fedbench.errors import Diverged
-from fedbench.run import Execution, RunResult
-from fedbench.together import execute_together
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.joint import JointSetup
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Outcome, Trainer
+from fedbench.results import checkpoint
+from fedbench.runs import execution as run
+from fedbench.runs.config import RunConfig, resolve
+from fedbench.runs.execution import Execution, RunResult
+from fedbench.runs.together import execute_together
 
 SEEDS = (0, 3)
 SHORT = ["dataset=digits", "model=mlp", "protocol.rounds=3", "protocol.eval_every=1", "save_models=true"]

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedbench import compose
-from fedbench.engine import trees
+from fedbench.config import compose
+from fedbench.core import trees
+from fedbench.core.errors import Diverged, FedbenchError
 from fedbench.engine.contract import Client, Clock
-from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.shared_tree import SharedTree, spec_of
-from fedbench.engine.worker import Order, portable, serve, unplain
-from fedbench.engine.workers import BLOCKS_PER_WORKER, WorkersTrainer, in_blocks, scored_blocks
-from fedbench.errors import Diverged, FedbenchError
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.shared_tree import SharedTree, spec_of
+from fedbench.engine.train.worker import Order, portable, serve, unplain
+from fedbench.engine.train.workers import BLOCKS_PER_WORKER, WorkersTrainer, in_blocks, scored_blocks
 from fedbench.methods.fedavg import FedAvg
-from fedbench.run import build
+from fedbench.runs.config import resolve
+from fedbench.runs.execution import build
 
 CLOCK = Clock(0, 2)
 
@@ -29,7 +30,7 @@ def setup(*overrides: str) -> Setup:
     """Five clients of digits, scored on the test set that all share unless told otherwise."""
     where = ["dataset=digits", "partition=homo", "partition.num_clients=5", "model=mlp", "hardware=cpu"]
     chosen = [*where, "method=fedavg", "protocol.test.pool=false", "protocol.test.sets=both", *overrides]
-    return build(compose.resolve(compose.compose(chosen)))[0]
+    return build(resolve(compose.compose(chosen)))[0]
 
 
 @pytest.mark.parametrize("work", [[9, 1, 1, 1, 9, 1], [5] * 12, [1], [0, 0, 0], [100, 1, 1, 1, 1, 1]])

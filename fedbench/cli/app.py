@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fedbench import __version__, compose
-from fedbench.cli import errors
-from fedbench.cli.errors import INTERRUPTED, OK
+from fedbench import __version__
+from fedbench.config import compose, messages
+from fedbench.config.messages import INTERRUPTED, OK
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     import hydra
 
-    from fedbench.cli import jobs, sources
+    from fedbench.config import sources
+    from fedbench.sweeps import jobs
 
     sources.register()
     try:
@@ -36,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def report(error: Exception) -> int:
     """Print one line for what a user can act on, else a traceback; return the exit code it deserves."""
-    from fedbench.cli import jobs
+    from fedbench.sweeps import jobs
 
-    code, text = errors.told(error)
+    code, text = messages.told(error)
     jobs.tell(text)
     return code
 

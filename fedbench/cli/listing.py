@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fedbench import compose
-from fedbench.errors import UnknownName, unknown
+from fedbench.config import compose
+from fedbench.core.errors import UnknownName, unknown
+from fedbench.runs.config import SCHEMAS
 
 Row = dict[str, str]
 HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters
@@ -220,7 +221,7 @@ def _components(group: str, title: str) -> Callable[[], Listing]:
 
 def _own(group: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Without the values that every config of the group has unless it says otherwise."""
-    schema = compose.SCHEMAS.get(group)
+    schema = SCHEMAS.get(group)
     return config if schema is None else _different(config, dataclasses.asdict(schema()))
 
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.config import LocalConfig, OptimizerConfig, ProtocolConfig, TestConfig
+from fedbench.config.schema import LocalConfig, OptimizerConfig, ProtocolConfig, TestConfig
+from fedbench.core import trees
+from fedbench.core.trees import Tree
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.partitions.homo import Homogeneous
 from fedbench.data.split import make_partition
-from fedbench.engine import trees
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.trainer import Outcome
-from fedbench.engine.trees import Tree
-from fedbench.methods.base import Method
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.task import Task

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from fedbench.core.errors import DataCorrupt
+from fedbench.core.progress import Report, silent
 from fedbench.data.formats.idx import GZIP_MAGIC
-from fedbench.data.progress import Report, silent
-from fedbench.errors import DataCorrupt
 
 Wanted = Callable[[str], bool]
 DAMAGE = (

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.config import parse_augmentation
+from fedbench.config.schema import parse_augmentation
+from fedbench.core.trees import Tree
 from fedbench.data.rotation import rotate
-from fedbench.engine.trees import Tree
 
 
 class Augmentation(ABC):

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data.progress import Report, silent
-from fedbench.errors import ConfigError, DataCorrupt
+from fedbench.core.errors import ConfigError, DataCorrupt
+from fedbench.core.progress import Report, silent
 
 Ints = NDArray[np.int64]
 

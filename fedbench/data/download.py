@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbench import __version__
-from fedbench.data.progress import Report, silent
-from fedbench.errors import DataCorrupt, DataMissing
+from fedbench.core.errors import DataCorrupt, DataMissing
+from fedbench.core.progress import Report, silent
 
 BLOCK = 1 << 20  # bytes read at once
 TIMEOUT = 60.0  # seconds without a byte

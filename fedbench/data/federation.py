@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Dataset
 from fedbench.data.rotation import rotate_stored
 from fedbench.data.split import Partition
-from fedbench.engine.contract import Batch, Population
-from fedbench.errors import ConfigError
 
 ROTATED_AT_ONCE = 4096  # images: bounds the memory of their float copies
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.config import TestConfig
+from fedbench.config.schema import TestConfig
+from fedbench.core.errors import ConfigError, DataCorrupt
+from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Dataset, Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
-from fedbench.engine.rng import numpy_rng
-from fedbench.errors import ConfigError, DataCorrupt
 
 SETS = ("train", "val", "test")
 

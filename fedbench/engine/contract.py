@@ -1,19 +1,17 @@
-"""What passes between the engine and a method: Clock, Cohort, Client, Batch, Stage, Population."""
+"""What passes between the engine and a method: Clock, Cohort, Client, Stage (and core.batch)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine.trees import Tree
-
-if TYPE_CHECKING:
-    from fedbench.models.task import Task
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
@@ -22,19 +20,6 @@ class Clock:
 
     round: int
     rounds: int
-
-
-@dataclass(frozen=True)
-class Population:
-    """What a server knows of all N clients before training."""
-
-    sizes: Tensor  # float64 [N], training samples n_k
-    label_counts: Tensor  # float64 [N, K], training samples of each class
-
-    @property
-    def clients(self) -> int:
-        """N."""
-        return len(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -62,42 +47,6 @@ class Cohort:
     def where(self, chosen: Tensor, served: Tensor) -> Cohort:
         """The members that `chosen` (bool [C]) marks, of a server that serves the clients `served` [M]."""
         return replace(self, ids=self.ids[chosen], steps=self.steps[chosen], served=served)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples of one client. Padding, if any, is marked by `mask`; averages must go through `mean`."""
-
-    x: Tensor  # [B, ...] normalised float
-    y: Tensor  # int64 [B]
-    mask: Tensor | None = None  # bool [B], False for padding; None: all real
-    noise: Tree = field(default_factory=dict)  # this step's leaves of Method.draw
-
-    @property
-    def count(self) -> Tensor:
-        """Number of real samples, a scalar."""
-        if self.mask is None:
-            return torch.tensor(float(len(self.y)), device=self.y.device)
-        return self.mask.sum().to(torch.float32)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum of `values` [B, ...] over the real samples."""
-        return values.sum(0) if self.mask is None else (values * _like(self.mask, values)).sum(0)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Mean of `values` [B, ...] over the real samples."""
-        return values.mean(0) if self.mask is None else self.sum(values) / self.count
-
-    def class_sums(self, values: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Per class: sum of `values` [B, d] -> [K, d], and sample counts [K]."""
-        onehot = torch.nn.functional.one_hot(self.y, classes).to(values.dtype)
-        if self.mask is not None:
-            onehot = onehot * self.mask.to(values.dtype).unsqueeze(1)
-        return onehot.t() @ values, onehot.sum(0)
-
-
-def _like(mask: Tensor, values: Tensor) -> Tensor:
-    return mask.to(values.dtype).view(-1, *[1] * (values.dim() - 1))
 
 
 @dataclass(frozen=True)

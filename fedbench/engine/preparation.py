@@ -9,7 +9,7 @@ import torch
 
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
-from fedbench.engine.trainer import Trainer
+from fedbench.engine.train.trainer import Trainer
 
 
 @dataclass(eq=False)

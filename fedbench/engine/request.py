@@ -1,6 +1,6 @@
 """What a simulation asks of an engine.
 
-It asks where it could call, so that one engine can serve several simulations at once (fedbench.engine.joint).
+It asks where it could call, so that one engine can serve several simulations at once (fedbench.engine.train.joint).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.trainer import Outcome, Trainer
-from fedbench.engine.trees import Tree
+from fedbench.engine.train.trainer import Outcome, Trainer
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedbench.config import LocalConfig
+from fedbench.config.schema import LocalConfig
 from fedbench.engine.contract import Stage
 
 

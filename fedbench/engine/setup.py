@@ -8,13 +8,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedbench.config import ProtocolConfig
+from fedbench.config.schema import ProtocolConfig
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
 from fedbench.data import augment
 from fedbench.data.federation import Federation
-from fedbench.engine import rng, schedule, trees
-from fedbench.engine.contract import Batch, Client, Clock, Cohort, Population, Stage
-from fedbench.engine.trees import Tree
-from fedbench.methods.base import Method
+from fedbench.engine import schedule
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
 SHUFFLED = 10_000  # clients among whom a cohort is drawn by shuffling all; among more, its cost must not grow with them

@@ -5,42 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.engine import rng, trees
+from fedbench.core import rng, trees
+from fedbench.core.trees import Tree
+from fedbench.engine.clients.storage import Storage
+from fedbench.engine.clients.store import ClientStore
 from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.preparation import Preparation
 from fedbench.engine.request import Asking, Request, serve
 from fedbench.engine.setup import Setup
-from fedbench.engine.storage import Storage
-from fedbench.engine.store import ClientStore
-from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct
-from fedbench.engine.trees import Tree
+from fedbench.engine.state import State
+from fedbench.engine.train.trainer import Counts, Outcome, Trainer, count_correct
 from fedbench.metrics.accuracy import Tally, weighted
-from fedbench.results.history import TRAINED, History, Record
+from fedbench.results.history import TRAINED, Record
 from fedbench.results.observer import Observer
 
 EVALUATION_CLIENTS = 256  # clients messaged at once when all are scored, ...
 EVALUATION_BYTES = 2**30  # ... or fewer, whose memory is not larger than this
-
-
-@dataclass(eq=False)
-class State:
-    """All that a round changes, and so all that a checkpoint holds."""
-
-    server: Tree
-    memory: ClientStore
-    round: int = 0  # rounds completed
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    scores: dict[str, Tally] = field(default_factory=dict)  # latest score of each client after training
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    history: History = field(default_factory=History)
 
 
 class Simulation:

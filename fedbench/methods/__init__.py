@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbench.registry import Registry
+from fedbench.config.registry import Registry
 
 if TYPE_CHECKING:
-    from fedbench.methods.base import Method
+    from fedbench.engine.method import Method
 
 METHODS: Registry[Method] = Registry(
     "method",
@@ -21,17 +21,17 @@ METHODS: Registry[Method] = Registry(
         "fedbabu": "fedbench.methods.fedbabu:FedBABU",
         "fedbn": "fedbench.methods.fedbn:FedBN",
         "fedcluster": "fedbench.methods.cfl:CFL",
-        "fedcollab": "fedbench.methods.fedcollab:FedCollab",
+        "fedcollab": "fedbench.methods.fedcollab.fedcollab:FedCollab",
         "feddistill": "fedbench.methods.feddistill:FedDistill",
         "feddyn": "fedbench.methods.feddyn:FedDyn",
-        "fedfomo": "fedbench.methods.fedfomo:FedFomo",
+        "fedfomo": "fedbench.methods.fedfomo.fedfomo:FedFomo",
         "fedgen": "fedbench.methods.fedgen:FedGen",
         "fednova": "fedbench.methods.fednova:FedNova",
         "fedpac": "fedbench.methods.fedpac:FedPAC",
         "fedper": "fedbench.methods.fedper:FedPer",
         "fedproto": "fedbench.methods.fedproto:FedProto",
         "fedprox": "fedbench.methods.fedprox:FedProx",
-        "fedrema": "fedbench.methods.fedrema:FedReMa",
+        "fedrema": "fedbench.methods.fedrema.fedrema:FedReMa",
         "fedrep": "fedbench.methods.fedrep:FedRep",
         "fedrod": "fedbench.methods.fedrod:FedRoD",
         "fedsac": "fedbench.methods.fedsac:FedSaC",
@@ -50,7 +50,7 @@ METHODS: Registry[Method] = Registry(
         "pfedme": "fedbench.methods.pfedme:PFedMe",
         "pfedsim": "fedbench.methods.pfedsim:PFedSim",
         "scaffold": "fedbench.methods.scaffold:Scaffold",
-        "sosicfl": "fedbench.methods.sosicfl:SosicFL",
-        "sosicfl_plus": "fedbench.methods.sosicfl_plus:SosicFLPlus",
+        "sosicfl": "fedbench.methods.sosicfl.sosicfl:SosicFL",
+        "sosicfl_plus": "fedbench.methods.sosicfl.sosicfl_plus:SosicFLPlus",
     },
 )

@@ -25,14 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, unknown
-from fedbench.methods import grouping
-from fedbench.methods.base import Method
-from fedbench.methods.coalitions import Coalitions, members_of
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Cohort
+from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.parts import grouping
+from fedbench.methods.parts.coalitions import Coalitions, members_of
 from fedbench.models.task import Task
 
 

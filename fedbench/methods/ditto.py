@@ -12,11 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config import LocalConfig
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Clock, Population, Stage
-from fedbench.engine.trees import Tree
-from fedbench.methods.base import Method
+from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
 

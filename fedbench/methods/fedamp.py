@@ -21,11 +21,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, unknown
-from fedbench.methods.mixing import Mixing, cosines
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.methods.parts.mixing import Mixing, cosines
 from fedbench.models.task import Task
 
 

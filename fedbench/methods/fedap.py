@@ -21,12 +21,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Client, Clock, Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import passes
-from fedbench.methods.mixing import Library
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Cohort
+from fedbench.methods.parts import passes
+from fedbench.methods.parts.mixing import Library
 from fedbench.models.task import Task
 
 MEAN, VARIANCE = "running_mean", "running_var"

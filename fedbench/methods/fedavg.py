@@ -11,10 +11,11 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Client, Population
-from fedbench.engine.trees import Tree
-from fedbench.methods.base import Method
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client
+from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
 

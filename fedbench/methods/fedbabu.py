@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config import LocalConfig
-from fedbench.engine import trees
-from fedbench.engine.contract import Clock, Cohort, Population, Stage
-from fedbench.engine.trees import Tree
+from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock, Cohort, Stage
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 

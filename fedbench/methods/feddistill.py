@@ -16,8 +16,8 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.errors import unknown
-from fedbench.methods.class_means import ClassMeans
+from fedbench.core.errors import unknown
+from fedbench.methods.parts.class_means import ClassMeans
 
 
 @dataclass(frozen=True)

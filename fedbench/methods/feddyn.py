@@ -17,10 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.methods.base import Method
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
 

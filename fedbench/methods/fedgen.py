@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Cohort, Population
-from fedbench.engine.fit import fit
-from fedbench.engine.trees import Tree
-from fedbench.methods.base import Method
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.method import Method
+from fedbench.engine.train.fit import fit
 from fedbench.models.task import Task
 
 

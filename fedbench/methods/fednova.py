@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.engine import trees
+from fedbench.core import trees
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
-from fedbench.engine.trees import Tree
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.updates import accumulation
+from fedbench.methods.parts.updates import accumulation
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config import LocalConfig
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Clock, Cohort, Population, Stage
-from fedbench.engine.trees import Tree
-from fedbench.methods import simplex_qp
-from fedbench.methods.base import Method
+from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.method import Method
+from fedbench.methods.parts import simplex_qp
 from fedbench.models.task import Task
 
 

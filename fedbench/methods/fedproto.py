@@ -16,10 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.core.errors import unknown
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client
-from fedbench.engine.trees import Tree
-from fedbench.errors import unknown
-from fedbench.methods.class_means import ClassMeans
+from fedbench.methods.parts.class_means import ClassMeans
 from fedbench.models.task import Task
 
 ABSENT = -1e30  # score of a class without a prototype

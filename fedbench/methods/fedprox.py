@@ -10,9 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client
-from fedbench.engine.trees import Tree
+from fedbench.core import trees
+from fedbench.core.batch import Batch
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client
 from fedbench.methods.fedavg import FedAvg
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.config import LocalConfig
+from fedbench.config.schema import LocalConfig
+from fedbench.core.errors import ConfigError
 from fedbench.engine.contract import Clock, Stage
-from fedbench.errors import ConfigError
 from fedbench.methods.fedavg import FedAvg
 
 

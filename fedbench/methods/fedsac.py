@@ -25,11 +25,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, unknown
-from fedbench.methods import simplex, subspace
-from fedbench.methods.cosine import CosineMixing
+from fedbench.methods.parts import simplex, subspace
+from fedbench.methods.parts.cosine import CosineMixing
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedbench.config import added
-from fedbench.engine import rng, trees
-from fedbench.engine.contract import Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import grouping
-from fedbench.methods.coalitions import grouped, server_of
+from fedbench.config.schema import added
+from fedbench.core import rng, trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Cohort
 from fedbench.methods.kmeans import KMeans
+from fedbench.methods.parts import grouping
+from fedbench.methods.parts.coalitions import grouped, server_of
 from fedbench.models.task import Task
 
 if TYPE_CHECKING:

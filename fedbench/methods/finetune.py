@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.config import LocalConfig
+from fedbench.config.schema import LocalConfig
 from fedbench.engine.contract import Clock, Stage
 from fedbench.methods.fedavg import FedAvg
 

@@ -14,12 +14,13 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Client, Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import passes
-from fedbench.methods.base import Method
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.method import Method
+from fedbench.methods.parts import passes
 from fedbench.models.task import Task
 
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config import added
-from fedbench.engine import trees
+from fedbench.config.schema import added
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import grouping
-from fedbench.methods.base import Method
-from fedbench.methods.coalitions import Coalitions, grouped, server_of
+from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.parts import grouping
+from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
 from fedbench.models.task import Task
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import passes
+from fedbench.core import trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.mixing import leaves
+from fedbench.methods.parts import passes
+from fedbench.methods.parts.mixing import leaves
 from fedbench.models.task import Task
 
 

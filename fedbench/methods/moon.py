@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Population
-from fedbench.engine.trees import Tree
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods.coalitions import AnyInside, grouped, server_of
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.methods.parts.coalitions import AnyInside, grouped, server_of
 
 if TYPE_CHECKING:
     from fedbench.engine.preparation import Preparation

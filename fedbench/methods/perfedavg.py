@@ -20,13 +20,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config import LocalConfig, OptimizerConfig
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Clock, Stage
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, unknown
+from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.updates import gradient
+from fedbench.methods.parts.updates import gradient
 from fedbench.models.task import Task
 
 ORDERS = ("first", "hessian_free", "full")

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import simplex
-from fedbench.methods.cosine import CosineMixing
+from fedbench.methods.parts import simplex
+from fedbench.methods.parts.cosine import CosineMixing
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Client, Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 

@@ -18,12 +18,13 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config import LocalConfig, added
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Clock, Cohort, Population, Stage
-from fedbench.engine.trees import Tree
-from fedbench.methods.base import Method
-from fedbench.methods.updates import gradient
+from fedbench.config.schema import LocalConfig, added
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.method import Method
+from fedbench.methods.parts.updates import gradient
 from fedbench.models.task import Task
 
 

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Client, Clock, Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, unknown
-from fedbench.methods.mixing import Library
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Cohort
+from fedbench.methods.parts.mixing import Library
 from fedbench.models.task import Task
 
 EPSILON = 1e-8  # epsilon of Eq. 3

@@ -17,12 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Client, Cohort, Population
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods.base import Method
-from fedbench.methods.updates import accumulation, gradient
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.method import Method
+from fedbench.methods.parts.updates import accumulation, gradient
 from fedbench.models.task import Task
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbench.registry import Registry
+from fedbench.config.registry import Registry
 
 if TYPE_CHECKING:
     from fedbench.models.base import Model

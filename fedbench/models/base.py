@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
 from fedbench.models.task import Task
 
 

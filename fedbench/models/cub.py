@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Dataset
-from fedbench.errors import ConfigError
 from fedbench.models.base import Model
 from fedbench.models.blocks import GlobalMean, MaxPool2
 

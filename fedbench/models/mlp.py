@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedbench.errors import ConfigError
+from fedbench.core.errors import ConfigError
 from fedbench.models.base import Model
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbench.engine.contract import Batch
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
+from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.models.norm import BatchNorm, replace_batch_norm
 
 

@@ -25,8 +25,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, DataCorrupt, DataMissing
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
+from fedbench.core.trees import Tree
 from fedbench.models.base import Model
 from fedbench.models.blocks import GlobalMean, Places, PlacesMean
 from fedbench.models.norm import replace_batch_norm

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import write_text
 from fedbench.report.curves import packed, runs_behind
 from fedbench.report.view import MARKS, WORDS, TableView, view
-from fedbench.results.files import write_text
 from fedbench.tables import store
 
 PAGE = Path(__file__).with_name("page")

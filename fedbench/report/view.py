@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from fedbench.report.curves import packed
-from fedbench.tables.render.layout import Layout, Text
+from fedbench.tables.render.grid import Layout, Text
 from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.spec import ColumnSpec, MetricSpec, TableSpec
 from fedbench.tables.verdict import DIFFERS, REPRODUCED

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.errors import FedbenchError, FolderInUse
-from fedbench.results.files import read_csv, replacing, sweep, write_csv, write_json, write_text
+from fedbench.core.errors import FedbenchError, FolderInUse
+from fedbench.core.files import read_csv, replacing, sweep, write_csv, write_json, write_text
+from fedbench.core.lock import FolderLock
 from fedbench.results.history import History
-from fedbench.results.lock import FolderLock
 from fedbench.results.observer import Labels
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """File of the checkpoint (fedbench.engine.checkpoint)."""
+        """File of the checkpoint (fedbench.results.checkpoint)."""
         return self.path / CHECKPOINT
 
     def status(self) -> Status:
@@ -166,7 +166,7 @@ class RunFolder:
     def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:
         """Write `model` if it is to be kept, then `result`, and drop the checkpoint: the run is finished."""
         if model is not None:
-            from fedbench.engine import checkpoint
+            from fedbench.results import checkpoint
 
             checkpoint.save(self.path / MODEL, model, {}, key=self.key)
         write_json(self.path / RESULT, {**result, "key": self.key})

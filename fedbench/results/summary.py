@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedbench.metrics.accuracy import Floats
 from fedbench.metrics.fairness import fairness
-from fedbench.metrics.report import RULES, Reported
+from fedbench.metrics.report_rules import RULES, Reported
 from fedbench.results.history import VALIDATION, History, seconds_columns
 from fedbench.results.observer import Labels
 

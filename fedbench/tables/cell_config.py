@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fedbench.compose import compose
-from fedbench.errors import ConfigError
+from fedbench.config.compose import compose
+from fedbench.core.errors import ConfigError
 from fedbench.tables.scale import Scale
 from fedbench.tables.spec import ColumnSpec, RowSpec, TableSpec
 
@@ -46,7 +46,7 @@ def compose_cell(
         config = compose(overrides)
         plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except Exception as error:
-        from fedbench.cli.errors import one_line
+        from fedbench.config.messages import one_line
 
         raise ConfigError(f"{where}: {one_line(error) or error}") from error
     scaled = wish.scale.overrides(plain)

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
-from fedbench.compose import RunConfig
+from fedbench.core.batch import Batch
+from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
-from fedbench.engine.contract import Batch, Clock
+from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
-from fedbench.errors import FedbenchError
-from fedbench.run import build
+from fedbench.runs.config import RunConfig
+from fedbench.runs.execution import build
 from fedbench.tables.job import Job
 from fedbench.tables.plan import Plan
 

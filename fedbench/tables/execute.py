@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedbench.compose import conf_dir, resolve, run_key
+from fedbench.config.compose import conf_dir
+from fedbench.runs.config import resolve, run_key
 from fedbench.tables.job import Job
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 
     None that are logged to wandb, which gives a process one run at a time: all seeds would write to it.
     """
-    from fedbench.engine.hardware import stacks
+    from fedbench.engine.pick.hardware import stacks
 
     groups: dict[str, list[Job]] = {}
     for job in jobs:
@@ -62,7 +63,7 @@ def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _together(jobs: Sequence[Job]) -> None:
-    from fedbench.together import execute_together
+    from fedbench.runs.together import execute_together
 
     for job, result in zip(jobs, execute_together([job.config for job in jobs]), strict=True):
         if isinstance(result, Exception):
@@ -77,7 +78,7 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
-    from fedbench.cli import sources
+    from fedbench.config import sources
 
     sources.register()
     with (
@@ -107,7 +108,7 @@ def _note_death(job: Job, returned: JobReturn) -> None:
 
 def task(config: DictConfig) -> None:
     """One job of the launcher, in whatever process it runs; its failure is noted in the run's folder."""
-    from fedbench.run import execute, folder_of
+    from fedbench.runs.execution import execute, folder_of
 
     run = resolve(config)
     with contextlib.suppress(Exception), folder_of(run).noting_failure():

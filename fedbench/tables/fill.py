@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
 from fedbench.results.environment import machine, source_commit
 from fedbench.tables import measures, store
 from fedbench.tables.job import Job

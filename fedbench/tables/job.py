@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fedbench.compose import RunConfig, run_key
 from fedbench.results.folder import RunFolder
-from fedbench.run import folder_of, labels_of, local_config
+from fedbench.runs.config import RunConfig, run_key
+from fedbench.runs.execution import folder_of, labels_of, local_config
 
 
 @dataclass(frozen=True)

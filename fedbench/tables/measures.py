@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbench.errors import ConfigError, unknown
-from fedbench.metrics.tta import TimeToAccuracy, improvement, time_to_accuracy
-from fedbench.registry import Registry
-from fedbench.results.files import read_csv
+from fedbench.config.registry import Registry
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.files import read_csv
+from fedbench.metrics.time_to_accuracy import TimeToAccuracy, improvement, time_to_accuracy
 
 
 @dataclass(frozen=True)

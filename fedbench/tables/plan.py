@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedbench.compose import from_plain
-from fedbench.errors import DataMissing
+from fedbench.core.errors import DataMissing
+from fedbench.runs.config import from_plain
 from fedbench.tables.cell_config import Wish, compose_cell
 from fedbench.tables.job import Job, local_twin, unique
 from fedbench.tables.recorded import Recorded

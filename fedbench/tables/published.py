@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbench.errors import ConfigError
+from fedbench.core.errors import ConfigError
 
 FILE = Path(__file__).with_name("published.csv")
 FILTERS = ("dataset", "partition", "method", "metric", "setting")

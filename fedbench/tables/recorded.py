@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
 from fedbench.tables import measures, store
 from fedbench.tables.result import Cell, Circumstances, TableResult
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec

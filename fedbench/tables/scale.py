@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fedbench import compose
-from fedbench.errors import ConfigError, unknown
-from fedbench.registry import typed
+from fedbench.config import compose
+from fedbench.config.registry import typed
+from fedbench.core.errors import ConfigError, unknown
 
 LEAST_ROUNDS = 2  # so that what crosses the network between rounds is exercised
 

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench import compose
-from fedbench.errors import ConfigError, unknown
-from fedbench.registry import typed
+from fedbench.config import compose
+from fedbench.config.registry import typed
+from fedbench.core.errors import ConfigError, unknown
 from fedbench.tables.published import Published, find
 
 LineT = TypeVar("LineT", "RowSpec", "ColumnSpec")

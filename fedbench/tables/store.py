@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.errors import FedbenchError
-from fedbench.results.files import read_csv, replacing, write_csv, write_json
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import read_csv, replacing, write_csv, write_json
 from fedbench.tables import spec
 from fedbench.tables.result import Cell, Circumstances, TableResult
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedbench.config import WandbConfig
+from fedbench.config.schema import WandbConfig
 from fedbench.tables.result import Cell, TableResult
 
 COLUMNS = ("row", "column", "metric", "mean", "std", "seeds", "published", "published_std", "reason")

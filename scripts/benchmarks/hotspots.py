@@ -8,10 +8,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.workloads import Workload
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.memory import fitting_chunk
+from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
 
 SHOWN = 10  # operators
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedbench.compose import compose, resolve
+from fedbench.config.compose import compose
 from fedbench.data.dataset import State
-from fedbench.engine.hardware import pick_trainer
+from fedbench.engine.pick.hardware import pick_trainer
 from fedbench.engine.simulation import Simulation
-from fedbench.run import build
+from fedbench.runs.config import resolve
+from fedbench.runs.execution import build
 
 PHASES = ("train", "server", "evaluate")
 CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used another data set

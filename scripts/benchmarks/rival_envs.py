@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from fedbench.data.cache import cache_dir
-from fedbench.errors import FedbenchError
+from fedbench.core.cache import cache_dir
+from fedbench.core.errors import FedbenchError
 
 INSTALL_SECONDS = 1800
 RUN_SECONDS = 900

@@ -11,13 +11,13 @@ from torch import nn
 
 from benchmarks.rival_work import Answer, Work
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.memory import fitting_chunk
+from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.engine.workers import WorkersTrainer, available_workers
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.workers import WorkersTrainer, available_workers
 from fedbench.models.blocks import MaxPool2
 
 

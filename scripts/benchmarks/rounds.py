@@ -14,15 +14,15 @@ import torch
 
 from benchmarks import plain
 from benchmarks.workloads import Workload
-from fedbench.engine.calibrate import Contender, seconds_a_step
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.memory import fitting_chunk
+from fedbench.engine.pick.calibrate import Contender, seconds_a_step
+from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
-from fedbench.engine.workers import WorkersTrainer, available_workers
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.workers import WorkersTrainer, available_workers
 
 TOLERANCE = (
     1e-9  # largest difference of a parameter after a client's round in float64, engine against plain loop

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import scale_cases
 from benchmarks.scale_render import figure, markdown
-from fedbench.results.files import replacing, write_json, write_text
+from fedbench.core.files import replacing, write_json, write_text
 
 CLIENTS = (100, 1000, 10_000, 100_000, 1_000_000)  # stateless, a cohort of 100
 COHORTS = (10, 30, 100, 300)  # of 100,000 clients

@@ -15,19 +15,21 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedbench.compose import compose, resolve
+from fedbench.config.compose import compose
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.split import Partition
-from fedbench.engine import snapshot
+from fedbench.engine import state as states
+from fedbench.engine.clients.storage import Storage
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.predict import peak_bytes
+from fedbench.engine.pick.predict import peak_bytes
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.storage import Storage
-from fedbench.engine.trainer import Trainer
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
+from fedbench.runs.config import resolve
 
 MIB = 2**20
 POOL = 5000  # images that all clients share, so that what grows with N is what fedbench keeps of a client
@@ -127,10 +129,10 @@ def timed(simulation: Simulation, state: State) -> dict[str, float]:
 
 def checkpointed(simulation: Simulation, state: State, folder: Path) -> dict[str, float]:
     """Seconds and size of a checkpoint a round after another one."""
-    snapshot.save(folder / "checkpoint", state, "")
+    states.save(folder / "checkpoint", state, "")
     simulation.step(state)
     begin = time.perf_counter()
-    snapshot.save(folder / "checkpoint", state, "")
+    states.save(folder / "checkpoint", state, "")
     seconds = time.perf_counter() - begin
     return {"checkpoint_seconds": seconds, "checkpoint_mib": (folder / "checkpoint").stat().st_size / MIB}
 

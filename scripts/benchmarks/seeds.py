@@ -10,14 +10,15 @@ import torch
 
 from benchmarks.rounds import timed
 from benchmarks.workloads import Workload
-from fedbench.config import HardwareConfig
-from fedbench.engine.hardware import pick_trainer
-from fedbench.engine.joint import Joint, JointSetup, serve_together
-from fedbench.engine.memory import fitting_chunk
+from fedbench.config.schema import HardwareConfig
+from fedbench.engine.pick.footprint import fitting_chunk
+from fedbench.engine.pick.hardware import pick_trainer
 from fedbench.engine.request import serve
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.joint import Joint, JointSetup, serve_together
+from fedbench.engine.train.stacked import StackedTrainer
 
 SEEDS = 5
 TOLERANCE = 1e-3  # of a parameter after a round of eighty steps, along which rounding differences grow

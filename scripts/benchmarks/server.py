@@ -11,18 +11,19 @@ import numpy as np
 import torch
 
 from benchmarks import phases
-from fedbench.compose import compose, resolve
-from fedbench.engine import trees
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.config.compose import compose
+from fedbench.core import trees
 from fedbench.engine.simulation import Simulation
-from fedbench.methods.collab.solver import solve
-from fedbench.methods.mds import segment
-from fedbench.methods.mixing import cosines
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.methods.fedcollab.solver import solve
+from fedbench.methods.fedrema.mds import segment
+from fedbench.methods.parts.mixing import cosines
+from fedbench.methods.parts.simplex import project
+from fedbench.methods.parts.subspace import complementarity
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.methods.simplex import project
-from fedbench.methods.subspace import complementarity
 from fedbench.models.lenet5 import LeNet5
-from fedbench.run import build
+from fedbench.runs.config import resolve
+from fedbench.runs.execution import build
 
 FEATURES, RANK, CLASSES = 84, 3, 10  # LeNet5's representation, FedSaC's k
 PARAMETERS = 62_006  # LeNet5

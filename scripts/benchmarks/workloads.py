@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedbench.compose import compose, resolve
+from fedbench.config.compose import compose
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.split import Partition
 from fedbench.engine.setup import Setup
+from fedbench.runs.config import resolve
 
 UNSCORED = (
     "method=fedavg",

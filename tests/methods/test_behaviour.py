@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedbench import compose
-from fedbench.engine import trees
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.config import compose
+from fedbench.core import trees
+from fedbench.core.errors import DataMissing
 from fedbench.engine.simulation import Simulation
-from fedbench.errors import DataMissing
-from fedbench.run import build
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.runs.config import resolve
+from fedbench.runs.execution import build
 from tests.methods.toys import models
 
 SKEWED = ("dataset=digits", "partition=dir0.1", "protocol.rounds=8", "protocol.local.epochs=2")
@@ -28,7 +29,7 @@ TYPES = [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
 @functools.cache
 def trained(*overrides: str) -> tuple[float, list[int]]:
     """(mean accuracy over clients, number of the model that each client receives) after the last round."""
-    run = compose.resolve(compose.compose(["protocol=quick", "protocol.eval_every=99", *overrides]))
+    run = resolve(compose.compose(["protocol=quick", "protocol.eval_every=99", *overrides]))
     setup, _, _ = build(run)
     simulation = Simulation(setup, LoopedTrainer(setup))
     state = simulation.begin()

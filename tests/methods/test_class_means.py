@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import trees
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import State
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, UnknownName
-from fedbench.methods.base import Method
-from fedbench.methods.class_means import ClassMeans
+from fedbench.engine.state import State
 from fedbench.methods.feddistill import FedDistill
 from fedbench.methods.fedproto import FedProto
 from fedbench.methods.local import Local
+from fedbench.methods.parts.class_means import ClassMeans
 from tests.methods.toys import (
     close,
     cross_entropy,

@@ -11,22 +11,23 @@ import pytest
 import torch
 from sklearn.cluster import KMeans as ScikitKMeans
 
-from fedbench.config import OptimizerConfig
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
-from fedbench.engine import rng, trees
 from fedbench.engine.contract import Clock
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import State
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, UnknownName
-from fedbench.methods import METHODS, grouping
-from fedbench.methods.base import Method
+from fedbench.engine.state import State
+from fedbench.methods import METHODS
 from fedbench.methods.cfl import CFL
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fesem import FeSEM
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.kmeans import KMeans
 from fedbench.methods.oracle import Oracle
+from fedbench.methods.parts import grouping
 from tests.methods.toys import (
     close,
     cross_entropy,

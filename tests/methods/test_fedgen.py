@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch, Clock
-from fedbench.engine.fit import fit
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
-from fedbench.engine.trees import Tree
+from fedbench.engine.train.fit import fit
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedgen import FedGen, generate
 from tests.methods.toys import close, cross_entropy, federation, gap, logits, setup, simulate

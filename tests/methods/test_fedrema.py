@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import trees
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import mds
-from fedbench.methods.base import Method
+from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedrema import FedReMa
+from fedbench.methods.fedrema import mds
+from fedbench.methods.fedrema.fedrema import FedReMa
 from fedbench.methods.local import Local
 from fedbench.models.lenet5 import LeNet5
 from tests.methods.toys import (

@@ -11,17 +11,18 @@ import scipy.linalg
 import torch
 from sklearn.decomposition import PCA
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import rng, trees
-from fedbench.engine.contract import Batch, Clock, Cohort
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import FedbenchError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock, Cohort
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.trees import Tree
-from fedbench.errors import FedbenchError
-from fedbench.methods import subspace
-from fedbench.methods.base import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.local import Local
+from fedbench.methods.parts import subspace
 from fedbench.methods.pfedgraph import PFedGraph
 from tests.methods.toys import (
     close,

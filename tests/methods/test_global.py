@@ -10,22 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import rng, schedule, trees
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError
+from fedbench.engine import schedule
 from fedbench.engine.contract import Stage
-from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import State
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.errors import ConfigError
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.feddyn import FedDyn
 from fedbench.methods.fednova import FedNova
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.finetune import Finetune
 from fedbench.methods.moon import Moon
+from fedbench.methods.parts.updates import accumulation
 from fedbench.methods.scaffold import Scaffold
-from fedbench.methods.updates import accumulation
 from fedbench.models.lenet5 import LeNet5
 from tests.methods.toys import (
     adapted,

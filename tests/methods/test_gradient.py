@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.engine.trees import Tree
-from fedbench.methods.updates import gradient
+from fedbench.core.trees import Tree
+from fedbench.methods.parts.updates import gradient
 
 
 class Bare:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedbench.engine import trees
+from fedbench.core import trees
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.trees import Tree
-from fedbench.methods.fedcollab import FedCollab
+from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.oracle import Oracle
 from tests.methods.toys import adapted, close, federation, gap, setup, simulate
 

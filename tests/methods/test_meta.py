@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import rng, schedule, trees
-from fedbench.engine.contract import Batch, Stage
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.engine import schedule
+from fedbench.engine.contract import Stage
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.errors import ConfigError, UnknownName
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.apfl import APFL
-from fedbench.methods.base import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.methods.perfedavg import PerFedAvg, halves

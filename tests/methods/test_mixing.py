@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.engine import trees
+from fedbench.core import trees
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
-from fedbench.engine.trees import Tree
-from fedbench.methods import simplex
-from fedbench.methods.base import Method
+from fedbench.engine.method import Method
 from fedbench.methods.fedap import FedAP
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedcollab import FedCollab
+from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.local import Local
-from fedbench.methods.mixing import Library, Mixing, cosines
+from fedbench.methods.parts import simplex
+from fedbench.methods.parts.mixing import Library, Mixing, cosines
 from tests.methods.toys import close, federation, gap, initial, models, setup, simulate
 
 SIZES = (6, 13, 8, 21)

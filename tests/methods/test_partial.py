@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import LocalConfig, OptimizerConfig
-from fedbench.engine import rng, schedule, trees
+from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError
+from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.simulation import Simulation, State
-from fedbench.errors import ConfigError
-from fedbench.methods import fedpac, simplex_qp
-from fedbench.methods.base import Method
+from fedbench.engine.method import Method
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.methods import fedpac
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedbabu import FedBABU
 from fedbench.methods.fedbn import FedBN
@@ -28,6 +30,7 @@ from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
 from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.local import Local
+from fedbench.methods.parts import simplex_qp
 from fedbench.models.lenet5 import LeNet5
 from tests.methods.toys import (
     adapted,

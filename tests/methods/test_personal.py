@@ -10,20 +10,20 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from fedbench.config import OptimizerConfig, TestConfig
+from fedbench.config.schema import OptimizerConfig, TestConfig
+from fedbench.core import trees
+from fedbench.core.errors import FedbenchError
+from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation, Ragged
-from fedbench.engine import trees
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trees import Tree
-from fedbench.errors import FedbenchError
-from fedbench.methods.base import Method
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.fedamp import FedAMP
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedfomo import FedFomo
+from fedbench.methods.fedfomo.fedfomo import FedFomo
 from fedbench.methods.knnper import KNNPer
 from fedbench.methods.local import Local
 from fedbench.methods.pfedhn import PFedHN

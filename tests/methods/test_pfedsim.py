@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.engine import trees
+from fedbench.core import trees
+from fedbench.core.errors import FedbenchError
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.trees import Tree
-from fedbench.errors import FedbenchError
-from fedbench.methods.base import Method
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedap import FedAP, closeness
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedbn import FedBN

@@ -9,17 +9,17 @@ import torch
 from scipy import stats
 from sklearn.decomposition import PCA, LatentDirichletAllocation
 
-from fedbench.config import OptimizerConfig
-from fedbench.engine import trees
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock
 from fedbench.engine.setup import Setup
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError, UnknownName
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.sosic import clustering, positions, region
-from fedbench.methods.sosicfl import SosicFL
-from fedbench.methods.sosicfl_plus import SosicFLPlus
+from fedbench.methods.sosicfl import clustering, positions, region
+from fedbench.methods.sosicfl.sosicfl import SosicFL
+from fedbench.methods.sosicfl.sosicfl_plus import SosicFLPlus
 from tests.methods.toys import close, federation, gap, models, setup, simulate
 
 SIZES = (6, 13, 8, 21)
@@ -301,8 +301,8 @@ def test_a_step_by_hand(simplex: tuple[str, ...]) -> None:
 
 
 def simulate_rounds(chosen: Setup, rounds: int) -> Tree:
-    from fedbench.engine.looped import LoopedTrainer
     from fedbench.engine.simulation import Simulation
+    from fedbench.engine.train.looped import LoopedTrainer
 
     simulation = Simulation(chosen, LoopedTrainer(chosen))
     state = simulation.begin()

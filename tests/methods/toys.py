@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedbench.config import LocalConfig, OptimizerConfig, ProtocolConfig
+from fedbench.config.schema import LocalConfig, OptimizerConfig, ProtocolConfig
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch
+from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.split import Partition
-from fedbench.engine import rng, trees
-from fedbench.engine.contract import Batch, Clock
-from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.contract import Clock
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.trainer import Trainer
-from fedbench.engine.trees import Tree
-from fedbench.methods.base import Method
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.trainer import Trainer
 from fedbench.models.base import Model
 from fedbench.models.mlp import MLP
 from fedbench.models.task import Task

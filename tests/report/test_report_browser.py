@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench import reproduce
+from fedbench.cli import reproduce
 from fedbench.report.build import build
 from tests.report.toys import CLOSE, TAG, stored
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
 from fedbench.report.__main__ import main
 from fedbench.report.build import build
 from fedbench.report.curves import CLIENTS, LEVELS, packed, runs_behind

@@ -9,7 +9,8 @@ import pytest
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 
-from fedbench.compose import compose, resolve
+from fedbench.config.compose import compose
+from fedbench.runs.config import resolve
 from fedbench.tables import execute
 from fedbench.tables.job import Job, local_twin
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.errors import ConfigError, UnknownName
+from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import plan, spec
 from fedbench.tables.cell_config import Wish
 from fedbench.tables.job import local_twin
@@ -82,7 +82,8 @@ def test_local_runs_come_first_and_every_run_once(tmp_path: Path) -> None:
 
 
 def test_the_command_line_of_a_job_repeats_it(tmp_path: Path) -> None:
-    from fedbench.compose import compose, resolve, run_key
+    from fedbench.config.compose import compose
+    from fedbench.runs.config import resolve, run_key
 
     for scale in (PAPER, load_scale("smoke")):
         for job in plan.make(table(), wish(tmp_path, scale=scale)).jobs:
@@ -91,7 +92,8 @@ def test_the_command_line_of_a_job_repeats_it(tmp_path: Path) -> None:
 
 def test_the_command_line_of_a_local_reference_repeats_it(tmp_path: Path) -> None:
     """Of the seed and partition that the run compares with, whichever of them it changes."""
-    from fedbench.compose import compose, resolve, run_key
+    from fedbench.config.compose import compose
+    from fedbench.runs.config import resolve, run_key
 
     for changed in (
         (),
@@ -161,7 +163,7 @@ def test_scales_load(name: str) -> None:
 def test_paper_scale_changes_nothing() -> None:
     from omegaconf import OmegaConf
 
-    from fedbench.compose import compose
+    from fedbench.config.compose import compose
 
     plain = OmegaConf.to_container(compose(), resolve=True)
     assert load_scale("paper").overrides(plain) == []  # type: ignore[arg-type]

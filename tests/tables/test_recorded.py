@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench import reproduce
+from fedbench.cli import reproduce
 from fedbench.tables import fill, plan, recorded, spec, store
 from fedbench.tables.cell_config import Wish
 from fedbench.tables.recorded import Recorded

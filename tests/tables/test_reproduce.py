@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedbench import reproduce
-from fedbench.compose import RunConfig, compose, resolve
-from fedbench.errors import FolderInUse
-from fedbench.run import execute
+from fedbench.cli import reproduce
+from fedbench.config.compose import compose
+from fedbench.core.errors import FolderInUse
+from fedbench.runs.config import RunConfig, resolve
+from fedbench.runs.execution import execute
 from fedbench.tables import store
 
 SMALL = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "columns=1", "rows=Local,FedAvg", "jobs=1"]
@@ -57,7 +58,7 @@ def test_a_run_that_another_process_is_at_is_no_failure_and_is_told_of(
         raise FolderInUse("in use by process 1")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedbench.run.execute", taken)
+        patch.setattr("fedbench.runs.execution.execute", taken)
         assert run(tmp_path) == 1
     assert capsys.readouterr().err.count("not finished: ") == 2
     assert run(tmp_path) == 0, "it is tried again without retry=true"

@@ -9,8 +9,8 @@ from itertools import cycle, islice
 
 import pytest
 
-from fedbench import compose
-from fedbench.compose import RunConfig
+from fedbench.config import compose
+from fedbench.runs.config import RunConfig, resolve
 from fedbench.tables import measures, spec
 from fedbench.tables.cell_config import _without
 from fedbench.tables.published import published
@@ -57,7 +57,7 @@ def cells(table: TableSpec) -> Iterator[tuple[RowSpec, ColumnSpec, MetricSpec]]:
 
 @functools.cache
 def composed(overrides: tuple[str, ...]) -> RunConfig:
-    return compose.resolve(compose.compose(overrides))
+    return resolve(compose.compose(overrides))
 
 
 def config(name: str, row: str, column: str) -> RunConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
 from fedbench.tables import spec, store
 from fedbench.tables.result import Cell, Circumstances, TableResult
 

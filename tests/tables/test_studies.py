@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedbench import compose
-from fedbench.compose import RunConfig
+from fedbench.config import compose
+from fedbench.core.errors import ConfigError
 from fedbench.engine.setup import Setup
-from fedbench.errors import ConfigError
 from fedbench.models.blocks import GlobalMean
-from fedbench.run import build
+from fedbench.runs.config import RunConfig, resolve
+from fedbench.runs.execution import build
 from fedbench.tables.studies import STUDIES
 from fedbench.tables.studies.cost import multiply_adds
 from fedbench.tables.studies.similarity import (
@@ -28,7 +28,7 @@ GROUPS = (*TINY, "method=local", "partition=label_groups", "model=lenet5_bn", "p
 
 
 def config(*overrides: str) -> RunConfig:
-    return compose.resolve(compose.compose(overrides))
+    return resolve(compose.compose(overrides))
 
 
 def run(name: str, *overrides: str) -> dict[str, float]:

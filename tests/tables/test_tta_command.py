@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench import tta
-from fedbench.results.files import write_csv
+from fedbench.cli import tta
+from fedbench.core.files import write_csv
 from fedbench.tables.measures import Finished, Speedup
 
 

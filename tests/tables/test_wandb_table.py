@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import WandbConfig
+from fedbench.config.schema import WandbConfig
 from fedbench.tables import spec
 from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.wandb_table import COLUMNS, lines, log_table

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedbench.config.registry import Registry
 from fedbench.data.dataset import DataSource
-from fedbench.registry import Registry
 
 DATASETS: Registry[DataSource] = Registry(
     "data set",

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data.cache import Arrays
+from fedbench.core.cache import Arrays
+from fedbench.core.errors import unknown
+from fedbench.core.progress import Report
 from fedbench.data.dataset import Dataset
 from fedbench.data.download import Remote
-from fedbench.data.files import FileSource, Part
+from fedbench.data.file_source import FileSource, Part
 from fedbench.data.formats.pickles import read_batch
-from fedbench.data.progress import Report
-from fedbench.errors import unknown
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 KINDS = {"fine": 100, "coarse": 20}  # CIFAR-100's labels -> classes

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data.cache import Arrays
+from fedbench.core.cache import Arrays
+from fedbench.core.progress import Report
 from fedbench.data.dataset import Dataset
 from fedbench.data.download import Remote
-from fedbench.data.files import FileSource, Part
+from fedbench.data.file_source import FileSource, Part
 from fedbench.data.formats.images import images_in, read_images
-from fedbench.data.progress import Report
 
 SPLITS = ("train", "valid", "test")
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data.cache import Arrays
+from fedbench.core.cache import Arrays
+from fedbench.core.errors import ConfigError, DataCorrupt
+from fedbench.core.progress import Report
 from fedbench.data.dataset import Dataset
 from fedbench.data.download import Remote
-from fedbench.data.files import FileSource, Part
+from fedbench.data.file_source import FileSource, Part
 from fedbench.data.formats.images import lines_of, read_images
-from fedbench.data.progress import Report
-from fedbench.errors import ConfigError, DataCorrupt
 
 INDEX = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
 CAPTIONS = 10

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data.cache import FORMAT, cached_arrays
+from fedbench.core.cache import FORMAT, cached_arrays
+from fedbench.core.errors import DataMissing
+from fedbench.core.progress import Report, silent
+from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Dataset, DataSource, State
-from fedbench.data.progress import Report, silent
-from fedbench.engine.rng import numpy_rng
-from fedbench.errors import DataMissing
 
 INSTALL = "pip install scikit-learn"
 

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data.cache import Arrays
+from fedbench.core.cache import Arrays
+from fedbench.core.errors import ConfigError, DataCorrupt, unknown
+from fedbench.core.progress import Report
+from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Dataset
 from fedbench.data.download import Remote
-from fedbench.data.files import FileSource, Part
+from fedbench.data.file_source import FileSource, Part
 from fedbench.data.formats.images import lines_of, read_images
-from fedbench.data.progress import Report
-from fedbench.engine.rng import numpy_rng
-from fedbench.errors import ConfigError, DataCorrupt, unknown
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 SPLITS = ("train", "test")

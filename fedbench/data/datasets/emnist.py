@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.progress import Report
 from fedbench.data.download import Remote
-from fedbench.data.files import FileSource, Part
+from fedbench.data.file_source import FileSource, Part
 from fedbench.data.formats.idx import idx_files, read_pair
 from fedbench.data.formats.matlab import read_emnist
-from fedbench.data.progress import Report
 
 SPLIT = "emnist-byclass"
 STEMS = tuple(

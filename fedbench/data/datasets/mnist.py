@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.errors import DataCorrupt
+from fedbench.core.progress import Report
 from fedbench.data.download import Remote
-from fedbench.data.files import FileSource, Part
+from fedbench.data.file_source import FileSource, Part
 from fedbench.data.formats.idx import STEMS, idx_files, read_pair
-from fedbench.data.progress import Report
-from fedbench.errors import DataCorrupt
 
 # The two share their file names; their first training labels, as published, tell them apart.
 FIRST_LABELS = {

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.errors import ConfigError
+from fedbench.core.progress import Report, silent
+from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Dataset, DataSource, State
-from fedbench.data.progress import Report, silent
-from fedbench.engine.rng import numpy_rng
-from fedbench.errors import ConfigError
 
 GRID = 4  # a prototype is GRID x GRID normal numbers, interpolated: smooth, so it survives small shifts
 CONTRAST = 40.0  # grey levels a unit of prototype or noise

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.errors import DataCorrupt
+from fedbench.core.progress import Report
 from fedbench.data.download import Remote
-from fedbench.data.files import FileSource, Part
+from fedbench.data.file_source import FileSource, Part
 from fedbench.data.formats.images import images_in, lines_of, read_images
-from fedbench.data.progress import Report
-from fedbench.errors import DataCorrupt
 
 
 def _wanted(name: str) -> bool:

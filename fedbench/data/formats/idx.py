@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.errors import DataCorrupt
+from fedbench.core.errors import DataCorrupt
 
 GZIP_MAGIC = b"\x1f\x8b"
 UNSIGNED_BYTES = 0x08

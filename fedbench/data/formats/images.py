@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data.progress import Report, silent
-from fedbench.errors import DataCorrupt
+from fedbench.core.errors import DataCorrupt
+from fedbench.core.progress import Report, silent
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 CHUNK = 64  # images a thread decodes between reports

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.errors import DataCorrupt
+from fedbench.core.errors import DataCorrupt
 
 Split = tuple[NDArray[np.uint8], NDArray[np.int64]]
 

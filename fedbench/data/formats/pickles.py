@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.errors import DataCorrupt
+from fedbench.core.errors import DataCorrupt
 
 # NumPy's own classes are not let in: a crafted pickle makes them read memory wherever it says. Nor are functions, whose
 # attributes a pickle could set. What stands in for them builds arrays of bytes and nothing else.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedbench.config.registry import Registry
 from fedbench.data.partitions.base import PartitionSpec
-from fedbench.registry import Registry
 
 PARTITIONS: Registry[PartitionSpec] = Registry(
     "partition",

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.errors import ConfigError
 
 CORNERS = (
     "mean",

@@ -17,9 +17,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_at_least, require_clients
-from fedbench.errors import ConfigError
 
 SMALLEST_ALPHA = 1e-6  # every class on one client, for any number of clients; below, exponents overflow
 BATCH_NUMBERS = (

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
-from fedbench.errors import ConfigError, DataCorrupt, DataMissing
 
 EXTRAS = ("label", "seed", "dataset", "classes", "rotation", "corners", "label_map")
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import (
     Assignment,
@@ -23,7 +24,6 @@ from fedbench.data.partitions.base import (
     require_clients,
     require_stock,
 )
-from fedbench.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, evenly, require_at_least
-from fedbench.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, largest, require_at_least
-from fedbench.errors import ConfigError
 
 SHARED = {"large": (1, 2, 3), "small": (6, 7, 8)}
 TYPES = (("large", 0), ("large", 4), ("small", 5), ("small", 9))  # size and odd label, five clients each

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import (
     Assignment,
@@ -20,7 +21,6 @@ from fedbench.data.partitions.base import (
     require_at_least,
     require_clients,
 )
-from fedbench.errors import ConfigError
 
 
 @dataclass(frozen=True)

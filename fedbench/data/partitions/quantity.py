@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_at_least, require_clients
 from fedbench.data.partitions.dirichlet import SMALLEST_ALPHA, dirichlet
-from fedbench.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.core.errors import ConfigError, unknown
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import (
-    CORNERS,
-    Assignment,
-    PartitionSpec,
-    Pool,
-    largest,
-    require_at_least,
-)
-from fedbench.errors import ConfigError, unknown
+from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Pool, largest, require_at_least
 
 CLIENTS = 20
 TYPE = np.arange(CLIENTS) // 5  # of each client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedbench.results.files import write_csv, write_text
+from fedbench.core.files import write_csv, write_text
 
 
 def write(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from fedbench.tables.render.layout import Layout
+from fedbench.tables.render.grid import Layout
 from fedbench.tables.result import TableResult
 
 COLUMNS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from fedbench.tables.render.layout import Layout, Text
+from fedbench.tables.render.grid import Layout, Text
 from fedbench.tables.result import TableResult
 from fedbench.tables.verdict import DIFFERS, REPRODUCED
 

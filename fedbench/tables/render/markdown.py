@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedbench.tables.render.layout import Layout, Text
+from fedbench.tables.render.grid import Layout, Text
 from fedbench.tables.result import TableResult
 from fedbench.tables.spec import ColumnSpec, MetricSpec
 from fedbench.tables.verdict import DIFFERS, REPRODUCED

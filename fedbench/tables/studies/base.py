@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from fedbench.compose import RunConfig
+from fedbench.runs.config import RunConfig
 
 
 @dataclass(frozen=True)

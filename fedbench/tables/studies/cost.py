@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedbench.compose import RunConfig
-from fedbench.errors import ConfigError
-from fedbench.methods.collab import network
-from fedbench.methods.fedcollab import FedCollab
+from fedbench.core.errors import ConfigError
+from fedbench.methods.fedcollab import network
+from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.models.blocks import GlobalMean
-from fedbench.run import load
+from fedbench.runs.config import RunConfig
+from fedbench.runs.execution import load
 from fedbench.tables.studies.base import Study
 
 

@@ -21,16 +21,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedbench.compose import RunConfig, from_plain
-from fedbench.engine import trees
-from fedbench.engine.contract import Batch
-from fedbench.engine.hardware import pick_trainer
+from fedbench.core import trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.pick.hardware import pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import fedap, passes
-from fedbench.run import build
+from fedbench.methods import fedap
+from fedbench.methods.parts import passes
+from fedbench.runs.config import RunConfig, from_plain
+from fedbench.runs.execution import build
 from fedbench.tables.studies.base import Study
 
 PAIRS = {"i and i'": (0, 1), "i and j": (0, 2), "j and k": (2, 3), "i and k": (0, 3)}

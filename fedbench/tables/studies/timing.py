@@ -14,17 +14,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedbench.compose import RunConfig
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State
-from fedbench.engine.trainer import Outcome
-from fedbench.engine.trees import Tree
-from fedbench.errors import ConfigError
-from fedbench.methods import simplex, subspace
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.trainer import Outcome
 from fedbench.methods.fedsac import FedSaC
-from fedbench.run import build
+from fedbench.methods.parts import simplex, subspace
+from fedbench.runs.config import RunConfig
+from fedbench.runs.execution import build
 from fedbench.tables.studies.base import Study
 
 REPEATS = 5  # of what takes milliseconds; the median counts

@@ -1,0 +1,77 @@
+"""`python -m fedbench.collect RUNS... [--out FILE]`: any run folders as one tidy table, one row a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HELP = """\
+Columns: the result row (dataset, partition, model, method, protocol: as tables call them; seed, acc, ipr, rsd, bytes,
+seconds, versions, ...), the config as method.*, partition.*, protocol.*, ..., and path, the run's folder.
+"""
+EXAMPLE = """\
+example: python -m fedbench.collect runs --out runs.parquet, then pandas.read_parquet("runs.parquet")
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Collect, and write or print; returns the exit code."""
+    from fedbench.cli.app import report
+
+    parser = argparse.ArgumentParser(prog="python -m fedbench.collect", description=HELP, epilog=EXAMPLE)
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help=".parquet or .csv (default: CSV on standard output)"
+    )
+    parser.add_argument("--no-config", action="store_true", help="only the result rows")
+    given = parser.parse_args(arguments)
+    try:
+        return _collect(given.runs, given.out, not given.no_config)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
+        return report(error)
+
+
+def _collect(runs: Sequence[str], out: Path | None, config: bool) -> int:
+    from fedbench.core.errors import ConfigError, FedbenchError
+    from fedbench.results.gather import collect
+
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"--out {out}: the name must end in .csv or .parquet")
+    table = collect(runs, config=config)
+    if table.empty:
+        raise FedbenchError(f"no finished run in {', '.join(runs)}")
+    if out is None:
+        table.to_csv(sys.stdout, index=False)
+        return 0
+    if not out.parent.is_dir():
+        raise FedbenchError(f"--out {out}: there is no folder {out.parent}")
+    write(table, out)
+    print(f"{out}: {len(table)} runs, {len(table.columns)} columns")
+    return 0
+
+
+def write(table: pd.DataFrame, out: Path) -> None:
+    """Write .csv or .parquet, atomically.
+
+    Raises:
+        ConfigError: parquet without pyarrow.
+    """
+    from fedbench.core.errors import ConfigError
+    from fedbench.core.files import replacing
+
+    with replacing(out) as temporary:
+        if out.suffix == ".csv":
+            table.to_csv(temporary, index=False)
+            return
+        try:
+            table.to_parquet(temporary, engine="pyarrow", index=False)
+        except ImportError as error:
+            raise ConfigError(
+                "parquet needs pyarrow: pip install 'fedbench-harness[parquet]'; or --out x.csv"
+            ) from error

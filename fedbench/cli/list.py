@@ -1,0 +1,41 @@
+"""`python -m fedbench.list KIND`: the methods, datasets, partitions, models, protocols or tables to choose from."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fedbench.core.errors import FedbenchError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print one table, for people or as Markdown; return the exit code."""
+    from fedbench.cli.listing import KINDS, listing
+
+    parser = argparse.ArgumentParser(prog="python -m fedbench.list", description="Show what can be chosen.")
+    parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument(
+        "--markdown", action="store_true", help="as Markdown, without what depends on this machine"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        table = listing(given.kind)
+    except FedbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if given.markdown:
+        sys.stdout.write(table.markdown())
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=table.title, title_justify="left")
+    for column in table.columns:
+        shown.add_column(column, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(row[column]) for column in table.columns))
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(shown if table.rows else f"no {given.kind} yet")
+    return 0

@@ -1,0 +1,232 @@
+"""`python -m fedbench.reproduce table=NAME ...`: run what a table lacks, set every cell beside the published value."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedbench.config.compose import SETTINGS
+from fedbench.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedbench.tables.cell_config import Wish
+    from fedbench.tables.job import Job
+    from fedbench.tables.plan import Plan
+    from fedbench.tables.result import TableResult
+    from fedbench.tables.scale import Scale
+    from fedbench.tables.spec import TableSpec
+
+HELP = """\
+python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
+
+  table=NAME           one of `python -m fedbench.list tables`
+  scale=paper          paper | half | quick | smoke (conf/scale/); only paper gets verdicts
+  rows=A,B columns=1,2 run only these, by label or number from 1; the others keep what they have
+  seeds=5              that many, or a list: seeds=[0,3]
+  substitute=NAME      a data set in place of the table's own; the title says so, no verdicts
+  jobs=N               runs at once (default: one a core, on a GPU one)
+  results=results      where the filled table goes; the runs themselves go to runs_dir
+  retry=false          true: run failed cells again
+  dry_run=false        true, or --dry-run: show the plan and stop
+  render=false         true: draw the table again from its files, look at no run
+
+Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
+of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed=0, say, or
+reference_seed=100). Hydra's launchers run elsewhere: hydra/launcher=submitit_slurm (pip install
+hydra-submitit-launcher) and its options.
+The same command again runs only what is missing.
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for, but for the overrides of the runs."""
+
+    table: str
+    scale: str = "paper"
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    substitute: str = ""
+    jobs: int = 0
+    results: str = "results"
+    retry: bool = False
+    dry_run: bool = False
+    render: bool = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan, run, fill and draw one table; returns the exit code (1: a cell failed)."""
+    from fedbench.cli.app import report
+    from fedbench.config.messages import INTERRUPTED
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or {"-h", "--help"} & set(given):
+        print(HELP, end="")
+        return 0 if given else 2
+    try:
+        return reproduce(*read(given))
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
+        return report(error)
+
+
+def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
+    """(the request, overrides of the runs and of Hydra) of a command line.
+
+    Raises:
+        ConfigError: an argument that is no KEY=VALUE, or a value of the wrong type.
+    """
+    import dataclasses
+
+    import yaml
+
+    from fedbench.config.registry import typed
+
+    own = {f.name for f in dataclasses.fields(Request)}
+    values: dict[str, Any] = {}
+    overrides = []
+    for text in arguments:
+        key, equals, value = ("dry_run=true" if text == "--dry-run" else text).partition("=")
+        if not equals:
+            raise ConfigError(f"'{text}' is no KEY=VALUE; see python -m fedbench.reproduce --help")
+        if key not in own:
+            overrides.append(text)
+        elif key in ("rows", "columns"):
+            values[key] = [part.strip() for part in value.strip("[]").split(",")]
+        else:
+            values[key] = yaml.safe_load(value)
+    seeds = values.get("seeds")
+    if isinstance(seeds, int):
+        values["seeds"] = list(range(seeds))
+    return typed(Request, values, "the command line"), overrides
+
+
+def reproduce(request: Request, overrides: Sequence[str]) -> int:
+    """Fill one table; returns 1 if a run that was asked for has no result, else 0."""
+    from fedbench.tables import fill, plan, recorded, scale, spec, store
+
+    table = spec.load(request.table)
+    launcher, at_once = _launcher(request, overrides)
+    wish = _wish(request, overrides, table, scale.load(request.scale))
+    folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
+    if request.render:
+        from fedbench.tables.render import write
+
+        write(folder)
+        return 0
+    planned = plan.make(table, wish, recorded.read(folder))
+    missing = [job for job in planned.missing() if request.retry or not job.failure]
+    _announce(planned, missing, at_once)
+    if request.dry_run:
+        return 0
+    if missing:
+        _run(missing, launcher, table)
+        planned = plan.make(table, wish, recorded.read(folder))  # another call may have added cells meanwhile
+    filled = fill.fill(planned)
+    store.save(folder, filled, fill.rows(planned))
+    store.save_curves(folder, fill.curves(planned))
+    store.save_matrices(folder, fill.matrices(planned))
+    from fedbench.tables.render import write
+
+    write(folder)
+    _log(planned, filled, folder)
+    return 1 if _tell_lacking(planned) else 0
+
+
+def _tell_lacking(planned: Plan) -> int:
+    """Say which of the runs asked for have no result, and why; how many they are."""
+    lacking = planned.missing()
+    for job in lacking:
+        reason = job.failure or "another process is at it, or was stopped; the same command goes on"
+        word = "failed" if job.failure else "not finished"
+        print(f"{word}: {' '.join(job.overrides)}: {reason}", file=sys.stderr)
+    return len(lacking)
+
+
+def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale) -> Wish:
+    from fedbench.tables.cell_config import Wish
+
+    mine = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
+    settings = tuple(text for text in mine if _is_setting(text))
+    changed = tuple(text for text in mine if not _is_setting(text))
+    settings = ("progress=none", *settings)
+    chosen = table.only(request.rows, request.columns)
+    rows, columns = ([each.label for each in line] for line in (chosen.rows, chosen.columns))
+    return Wish(scale, request.seeds, request.substitute, changed, settings, tuple(rows), tuple(columns))
+
+
+def _is_setting(override: str) -> bool:
+    return override.lstrip("+~").partition("=")[0].partition(".")[0] in SETTINGS
+
+
+def _launcher(request: Request, overrides: Sequence[str]) -> tuple[list[str], int]:
+    """(Hydra overrides that choose the launcher, runs at once)."""
+    import torch
+
+    chosen = [text for text in overrides if text.lstrip("+~").startswith("hydra")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = request.jobs or (1 if torch.cuda.is_available() else cores)
+    if chosen or jobs == 1:
+        return chosen, 1 if not chosen else jobs
+    return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs
+
+
+def _announce(planned: Plan, missing: Sequence[Job], at_once: int) -> None:
+    """The plan: cells, runs, what is there, what cannot be run, how long the rest takes."""
+    from rich.console import Console
+
+    from fedbench.tables.estimate import told
+    from fedbench.tables.plan import PENDING
+
+    console = Console(highlight=False)
+    jobs = planned.jobs
+    failed = sum(1 for job in planned.missing() if job.failure)
+    done = len(jobs) - len(planned.missing())
+    console.print(f"{planned.spec.title}", style="bold")
+    asked = sum(bool(entry.asked) for entry in planned.entries)
+    console.print(
+        f"{asked} cells, seeds {', '.join(map(str, planned.seeds))}, {len(jobs)} runs: "
+        f"{done} finished, {failed} failed, {len(missing)} to do, {at_once} at once"
+    )
+    reasons: dict[str, list[str]] = {}
+    for entry in planned.entries:
+        if entry.reason and entry.reason != PENDING:
+            reasons.setdefault(entry.reason, []).append(f"{entry.row.label} / {entry.column.label}")
+    for reason, cells in reasons.items():
+        console.print(f"{len(cells)} cells: {reason}")
+    if missing:
+        console.print(f"time: {told(planned, at_once)}")
+
+
+def _log(planned: Plan, filled: TableResult, folder: Path) -> None:
+    """To Weights & Biases, if wandb.enabled=true is among the overrides."""
+    if planned.jobs and (settings := planned.jobs[0].config.settings.wandb).enabled:
+        from fedbench.tables.wandb_table import log_table
+
+        log_table(filled, settings, folder)
+
+
+def _run(missing: Sequence[Job], launcher: Sequence[str], table: TableSpec) -> None:
+    from rich.progress import Progress
+
+    from fedbench.tables.execute import run_all
+
+    first = [job for job in missing if job.config.labels["method"] == "local"]
+    rest = [job for job in missing if job.config.labels["method"] != "local"]
+    with Progress() as progress:
+        bar = progress.add_task("runs", total=len(missing))
+
+        def watch(finished: Sequence[Job], failed: Sequence[Job]) -> None:
+            text = f"runs, {len(failed)} failed" if failed else "runs"
+            progress.update(bar, completed=len(finished) + len(failed), description=text)
+
+        timed = any(metric.timing for metric in table.metrics)
+        run_all((first, rest), launcher, watch, join_seeds=not timed)

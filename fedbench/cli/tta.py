@@ -1,0 +1,78 @@
+"""`python -m fedbench.tta RUN...`: rounds, seconds and bytes to an accuracy, and how many times fewer than a baseline.
+
+As SosicFL, Section 5 and Table 5: the reference is a number, or the best accuracy of another run; the ratio is the
+baseline's rounds over the run's. A run that never gets there is censored: "> T", T its last scored round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedbench.core.errors import ConfigError, FedbenchError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print one table; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fedbench.tta", description=__doc__.partition("\n\n")[2])
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders of finished runs")
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--reference", type=float, metavar="PERCENT", help="the accuracy to reach")
+    chosen.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="the run whose best accuracy is to be reached"
+    )
+    parser.add_argument("--set", default="local", help="local, global or common (the one global model)")
+    given = parser.parse_args(arguments)
+    try:
+        show(given.runs, given.reference, given.baseline, given.set)
+    except FedbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def show(runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str) -> None:
+    """Print the table of `runs`, against `percent` or the best of `baseline`.
+
+    Raises:
+        FedbenchError: a folder holds no finished run, or was not scored on `test_set`.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    title, lines = rows(runs, percent, baseline, test_set)
+    table = Table("run", "rounds", "seconds", "MB", "times fewer rounds", title=title, title_justify="left")
+    for line in lines:
+        table.add_row(*line)
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console.print(table)
+
+
+def rows(
+    runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str
+) -> tuple[str, list[tuple[str, ...]]]:
+    """The title, and a line of text for the baseline, if there is one, and for each run."""
+    from fedbench.metrics.time_to_accuracy import improvement
+    from fedbench.results.folder import RESULT, read_result
+    from fedbench.tables.measures import Finished
+
+    folders = [*([baseline] if baseline else []), *runs]
+    for folder in folders:
+        if not (folder / RESULT).is_file():
+            raise ConfigError(f"{folder} holds no finished run: it has no {RESULT}")
+    finished = [Finished(read_result(folder / RESULT), folder) for folder in folders]
+    reference = finished[0].best(test_set) if percent is None else percent / 100
+    times = [run.reaches(reference, test_set) for run in finished]
+    found: list[tuple[str, ...]] = []
+    for run, time in zip(finished, times, strict=True):
+        ratio = improvement(times[0], time) if baseline else None
+        name = f"{run.row['method']}, {run.row['dataset']}, {run.row['partition']}, seed {run.row['seed']}"
+        cells = (
+            (f"> {time.horizon}", "-", "-")
+            if time.rounds is None
+            else (str(time.rounds), f"{time.seconds:.1f}", f"{(time.bytes or 0) / 1e6:.1f}")
+        )
+        found.append((name, *cells, "-" if ratio is None else f"{ratio:.1f}"))
+    return f"To {100 * reference:.2f} % on the {test_set} test set", found

@@ -1,0 +1,1 @@
+"""From command line to checked values: schemas, registries, and every line of Hydra composition."""

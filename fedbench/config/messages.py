@@ -1,0 +1,136 @@
+"""One line for everything that can go wrong in what a user typed: the reason and the nearest valid names."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Iterable
+
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedbench.config.compose import REGISTRIES
+from fedbench.core.errors import FedbenchError, nearest
+
+OK, CRASHED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes; 130 is the shell's for Ctrl-C
+
+
+def told(error: Exception, job: str = "") -> tuple[int, str]:
+    """(exit code, what to print): one line for what a user can act on, else a traceback.
+
+    `job` says which run of a sweep failed. FEDBENCH_DEBUG=1 asks for tracebacks of everything.
+    """
+    line = one_line(error)
+    code = CRASHED if line is None else REFUSED
+    if line is None or os.environ.get("FEDBENCH_DEBUG") == "1":
+        return code, "".join(traceback.format_exception(error)).rstrip()
+    return code, f"error: {job}{job and ': '}{line}"
+
+
+def one_line(error: BaseException) -> str | None:
+    """The message for `error`, or None if it is a defect of the program that needs a traceback."""
+    if isinstance(error, FedbenchError):
+        return _flat(str(error))
+    if isinstance(error, MissingConfigException):
+        return _unknown_option(error)
+    if isinstance(error, OverrideParseException):
+        return _unparsable(error)
+    if isinstance(error, ConfigCompositionException):
+        return _composition(error)
+    if isinstance(error, (HydraException, OmegaConfBaseException)) or _refused_by_hydra(error):
+        return _flat(str(error))
+    if type(error).__module__.startswith("yaml."):
+        return f"a config file is not valid YAML: {_flat(str(error))}"
+    if type(error).__module__.startswith("submitit."):
+        return f"a job ended without a result (the same command goes on): {_flat(str(error))[:300]}"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"  # a full disk, a folder that may not be written
+    return None
+
+
+def _refused_by_hydra(error: BaseException) -> bool:
+    """`method=3`: Hydra also raises plain ValueErrors for what it cannot read."""
+    if not isinstance(error, ValueError) or error.__traceback__ is None:
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("hydra.")
+
+
+def _unknown_option(error: MissingConfigException) -> str:
+    """`method=fedavgg`: Hydra knows the group and its options."""
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    if not group:
+        return _flat(str(error))
+    if not error.options:
+        return f"the config group '{group}' has no option '{name}'"
+    return f"unknown {group} '{name}'; nearest: {nearest(name, error.options)}"
+
+
+def _unparsable(error: OverrideParseException) -> str:
+    """`fedavg`, `method=[`: not GROUP=OPTION or key=value."""
+    override = error.override
+    if re.fullmatch(r"[\w./@]+", override):
+        return f"'{override}' is not of the form GROUP=OPTION or key=value; for example method={override}"
+    reason = re.sub(r"\s*See https?://\S+.*", "", _flat(error.message), flags=re.DOTALL)
+    return f"cannot read '{override}': {reason}"
+
+
+def _composition(error: ConfigCompositionException) -> str:
+    text, cause = str(error), error.__cause__
+    if match := re.match(r"Ambiguous value for argument '(.+?)'\s", text):
+        return f"'{match[1]}' asks for several runs; add -m for a sweep: python -m fedbench -m {match[1]}"
+    if match := re.match(r"Sweep parameters '(.+)' requires --multirun", text):
+        return f"'{match[1]}' asks for several runs; add -m for a sweep: python -m fedbench -m '{match[1]}'"
+    if match := re.search(r"Could not override '([^']+)'\.", text):
+        if isinstance(cause, OmegaConfBaseException):
+            return _unknown_key(match[1], cause)
+        return _unused_group(match[1])
+    return _flat(text if cause is None else f"{text} {cause}")
+
+
+def _unknown_key(key: str, cause: OmegaConfBaseException) -> str:
+    """`protocol.round=3`: the cause holds the node that lacks the key."""
+    parent = cause.parent_node
+    if not isinstance(parent, DictConfig):
+        return f"unknown key '{key}'"
+    where = parent._get_full_key("")
+    missing = str(cause.key) if cause.key is not None else key.rpartition(".")[2]
+    prefix = f"{where}." if where else ""
+    if where in REGISTRIES and set(parent) == {"name"}:
+        name = parent["name"]
+        if OmegaConf.is_interpolation(parent, "name"):  # model=auto
+            return (
+                f"unknown key '{key}': keys of a model need the model named first: {where}={name} {key}=..."
+            )
+        return f"unknown key '{key}': {where}={name} has none"
+    return f"unknown key '{key}'; nearest: {_prefixed(prefix, missing, _keys(parent))}"
+
+
+def _keys(parent: DictConfig) -> list[str]:
+    return [str(key) for key in parent if key != "hydra"]
+
+
+def _prefixed(prefix: str, missing: str, keys: Iterable[str]) -> str:
+    return ", ".join(name if name == "..." else prefix + name for name in nearest(missing, keys).split(", "))
+
+
+def _unused_group(group: str) -> str:
+    """`method=fedavg method/base=ditto`: the group exists, but nothing chosen has a place for it."""
+    outer, _, inner = group.partition("/")
+    if inner:
+        return f"'{group}' has no place here: the chosen {outer} takes no '{inner}'"
+    return f"'{group}' has no place here: nothing in the config uses that group"
+
+
+def _flat(text: str) -> str:
+    """Several lines as one, without the trailing lists of folders and field types that Hydra adds."""
+    lines = (line.strip() for line in text.splitlines())
+    kept = [line for line in lines if line and not re.match(r"(full_key|object_type|reference_type)", line)]
+    return " ".join(kept)

@@ -1,0 +1,127 @@
+"""Configs that need no file: families (`partition=dir0.1`) and methods inside methods (`method/base=ditto`).
+
+Hydra asks its sources in turn, real files first, so this source only answers for names without a file of
+their own. It lists no names: `--help` and `method=glob(*)` show the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from fedbench.config import compose
+
+NESTED = re.compile(r"^method(/base)+(?=/|$)")  # group of the method inside a method, at any depth
+MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>\d+(\.\d+)?(e-?\d+)?)")
+
+
+class VirtualSource(ConfigSource):
+    """Serves `partition/dir0.1` from `partition/dir.yaml`, `method/base/ditto` from `method/ditto.yaml`."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Hydra's name for this kind of source."""
+        return "fedbench"
+
+    def available(self) -> bool:
+        """Whether the conf/ folder exists."""
+        return Path(self.path).is_dir()
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether `config_path` is the group of a method inside a method."""
+        match = NESTED.match(config_path)
+        return match is not None and match.end() == len(config_path)
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether a file or a family stands behind `config_path`."""
+        path = _outer(config_path)
+        if (Path(self.path) / f"{path}.yaml").is_file():
+            return path != config_path.removesuffix(".yaml")
+        return self._member(path) is not None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """The file's content, a family's with the number from the name placed in the family's field."""
+        path = _outer(config_path)
+        member = self._member(path)
+        file = Path(self.path) / f"{path if member is None else member[0]}.yaml"
+        config = OmegaConf.load(file)
+        if member is not None:
+            OmegaConf.update(config, member[1], member[2])
+        return ConfigResult(
+            provider=self.provider,
+            path=self.full_path(),
+            config=config,
+            header=self._get_header_dict(file.read_text(encoding="utf-8")),
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """The options of a nested group, which are the files of the outer one; nothing else."""
+        if not self.is_group(config_path) or results_filter == ObjectType.GROUP:
+            return []
+        return sorted(file.stem for file in (Path(self.path) / _outer(config_path)).glob("*.yaml"))
+
+    def _member(self, path: str) -> tuple[str, str, int | float] | None:
+        """(path of the family, its field, the number) if `path` names a member of a family."""
+        group, _, name = path.rpartition("/")
+        match = MEMBER.fullmatch(name)
+        if match is None:
+            return None
+        family = f"{group}/{match['family']}"
+        file = Path(self.path) / f"{family}.yaml"
+        if not file.is_file():
+            return None
+        field = compose.family_field(group, file)
+        return None if field is None else (family, field, _number(match["number"]))
+
+
+class VirtualSearchPath(SearchPathPlugin):
+    """Puts the virtual source behind the files."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Called by Hydra whenever it builds a search path."""
+        search_path.append("fedbench", f"{VirtualSource.scheme()}://{compose.conf_dir()}")
+
+
+def register() -> None:
+    """Make Hydra use the source and the configs their functions; calling it again changes nothing."""
+    register_resolvers()
+    plugins: Any = Plugins.instance()
+    plugins.register(VirtualSource)
+    plugins.register(VirtualSearchPath)
+
+
+def _outer(config_path: str) -> str:
+    return NESTED.sub("method", config_path.removesuffix(".yaml"))
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)
+
+
+def register_resolvers() -> None:
+    """Functions that configs may call; calling it again changes nothing.
+
+    fedbench.unique: a name for the folder that Hydra insists on for a sweep (the runs have their own).
+    fedbench.where: `${fedbench.where:${partition.name},pathological,0.5,0.9}` is 0.5 where the partition is
+    pathological, else 0.9.
+    """
+    from omegaconf import OmegaConf
+
+    def unique() -> str:
+        return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+    def where(value: Any, name: Any, then: Any, otherwise: Any) -> Any:
+        return then if value == name else otherwise
+
+    OmegaConf.register_new_resolver("fedbench.unique", unique, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("fedbench.where", where, replace=True)

@@ -1,0 +1,1 @@
+"""The ground: trees of tensors, randomness, batches, files, errors. Imports nothing of the package."""

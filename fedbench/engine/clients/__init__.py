@@ -1,0 +1,1 @@
+"""What clients keep between rounds, and where."""

@@ -1,0 +1,118 @@
+"""The method interface: what crosses the network, and what each side does with it.
+
+Server hooks see trees with a client axis; client hooks see one client and know nothing of the axis (the engine may
+run them one by one or batched with vmap: no data-dependent Python branches, averages through `Batch.mean`). Hooks are
+pure: no hook stores anything on `self`. Evaluation takes the same road: send -> personal -> predict.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
+
+if TYPE_CHECKING:
+    from fedbench.engine.preparation import Preparation
+    from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Base of all methods; a subclass's fields are its hyper-parameters, and so its schema in the config."""
+
+    family: ClassVar[str] = "global"  # global, personalised or clustered
+    paper: ClassVar[str] = ""  # authors, venue, year
+
+    @property
+    def reads_data(self) -> frozenset[str]:
+        """Names of the client hooks that use client.data."""
+        return frozenset()
+
+    @property
+    def reads_validation(self) -> frozenset[str]:
+        """Names of the client hooks that use client.validation."""
+        return frozenset()
+
+    # ---- server: first axis is the client's
+
+    @abstractmethod
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """(server state, client memory with leaves [N, ...]) before round 0."""
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Once before round 0, with access to the federation (distances, clusters, topic models)."""
+        return server, memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The message to each client of the cohort, leaves [C, ...]."""
+        return trees.expand(server, len(cohort.ids))
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Fold uploads [C, ...] into the server state."""
+        return trees.mean(uploads, cohort.weights)
+
+    # ---- one client: no client axis
+
+    @abstractmethod
+    def start(self, client: Client) -> Tree:
+        """Everything local training may move."""
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """The stretches of local work, in order."""
+        return (Stage(self.loss),)
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """The local objective on one mini-batch, a scalar."""
+        return client.task.loss(self.model(work, client), batch)
+
+    @abstractmethod
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """(upload, new memory) after local training."""
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The client's own model within `work`."""
+        return work
+
+    def personal(self, client: Client) -> Tree:
+        """The model that is scored as received, before local training."""
+        return self.model(self.start(client), client)
+
+    def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
+        """Logits (or any scores to rank classes by) [B, K] of a personal model."""
+        return task.apply(model, x)
+
+    # ---- optional
+
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
+        """Per-step randomness of a client's stage, leaves [steps, ...]; reaches the loss as batch.noise.
+
+        Drawn before the stage and outside vmap, so it may branch on what the client was sent.
+        """
+        return {}
+
+    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Stages a client trains before it is scored as received (Finetune, FedBABU); none by default."""
+        return ()
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """The global model, where there is one."""
+        names = task.parameters | task.buffers
+        return server if names <= set(server) else None
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor | None:
+        """The collaboration matrix W [N, N] (row i: whose models client i's is made of), where there is one."""
+        return None
+
+    def record(self, server: Tree) -> Mapping[str, Tensor]:
+        """Arrays to keep with a finished run, by name, beside those of `prepare`; none by default."""
+        return {}

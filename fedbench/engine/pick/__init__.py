@@ -1,0 +1,1 @@
+"""Which device and engine a run gets: timed steps and predicted memory."""

@@ -1,0 +1,114 @@
+"""From the hardware config to a device and an engine. Defaults are the fastest correct choice known for the machine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from fedbench.config.schema import HardwareConfig
+from fedbench.core.errors import ConfigError
+from fedbench.engine.pick.calibrate import Contender, pace, run_steps
+from fedbench.engine.pick.footprint import fitting_chunk
+from fedbench.engine.setup import Setup
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.workers import WorkersTrainer, available_workers
+
+# Seconds that worker processes must save a run before they are worth starting, which took as long on two quiet cores
+# (`start_seconds` in scripts/benchmarks/cores.py; `make bench` measures it for every workload).
+WORKERS_START = 4.0
+
+
+CLEARLY = 0.9  # of the stacked engine's time: a choice that noise does not turn around
+
+log = logging.getLogger("fedbench")
+
+
+def pick_device(config: HardwareConfig) -> torch.device:
+    """The device that `config` asks for; `auto` is the GPU where there is one.
+
+    Raises:
+        ConfigError: a GPU was asked for that is not there.
+    """
+    name = config.device
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpus = torch.cuda.device_count()
+    known = ("cpu", "cuda", *(f"cuda:{index}" for index in range(gpus)))
+    if name not in known[: None if gpus else 1]:
+        seen = f"{gpus} GPU(s)" if gpus else "no GPU"
+        raise ConfigError(f"hardware.device={name}: torch {torch.__version__} sees {seen}; use hardware=cpu")
+    return torch.device(name)
+
+
+def set_precision(*, tf32: bool) -> None:
+    """What a GPU multiplies in: float32, or TensorFloat-32, which torch by itself allows for convolutions alone."""
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def stacks(config: HardwareConfig) -> bool:
+    """Whether `config` may lead to the stacked engine, so that several seeds are worth joining."""
+    return config.engine == "stacked" or (config.engine == "auto" and pick_device(config).type == "cuda")
+
+
+def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
+    """The engine for `setup`; `auto` is the one that trains a few steps of it fastest on this machine."""
+    device = setup.federation.device
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    set_precision(tf32=config.tf32)
+    if config.engine == "auto":
+        return _fastest_on_gpu(setup, config) if device.type == "cuda" else _fastest_on_cpu(setup, config)
+    if config.engine == "looped":
+        return LoopedTrainer(setup)
+    if config.engine == "stacked":
+        return _stacked(setup, config)
+    if device.type != "cpu":
+        raise ConfigError(
+            "hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU"
+        )
+    return WorkersTrainer(setup, config.workers or available_workers())
+
+
+def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Trainer:
+    """Workers where they save more than their start costs; in a process that may have no children the plain loop.
+
+    Stacking is no candidate: on no CPU workload of the benchmark is it as fast as workers.
+    """
+    workers = config.workers or available_workers()
+    busy = min(workers, setup.at_once)
+    if busy < 2 or multiprocessing.current_process().daemon:
+        return LoopedTrainer(setup)
+    step = _tried(setup, {"looped": Contender(LoopedTrainer)}).get("looped", math.inf)
+    saved = run_steps(setup) * step * (1 - 1 / busy)
+    return WorkersTrainer(setup, workers) if saved > WORKERS_START else LoopedTrainer(setup)
+
+
+def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Trainer:
+    """Stacked, unless looped takes clearly less time for a step of a client."""
+    if setup.at_once == 1:
+        return LoopedTrainer(setup)
+    stacked = _stacked(setup, config)
+    together = Contender(partial(StackedTrainer, chunk=stacked.chunk), min(stacked.chunk, setup.at_once))
+    step = _tried(setup, {"looped": Contender(LoopedTrainer), "stacked": together})
+    return LoopedTrainer(setup) if step and step["looped"] < CLEARLY * step["stacked"] else stacked
+
+
+def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float]:
+    """The contenders' paces; none where the trial fails, as it may of a method that needs its preparation first."""
+    try:
+        return pace(setup, contenders)
+    except Exception as error:  # noqa: BLE001 - a trial must not end a run; its own errors come in the run
+        log.debug("no engine could be tried: %s", error)
+        return {}
+
+
+def _stacked(setup: Setup, config: HardwareConfig) -> StackedTrainer:
+    return StackedTrainer(setup, config.chunk or fitting_chunk(setup))

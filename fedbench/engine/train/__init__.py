@@ -1,0 +1,1 @@
+"""Training a cohort: one client after another, in processes, or stacked as one program."""

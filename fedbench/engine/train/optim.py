@@ -1,0 +1,69 @@
+"""SGD and Adam on lists of tensors, in place, with or without a leading client axis.
+
+Equal to torch.optim on one client (tested); torch.optim has no per-client gradient clipping and no way to go on with
+the clients of a stack that still have batches.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedbench.config.schema import OptimizerConfig
+
+
+class Optimizer:
+    """State of one stage's optimiser over `params`; `axes` is 1 if their first axis is the client's."""
+
+    def __init__(self, config: OptimizerConfig, params: list[Tensor], axes: int = 0) -> None:
+        self.config = config
+        self.params = params
+        self.axes = axes
+        self.count = 0
+        moments = {"sgd": 1 if config.momentum else 0, "adam": 2}[config.name]
+        self.moments = [[torch.zeros_like(p) for p in params] for _ in range(moments)]
+
+    @torch.no_grad()
+    def step(self, grads: list[Tensor], active: int | None = None) -> None:
+        """One update in place; with a client axis, of the first `active` clients only.
+
+        The clients of a stack are ordered so that those still active come first and took every step so far.
+        """
+        if not self.params:  # a stage whose selector matches no leaf of this network
+            return
+        params, moments = self.params, self.moments
+        if active is not None:
+            params = [p[:active] for p in params]
+            moments = [[m[:active] for m in each] for each in moments]
+        self.count += 1
+        if self.config.clip is not None:
+            grads = clip(grads, self.config.clip, self.axes)
+        if self.config.weight_decay:
+            grads = list(torch._foreach_add(grads, params, alpha=self.config.weight_decay))
+        if self.config.name == "adam":
+            self._adam(params, grads, moments)
+            return
+        if moments:
+            torch._foreach_mul_(moments[0], self.config.momentum)
+            torch._foreach_add_(moments[0], grads)
+            grads = moments[0]
+        torch._foreach_add_(params, grads, alpha=-self.config.lr)
+
+    def _adam(self, params: list[Tensor], grads: list[Tensor], moments: list[list[Tensor]]) -> None:
+        """Kingma & Ba (2015), beta = (0.9, 0.999), eps = 1e-8, as torch.optim.Adam computes it."""
+        first, second = moments
+        torch._foreach_lerp_(first, grads, 0.1)
+        torch._foreach_mul_(second, 0.999)
+        torch._foreach_addcmul_(second, grads, grads, value=0.001)
+        denominators = list(torch._foreach_sqrt(second))
+        torch._foreach_div_(denominators, (1 - 0.999**self.count) ** 0.5)
+        torch._foreach_add_(denominators, 1e-8)
+        torch._foreach_addcdiv_(params, first, denominators, value=-self.config.lr / (1 - 0.9**self.count))
+
+
+def clip(grads: list[Tensor], limit: float, axes: int) -> list[Tensor]:
+    """Scale each client's gradient to norm `limit` at most, as torch.nn.utils.clip_grad_norm_ does."""
+    squares = [g.square().flatten(axes).sum(-1) for g in grads]
+    norms = torch.stack(squares).sum(0).sqrt()
+    scale = (limit / (norms + 1e-6)).clamp(max=1.0)
+    return [g * scale.view(*scale.shape, *[1] * (g.dim() - axes)) for g in grads]

@@ -1,1 +1,0 @@
-"""FedCollab's two stages before training: pairwise distances (discriminators) and coalitions (solver)."""

@@ -1,0 +1,1 @@
+"""FedCollab: discriminators between clients, and the solver of its coalitions."""

@@ -1,0 +1,122 @@
+"""FedCollab: Bao et al., Optimizing the Collaboration Structure in Cross-Silo Federated Learning, ICML 2023.
+
+(1) Algorithm 1: a discriminator for every pair of clients estimates the distance D_ij of their distributions.
+(2) Algorithm 2: coalitions minimise Eq. 10 (its first line; the square in the second is a slip).
+(3) Any method, `base`, runs inside each coalition: one of its servers a coalition, its client hooks as they are.
+A newcomer joins the coalition that minimises Eq. 10 (Section 4.4, Appendix B.2); until then it is one of its own.
+Table 3's ablations: `quantities` or `distances` false.
+The paper does not say how the discriminators' images are scaled. Pixels in [0, 1] give label shift's published
+coalitions for the partitions of all seeds 0-5, the model's normalised inputs for four of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from fedbench.core import rng
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Cohort
+from fedbench.methods.fedcollab import solver
+from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
+from fedbench.methods.parts.coalitions import AnyInside, grouped, server_of
+
+if TYPE_CHECKING:
+    from fedbench.engine.preparation import Preparation
+
+
+INPUTS = ("unit", "normalised")
+
+
+@dataclass(frozen=True)
+class FedCollab(AnyInside):
+    """Coalitions found before training, and a method inside each."""
+
+    C: float = 10.0  # capacity constant of Eq. 7; the paper: 10 (label, feature shift), 8 (concept shift)
+    restarts: int = 100  # runs of Algorithm 2, the best kept
+    quantities: bool = True  # false: solve as if all clients had equally many samples
+    distances: bool = True  # false: solve as if all pairs were at the mean distance
+    inputs: str = "unit"  # of the discriminators: pixels in [0, 1] ("unit"), or "normalised" as the model's
+    newcomers: tuple[int, ...] = ()  # clients that train alone until `join_round`
+    join_round: int = 0
+    discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
+
+    paper: ClassVar[str] = "Bao et al., ICML 2023"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inputs not in INPUTS:
+            raise unknown("method.inputs", self.inputs, INPUTS)
+        if self.newcomers and self.join_round < 1:
+            raise ConfigError("method.newcomers need method.join_round of at least 1")
+        if min(self.newcomers, default=0) < 0 or len(set(self.newcomers)) < len(self.newcomers):
+            raise ConfigError(f"method.newcomers must be different clients, got {list(self.newcomers)}")
+
+    # ---- the collaboration structure
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Train the discriminators, solve for the coalitions, give each a copy of the base server."""
+        setup = preparation.setup
+        distances = self._distances(preparation)
+        base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)
+        clients = setup.federation.clients
+        known = np.array([k for k in range(clients) if k not in self.newcomers])
+        sizes = setup.population.sizes.numpy()
+        if len(known) == 0 or max(self.newcomers, default=0) >= clients:
+            raise ConfigError(f"method.newcomers={list(self.newcomers)} do not fit {clients} clients")
+        generator = rng.numpy_rng(setup.seed, "coalitions")
+        inner, seen = self._solver_inputs(sizes[known], distances[np.ix_(known, known)])
+        solution = solver.solve(inner, seen, self.C, self.restarts, generator)
+        coalition = np.empty(clients, dtype=np.int64)
+        coalition[known] = solution.assignment
+        alone = solution.assignment.max() + 1 + np.arange(len(self.newcomers))
+        coalition[list(self.newcomers)] = alone
+        preparation.keep("distances", distances)
+        preparation.keep("coalition", coalition)
+        state = grouped(base, coalition, int(coalition.max()) + 1)
+        return {"distances": torch.from_numpy(distances), **state}, memory
+
+    def _distances(self, preparation: Preparation) -> np.ndarray:
+        setup = preparation.setup
+        federation = setup.federation
+        train = federation.sets["train"]
+        x, y = federation.gather(train.values)
+        if self.inputs == "unit":
+            x = federation.unit(train.values)
+        rows = [torch.arange(int(a), int(b)) for a, b in zip(train.offsets, train.offsets[1:], strict=False)]
+        found = train_discriminators(
+            x.flatten(1), y, federation.classes, rows, self.discriminator, setup.seed
+        )
+        preparation.charge(found.bytes_up, found.bytes_down)
+        return found.matrix
+
+    def _solver_inputs(self, sizes: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sizes and distances as the solver is to see them (Table 3)."""
+        return (
+            sizes if self.quantities else solver.ignore_quantities(sizes),
+            distances if self.distances else solver.ignore_distances(distances),
+        )
+
+    def _admit(self, server: Tree, population: Population) -> Tree:
+        """Newcomers move into the coalitions that minimise Eq. 10, one after another."""
+        coalition = server["coalition"].cpu().numpy().copy()
+        sizes, distances = self._solver_inputs(population.sizes.numpy(), server["distances"].cpu().numpy())
+        members = [k for k in range(len(coalition)) if k not in self.newcomers]
+        for newcomer in self.newcomers:
+            rows = [*members, newcomer]
+            chosen = solver.assign_new(coalition[members], sizes[rows], distances[np.ix_(rows, rows)], self.C)
+            if chosen <= coalition[members].max():  # else it stays the coalition of its own that it is
+                coalition[newcomer] = chosen
+                members.append(newcomer)
+        return {**server, "coalition": torch.from_numpy(coalition).to(server["coalition"].device)}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """As the base method in each coalition; then, in `join_round`, newcomers are admitted."""
+        server = super().aggregate(server, uploads, cohort)
+        joining = self.newcomers and cohort.clock.round + 1 == self.join_round
+        return self._admit(server, cohort.population) if joining else server

@@ -1,0 +1,1 @@
+"""FedFomo: candidates among peers and their weights."""

@@ -1,0 +1,117 @@
+"""FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+
+Client i receives the models of M others and weighs them on its validation samples, theta_i its own latest:
+w_n = (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|. With w+_n = max(w_n, 0) / sum_m max(w_m, 0) it trains on from
+theta_i + sum_n w+_n (theta_n - theta_i). Server: P_in adds up the w_n that i reports; the M of highest P_in
+are sent, ties by lot. For exploration a candidate ranks by lot instead with probability epsilon, which falls by `decay`
+a round. Candidates are all clients, by their latest upload. Validation samples: the protocol's
+(protocol.test.val_fraction; pFedSim's comparison: .2), else the training samples, on which a client that fits its own
+finds nobody better and stays alone. Scored is a client's own latest
+model. M models cross the network downwards, one upwards; where fewer others exist, copies of its own take their place.
+Batch normalisation: statistics are combined like weights, but are not in the norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.methods.fedfomo import candidates as fomo
+from fedbench.methods.parts.mixing import OneEach, leaves
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedFomo(OneEach):
+    """Clients combine others' models by how much these help on their validation samples."""
+
+    M: int = 5  # models that a client receives
+    epsilon: float = 0.3  # probability that one of them is drawn at random
+    decay: float = 0.05  # by which epsilon falls each round
+
+    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+
+    def __post_init__(self) -> None:
+        if self.M < 1 or not 0 <= self.epsilon <= 1 or self.decay < 0:
+            raise ConfigError(
+                "method.M must be at least 1, epsilon in [0, 1] and decay not negative, got "
+                f"{self.M}, {self.epsilon} and {self.decay}"
+            )
+
+    @property
+    def reads_validation(self) -> frozenset[str]:
+        """To weigh the received models."""
+        return frozenset({"start"})
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """All start from one model; P is zero."""
+        server, memory = super().init(task, population, generator)
+        own = trees.part(server, "model")
+        P = torch.zeros(population.clients, population.clients, dtype=torch.float64)
+        return {**server, "P": P}, {**own, **memory}
+
+    # ---- server
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """For each client, M models [C, M, ...] and whose they are [C, M]."""
+        peers = self.peers(server["P"].cpu(), cohort)
+        stored = trees.part(server, "model")
+        flat = trees.take(stored, peers.flatten())
+        models = {name: leaf.reshape(*peers.shape, *leaf.shape[1:]) for name, leaf in flat.items()}
+        return {**trees.join(peer=models), "reported/peers": peers.to(server["P"].device)}
+
+    def peers(self, P: Tensor, cohort: Cohort) -> Tensor:
+        """Ids [C, M] of the clients whose models are sent."""
+        return fomo.peers(P, cohort, self.M, self.epsilon - self.decay * cohort.clock.round)
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Store the models, add the reported weights to P."""
+        models = leaves(uploads)
+        ids = cohort.ids.to(server["P"].device)
+        rows = server["P"][ids].scatter_add(
+            1, uploads["reported/peers"], uploads["reported/weights"].to(torch.float64)
+        )
+        return trees.put(server, cohort.ids, {**trees.join(model=models), "P": rows})
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """P where positive, a row's sum one; without any, the identity's."""
+        positive = server["P"].clamp(min=0)
+        alone = torch.eye(len(positive)).to(positive)
+        rows = torch.where(positive.sum(1, keepdim=True) > 0, positive, alone)
+        return torch.nn.functional.normalize(rows, p=1, dim=1)
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """The combined model, and the weights beside it."""
+        models = trees.part(client.message, "peer")
+        weights = fomo.weights(client.memory, models, client.validation, client.task)
+        return {**fomo.combined(client.memory, models, weights), "reported/weights": weights}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Train the model alone."""
+        return (Stage(self.loss, fixed=("reported/*",)),)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the model and the weights; keep the model."""
+        model = leaves(work)
+        upload, _ = super().finish(model, client)
+        reported = {"peers": client.message["reported/peers"], "weights": work["reported/weights"]}
+        return {**upload, **trees.join(reported=reported)}, model
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """Without the weights."""
+        return leaves(work)
+
+    def personal(self, client: Client) -> Tree:
+        """The client's own latest model."""
+        return client.memory

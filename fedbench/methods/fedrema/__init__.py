@@ -1,0 +1,1 @@
+"""FedReMa: maximum difference segmentation and relevant peers."""

@@ -1,0 +1,139 @@
+"""FedReMa: Liang et al., Improving PFL via Leveraging the Most Relevant Clients, ECAI 2024.
+
+Algorithm 2. Extractors by FedAvg (Eq. 6). Classifiers (all fully connected layers) by the peers A_k that maximum
+difference segmentation finds (Algorithm 1, see `mds`), weighted by size (Eq. 7), while in the critical co-learning
+period; the choice is counted in G. The period ends for good when the mean largest gap is at most delta of its maximum
+so far (Eq. 9); then phi_k = sum_i G_ki phi_i / sum_i G_ki (Eq. 10).
+All of this is the server's part, in `peers`.
+Table 4's variants: `align` (+F) adds lambda |f(x) - h_y|^2, h_y the class means of features over all clients (Eq. 11);
+`alternate` (+A) trains the classifier first, then the extractor. Table 5: `ccp` false stays in the period.
+Paper and authors' code disagree in:
+- `probe_scale`, `probe_per_client`, `temper_all`: probes in [0, .5), a new one for each client, the temperature for
+  that client's answer only;
+- `last_gap`, `keep_below`: Algorithm 1 looks at all gaps and keeps idx_m, just below the largest; the code skips the
+  last gap and keeps what is above;
+- `uniform`: classifiers, and class means, are averaged plainly in the code;
+- `shuffle`: the code meets classifiers in a random order, so that A_k's weights go to random clients (a bug);
+- `align_mean`: the code's alignment is the mean over features, not the sum.
+On a network of fully connected layers only, such as `mlp`, all is classifier: there is no extractor to share or align,
+and +F, +A and +A&F are FedReMa.
+Batch normalisation: part of the extractor, statistics included, and shared. With partial participation all receive the
+new extractor; absent clients keep their classifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.methods.fedrema import mds
+from fedbench.methods.fedrema.peers import RelevantPeers
+from fedbench.methods.parts import passes
+from fedbench.methods.parts.mixing import leaves
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedReMa(RelevantPeers):
+    """One extractor; classifiers of the most relevant peers."""
+
+    align: float = 0.0  # lambda of the feature alignment; +F: 1
+    align_mean: bool = False  # the code: true
+    alternate: bool = False  # +A: classifier first, then extractor
+    classifier_epochs: int | None = None  # of +A; null: as many as the extractor's
+
+    paper: ClassVar[str] = "Liang et al., ECAI 2024"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.align < 0:
+            raise ConfigError(f"method.align must not be negative, got {self.align}")
+
+    @property
+    def reads_data(self) -> frozenset[str]:
+        """For the class means of features."""
+        return frozenset({"finish"}) if self.align else frozenset()
+
+    # ---- server: the class means of +F
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """No class means yet."""
+        server, memory = super().init(task, population, generator)
+        if self.align:
+            model = trees.row(trees.part(server, "model"), 0)
+            stage = mds.classifier_stage(task, self.classifier)
+            width = task.apply(model, torch.zeros(1, *task.shape), until=stage).numel()
+            server["class/means"] = torch.zeros(task.classes, width)
+            server["class/seen"] = torch.zeros(task.classes)
+        return server, memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The extractor, the client's classifier, and the class means to align to."""
+        means = trees.join(**{"class": trees.part(server, "class")})
+        return {**super().send(server, cohort), **trees.expand(means, len(cohort.ids))}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """The server's part, and the class means."""
+        return {**super().aggregate(server, uploads, cohort), **self._means(server, uploads)}
+
+    def _means(self, server: Tree, uploads: Tree) -> Tree:
+        """Class means over clients; a class that nobody had keeps its latest."""
+        if not self.align:
+            return {}
+        counts, sums = uploads["class/counts"], uploads["class/sums"]  # [C, K], [C, K, d]
+        if self.uniform:
+            sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).to(sums.dtype)
+        total = counts.sum(0)
+        fresh = sums.sum(0) / total.clamp(min=1).unsqueeze(1)
+        known = total > 0
+        means = torch.where(known.unsqueeze(1), fresh, server["class/means"])
+        return {"class/means": means, "class/seen": server["class/seen"].maximum(known.to(means.dtype))}
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """Extractor and classifier as received."""
+        return {**leaves(client.message), **client.memory}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """All at once, or classifier then extractor."""
+        if not self.alternate:
+            return (Stage(self.loss),)
+        return (
+            Stage(self.loss, moves=self.classifier, epochs=self.classifier_epochs),
+            Stage(self.loss, fixed=self.classifier, order=1),
+        )
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """Cross-entropy + lambda * mean over samples of |f(x) - h_y|^2, for classes with a mean."""
+        if not self.align:
+            return super().loss(work, client, batch)
+        task = client.task
+        stage = mds.classifier_stage(task, self.classifier)
+        z = task.apply(work, batch.x, train=True, mask=batch.mask, until=stage)
+        logits = task.apply(work, z, train=True, mask=batch.mask, since=stage)
+        squares = (z.flatten(1) - client.message["class/means"][batch.y]).square()
+        apart = squares.mean(1) if self.align_mean else squares.sum(1)
+        pull = batch.mean(apart * client.message["class/seen"][batch.y])
+        return task.criterion(logits, batch) + self.align * pull
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the model, and class sums of features where they are aligned."""
+        upload, memory = super().finish(work, client)
+        if not self.align:
+            return upload, memory
+        task = client.task
+        stage = mds.classifier_stage(task, self.classifier)
+        sums, counts = passes.class_sums(
+            lambda block: task.apply(work, block.x, until=stage).flatten(1), client.data, task.classes
+        )
+        return {**upload, "class/sums": sums, "class/counts": counts}, memory

@@ -1,0 +1,104 @@
+"""FedReMa's server: classifiers of the most relevant peers (Liang et al., ECAI 2024, Algorithm 2, Eqs. 6-7, 9-10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Cohort
+from fedbench.methods.fedrema import mds
+from fedbench.methods.parts.mixing import OneEach, leaves, scatter
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class RelevantPeers(OneEach):
+    """One extractor by FedAvg; each client's classifier is a mean over the peers that segmentation finds."""
+
+    delta: float = 0.5  # share of the largest mean gap at which the period ends
+    ccp: bool = True  # false: the period never ends
+    temperature: float = 0.5  # M of the soft predictions
+    classifier: tuple[str, ...] = ("@classifier",)  # the personal part: the network's last stages
+    probe_scale: float = 1.0  # the code: .5
+    probe_per_client: bool = False  # the code: true
+    temper_all: bool = True  # the code: false
+    last_gap: bool = True  # the code: false
+    keep_below: bool = True  # the code: false
+    uniform: bool = False  # the code: true
+    shuffle: bool = False  # the code: true
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0 or not 0 <= self.delta <= 1:
+            raise ConfigError(
+                "method.temperature must be positive and method.delta in [0, 1], got "
+                f"{self.temperature} and {self.delta}"
+            )
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """In the period, no choices yet."""
+        server, memory = super().init(task, population, generator)
+        mds.classifier_stage(task, self.classifier)  # refuses what is no classifier before anything trains
+        server["W"] = torch.eye(population.clients, dtype=torch.float64)
+        server["chosen"] = torch.zeros_like(server["W"])  # G
+        server["period/on"] = torch.ones((), dtype=torch.bool)
+        server["period/largest"] = torch.zeros((), dtype=torch.float64)
+        return server, memory
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Mix classifiers, average extractors; record choices and the period."""
+        models = leaves(uploads)
+        chosen, gaps = self._segment(models, cohort)
+        weights = self._weights(server, chosen, cohort)
+        classifiers, extractors = trees.split(models, cohort.task.select(models, self.classifier))
+        rows = {**trees.join(model=trees.mix(weights, classifiers)), "W": scatter(weights, cohort)}
+        average = trees.expand(trees.mean(extractors, cohort.weights), cohort.population.clients)
+        updated = {**trees.put(server, cohort.ids, rows), **trees.join(model=average)}
+        if bool(server["period/on"]):
+            updated.update(self._period(server, chosen, gaps, cohort))
+        return updated
+
+    def _segment(self, models: Tree, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        """A [C, C] and the largest gaps [C]."""
+        probe = mds.Probe(self.temperature, self.probe_scale, self.probe_per_client, self.temper_all)
+        S = probe.similarities(models, mds.classifier_stage(cohort.task, self.classifier), cohort)
+        return mds.segment(S, self.last_gap, self.keep_below)
+
+    def _weights(self, server: Tree, chosen: Tensor, cohort: Cohort) -> Tensor:
+        """W [C, C] of the classifiers, Eq. 7 or 10; the identity's row without any choice on record."""
+        if bool(server["period/on"]):
+            weights = chosen.to(torch.float64)
+            weights = weights if self.uniform else weights * cohort.weights.to(weights)
+        else:
+            ids = cohort.ids.to(chosen.device)
+            weights = server["chosen"][ids.unsqueeze(1), ids]
+            alone = torch.eye(len(ids)).to(weights)
+            weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, alone)
+        if self.shuffle:
+            weights = weights[:, torch.randperm(len(weights), generator=cohort.generator).to(weights.device)]
+        return functional.normalize(weights, p=1, dim=1)
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """Each client's latest row for the classifier."""
+        return server["W"]
+
+    def record(self, server: Tree) -> Mapping[str, Tensor]:
+        """Rounds of the critical co-learning period [N] of each client: it always chooses itself."""
+        return {"ccp_rounds": server["chosen"].diagonal()}
+
+    def _period(self, server: Tree, chosen: Tensor, gaps: Tensor, cohort: Cohort) -> Tree:
+        """G with this round's choices, and Eq. 9."""
+        counts = server["chosen"].clone()
+        ids = cohort.ids.to(counts.device)
+        counts[ids.unsqueeze(1), ids] += chosen.to(counts)
+        gap = gaps.mean().to(server["period/largest"])
+        largest = torch.maximum(server["period/largest"], gap)
+        on = (gap > self.delta * largest) | (largest == 0) | (not self.ccp)
+        return {"chosen": counts, "period/on": on, "period/largest": largest}

@@ -1,0 +1,115 @@
+"""Shared by FedSaC and pFedGraph: similarity of models by cosine, and a pull towards what the server mixed.
+
+Server: S_ij = cos(theta_i, theta_j), or of the updates theta - theta_0. Client: Eq. 9 of FedSaC, min over theta of
+F_i(theta) - lambda cos(theta, theta_tilde_i), theta_tilde_i as received.
+
+Where the papers' text and the authors' code (one code base) disagree, a field says which:
+- `attract`: the text subtracts lambda cos, the code adds it, which pushes away from the mixture;
+- `reference`: theta_tilde ("mixed"), or the code's sum_j W_ij theta_j / |theta_j| ("directions", a second model in the
+  message), whose own length the code leaves in: lambda <reference, theta> / |theta|;
+- `from_round`: the code has no term in the first round;
+- `similarity`: of "parameters", or, in the code, of "updates" since theta_0;
+- `snap`: the code takes a cosine above .9 for 1.
+Batch normalisation: statistics are mixed like weights, but are in no cosine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.methods.parts.mixing import Mixing, cosines, leaves
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class CosineMixing(Mixing):
+    """A graph from cosines between models, and a local objective with a cosine."""
+
+    lam: float = 1.0  # lambda, weight of the cosine to the received mixture
+    attract: bool = True  # false: the term's sign as in the code
+    reference: str = "mixed"  # what the cosine is taken to: "mixed", or the code's "directions"
+    from_round: int = 0  # first round with the term, counted from 0; the code: 1
+    similarity: str = "parameters"  # S is of "parameters", or of "updates" since the initial model
+    snap: float | None = None  # cosines above it count as 1; the code: .9; null: none do
+
+    def __post_init__(self) -> None:
+        for name, options in (
+            ("reference", ("mixed", "directions")),
+            ("similarity", ("parameters", "updates")),
+        ):
+            if getattr(self, name) not in options:
+                raise unknown(f"method.{name}", getattr(self, name), options)
+        if self.lam < 0:
+            raise ConfigError(f"method.lam must not be negative, got {self.lam}; method.attract=false pushes")
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """With the initial model, or each client's reference, where the fields ask for it."""
+        server, memory = super().init(task, population, generator)
+        weights = task.weights(trees.part(server, "model"))
+        if self.similarity == "updates":
+            server.update(trees.join(initial=trees.row(weights, 0)))
+        if self.reference == "directions":
+            server.update(trees.join(direction=_units(weights)))
+        return server, memory
+
+    # ---- server
+
+    def similarities(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tensor:
+        """S [C, C]."""
+        weights = cohort.task.weights(leaves(uploads))
+        if self.similarity == "updates":
+            start = trees.part(server, "initial")
+            weights = {name: leaf - start[name] for name, leaf in weights.items()}
+        found = cosines(trees.flatten(weights))
+        return found if self.snap is None else found.masked_fill(found > self.snap, 1.0)
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The client's mixture, and its reference where that is another vector."""
+        direction = trees.join(direction=trees.take(trees.part(server, "direction"), cohort.ids))
+        return {**super().send(server, cohort), **direction}
+
+    def mixed(self, graph: Mapping[str, Tensor], uploads: Tree, cohort: Cohort) -> Tree:
+        """The mixtures, and sum_j W_ij theta_j / |theta_j| beside them where the fields ask for it."""
+        found = super().mixed(graph, uploads, cohort)
+        if self.reference == "directions":
+            units = _units(cohort.task.weights(leaves(uploads)))
+            found.update(trees.join(direction=trees.mix(next(iter(graph.values())), units)))
+        return found
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """The received mixture beside the client's private leaves."""
+        return {**leaves(client.message), **client.memory}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_i(theta) - lambda cos(theta, theta_tilde_i)."""
+        loss = super().loss(work, client, batch)
+        if client.clock.round < self.from_round or self.lam == 0:
+            return loss
+        if self.reference == "directions":
+            reference, length = trees.part(client.message, "direction"), torch.ones(())
+        else:
+            reference = client.task.weights(leaves(client.message))
+            length = _norm(reference)
+        cosine = trees.dot(reference, work) / (_norm({k: work[k] for k in reference}) * length)
+        return loss - (self.lam if self.attract else -self.lam) * cosine
+
+
+def _norm(tree: Tree) -> Tensor:
+    return trees.dot(tree, tree).clamp(min=1e-24).sqrt()
+
+
+def _units(models: Tree) -> Tree:
+    """Each of `models` [C, ...] divided by its length."""
+    rows = trees.flatten(models)
+    return trees.unflatten(torch.nn.functional.normalize(rows, dim=1), models)

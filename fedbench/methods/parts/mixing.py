@@ -1,0 +1,140 @@
+"""Collaboration graphs: what a client receives next is a mixture of the clients' models, row i of a matrix W.
+
+Subclasses give only W - for all leaves, or one for each group of leaves (body, head). `Mixing` mixes the uploads of a
+round among those who took part; absent clients keep the mixture they had. `Library` keeps every client's latest upload
+and mixes when it sends, so that absent clients' models go on being used; it begins with rounds of FedAvg.
+
+Leaves named in `private` (FedAvg's field) stay on their clients; batch normalisation's statistics are mixed like
+weights unless they are named there. W is asserted row-stochastic where it is applied.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock, Cohort
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class OneEach(FedAvg):
+    """The server keeps a model for each client, leaves model/* [N, ...], at first the same for all."""
+
+    family: ClassVar[str] = "personalised"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """One model for all."""
+        shared, memory = super().init(task, population, generator)
+        return trees.join(model=trees.expand(shared, population.clients)), memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Each client's own."""
+        return trees.take(trees.part(server, "model"), cohort.ids)
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """There is no global model."""
+        return None
+
+
+@dataclass(frozen=True)
+class Mixing(OneEach):
+    """Mixes a round's uploads; model/* is what each client receives next, W [N, N] has each client's latest row."""
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """One model for all, and W = I."""
+        server, memory = super().init(task, population, generator)
+        return {**server, "W": torch.eye(population.clients, dtype=torch.float64)}, memory
+
+    @abstractmethod
+    def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """W [C, C] over the cohort for each group of leaves (selector); a leaf takes the first that matches.
+
+        The first group's matrix is the one that `collaboration` reports.
+        """
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Theta_tilde = W Theta for the cohort; everybody else keeps what they had."""
+        graph = self.graph(server, uploads, cohort)
+        rows = scatter(next(iter(graph.values())), cohort).to(server["W"].device)
+        return trees.put(server, cohort.ids, {**self.mixed(graph, uploads, cohort), "W": rows})
+
+    def mixed(self, graph: Mapping[str, Tensor], uploads: Tree, cohort: Cohort) -> Tree:
+        """The new rows [C, ...] of the server's leaves that come of mixing."""
+        return trees.join(model=mix_groups(graph, leaves(uploads), cohort.task))
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """The latest row of every client."""
+        return server["W"]
+
+
+@dataclass(frozen=True)
+class Library(OneEach):
+    """Keeps every client's latest model in model/*; the message is W's row over all of them.
+
+    In the warm-up rounds, if there are any, the model is FedAvg's and the same for all.
+    """
+
+    @abstractmethod
+    def warm(self, clock: Clock) -> bool:
+        """Whether a round belongs to the warm-up."""
+
+    @abstractmethod
+    def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """W [C, N] for each group of leaves (selector); leaves in no group are the client's own."""
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The cohort's rows of W over all stored models."""
+        own = super().send(server, cohort)
+        if self.warm(cohort.clock):
+            return own
+        return {
+            **own,
+            **mix_groups(self.rows(server, cohort), trees.part(server, "model"), cohort.task),
+        }
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Store the uploads; in the warm-up, their average in every client's place."""
+        if self.warm(cohort.clock):
+            average = trees.mean(leaves(uploads), cohort.weights)
+            return {**server, **trees.join(model=trees.expand(average, cohort.population.clients))}
+        return trees.put(server, cohort.ids, trees.join(model=leaves(uploads)))
+
+
+def leaves(uploads: Tree) -> Tree:
+    """The model within an upload: what has no namespace."""
+    return {name: leaf for name, leaf in uploads.items() if "/" not in name}
+
+
+def mix_groups(graph: Mapping[str, Tensor], models: Tree, task: Task) -> Tree:
+    """`models` [C, ...] mixed by the matrix of each leaf's group; leaves in no group are left out."""
+    mixed: Tree = {}
+    rest = models
+    for selector, matrix in graph.items():
+        chosen, rest = trees.split(rest, task.select(rest, (selector,)))
+        mixed.update(trees.mix(matrix, chosen))
+    return mixed
+
+
+def scatter(matrix: Tensor, cohort: Cohort) -> Tensor:
+    """The rows [C, N] of W over all clients that hold `matrix` [C, C] over the cohort."""
+    rows = matrix.new_zeros(len(matrix), cohort.population.clients, dtype=torch.float64)
+    rows[:, cohort.ids.to(rows.device)] = matrix.to(torch.float64)
+    return rows
+
+
+def cosines(rows: Tensor) -> Tensor:
+    """Cosine of every two rows of [C, P] -> float64 [C, C], with ones on the diagonal; 0 with a row of zeros."""
+    unit = functional.normalize(rows.to(torch.float64), dim=1)
+    found = (unit @ unit.t()).clamp(-1, 1)
+    return found.fill_diagonal_(1.0)

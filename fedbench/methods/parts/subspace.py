@@ -1,0 +1,69 @@
+"""Representative subspaces of clients' features and the angles between them (FedSaC, Eqs. 5-7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedbench.core.batch import Batch
+from fedbench.core.trees import Tree
+from fedbench.methods.parts import passes
+from fedbench.models.task import Task
+
+NEGLIGIBLE = 1e-6  # share of the largest eigenvalue below which a direction is no direction of the data
+
+
+def directions(model: Tree, data: Batch, task: Task, rank: int, centred: bool = False) -> Tensor:
+    """The `rank` leading right singular vectors [d, rank] of the features X [n, d] of all of `data`.
+
+    From the eigenvectors of X^T X (of the covariance, if `centred`: principal components). Columns beyond X's rank, of
+    clients with few samples, are zero. Each column's sign makes its largest entry positive.
+    """
+    gram, total = torch.zeros(()), torch.zeros(())
+    for block in passes.blocks(data):
+        z = task.features(model, block.x)
+        z = z if block.mask is None else z * block.mask.to(z.dtype).unsqueeze(1)
+        gram, total = gram + z.t() @ z, total + z.sum(0)
+    if centred:
+        gram = gram - torch.outer(total, total) / data.count.to(total.dtype)
+    values, vectors = torch.linalg.eigh(gram)  # ascending
+    rank = min(rank, len(values))
+    values, vectors = values[-rank:].flip(0), vectors[:, -rank:].flip(1)
+    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    real = values > NEGLIGIBLE * values[0].clamp(min=torch.finfo(values.dtype).tiny)
+    if centred:  # rounding of the subtraction above
+        real = real & (values > NEGLIGIBLE * total.square().sum() / data.count.to(total.dtype))
+    basis: Tensor = vectors * largest.sign() * real
+    return basis
+
+
+def complementarity(U: Tensor, greedy: bool = False) -> Tensor:
+    """C_ij = cos(mean_l phi_l) [C, C] from bases U [C, d, k], over as many angles as the smaller has directions.
+
+    cos phi_l is the l-th singular value of U_i^T U_j, or, if `greedy`, the next largest of its signed entries with rows
+    and columns used once. 0 for a client without directions, 1 on the diagonal.
+    """
+    U = U.to(torch.float64)
+    products = torch.einsum("ida,jdb->ijab", U, U)
+    ranks = (U.square().sum(1) > 0.5).sum(1)
+    count = torch.minimum(ranks.unsqueeze(0), ranks.unsqueeze(1))  # [C, C]
+    cosines = _greedy(products, U) if greedy else torch.linalg.svdvals(products)
+    counted = torch.arange(U.shape[2], device=U.device) < count.unsqueeze(2)
+    angles = cosines.clamp(-1, 1).arccos() * counted
+    found = (angles.sum(2) / count.clamp(min=1)).cos()
+    return found.masked_fill(count == 0, 0.0).fill_diagonal_(1.0)
+
+
+def _greedy(products: Tensor, U: Tensor) -> Tensor:
+    """The code's matching: k picks [C, C, k] from each matrix of products [C, C, k, k], missing directions last."""
+    k = U.shape[2]
+    missing = U.square().sum(1) < 0.5  # [C, k]
+    left = products.masked_fill(missing.view(-1, 1, k, 1) | missing.view(1, -1, 1, k), -2.0).clone()
+    picks = []
+    for _ in range(k):
+        value, place = left.flatten(2).max(2)
+        picks.append(value)
+        used = torch.nn.functional.one_hot(place // k, k).bool().unsqueeze(3)
+        used = used | torch.nn.functional.one_hot(place % k, k).bool().unsqueeze(2)
+        left = left.masked_fill(used, -3.0)
+    return torch.stack(picks, dim=2)

@@ -1,1 +1,0 @@
-"""SosicFL's preparation: where in the solution simplex each client trains."""

@@ -1,0 +1,1 @@
+"""SosicFL: clusters of clients as regions of a simplex of classifiers."""

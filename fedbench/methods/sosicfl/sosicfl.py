@@ -1,0 +1,189 @@
+"""SosicFL: Solution Simplex Clustering for Heterogeneous Federated Learning, arXiv 2403.03333, 2024.
+
+The model's `simplex` leaves are M+1 endpoints theta_m; alpha in the simplex makes of them w = sum_m alpha_m theta_m.
+Section 3.3: clients' label distributions -> LDA -> alpha_k -> clusters with centres mu_c -> subregions
+R_c = {alpha: ||alpha - mu_c||_1 <= rho * mean distance of all centres from all points of the simplex}.
+Eq. 8: a local step draws alpha from the client's subregion, theta_m -= alpha_m lr grad F_k(w). Eq. 9: endpoints are
+averaged as in FedAvg. Section 3.5: global model alpha = 1 / (M+1), client model alpha = mu of its cluster.
+SosicFL-All: `simplex: ["*"]`. Late start (Section 4.3): before `start_round` every subregion is the whole simplex.
+
+The paper is of two minds; each is a setting: alpha is drawn at every step (Section 3.2) or Omega_tr times a round and
+used in turn (3.4, `samples`); clustering is in Hilbert's metric by its name, "with the L1-distance" by the text
+(`metric`). The authors' code (preset `code`): one bias (`simplex: ["head.weight"]`), alpha = centre + U(0, rho) u
+wherever that leads (`sampling: unprojected`), and each client's centre is the projection of its trained head's
+principal components (`positions: heads`).
+Deviations: M is stated for 2-Fold only (1). Heads are trained in one round from the initial weights.
+Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.method import Method
+from fedbench.methods.sosicfl import clustering, positions, region
+from fedbench.models.task import Task
+
+if TYPE_CHECKING:
+    from fedbench.engine.preparation import Preparation
+
+SAMPLERS: dict[str, Callable[[int, Tensor, float, torch.Generator], Tensor]] = {
+    "uniform": region.uniform,
+    "unprojected": region.unprojected,
+}
+OPTIONS = {
+    "positions": ("lda", "heads"),
+    "metric": tuple(clustering.METRICS),
+    "sampling": tuple(SAMPLERS),
+}
+COUNT_BYTES = 4  # of a client's count of one class, sent once
+
+
+@dataclass(frozen=True)
+class SosicFL(Method):
+    """Federated simplex learning, every cluster of clients in its own subregion."""
+
+    endpoints: int = 3  # M + 1
+    simplex: tuple[str, ...] = ("@head",)  # parameters with endpoints; the others are one model's
+    clusters: int = 10  # C
+    rho: float = 0.4  # radius of a subregion, in mean distances; of `unprojected` draws: as it is
+    samples: int | None = None  # Omega_tr, draws of alpha a round, used in turn; null: a new one every step
+    start_round: int = 0  # t~: rounds on the whole simplex before subregions are assigned
+    positions: str = "lda"  # of clients: "lda" and clusters, or trained "heads"
+    metric: str = "hilbert"  # of the clusters: "hilbert" or "l1"
+    sampling: str = "uniform"  # within the subregion, or "unprojected"
+
+    paper: ClassVar[str] = "Solution Simplex Clustering, arXiv 2403.03333, 2024"
+
+    def __post_init__(self) -> None:
+        for name, options in OPTIONS.items():
+            if getattr(self, name) not in options:
+                raise unknown(f"method.{name}", getattr(self, name), options)
+        for name in ("endpoints", "clusters"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"method.{name} must be at least 1, got {getattr(self, name)}")
+        if self.rho < 0 or self.start_round < 0 or (self.samples is not None and self.samples < 1):
+            raise ConfigError(
+                "method.rho and start_round must not be negative, method.samples at least 1 (or null)"
+            )
+
+    # ---- preparation: a subregion for each client
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """A model with independently drawn endpoints; every subregion is the whole simplex."""
+        models = [task.init(generator) for _ in range(self.endpoints)]
+        names = [name for name in task.select(models[0], self.simplex) if name in task.parameters]
+        endpoints, plain = trees.split(trees.stack(models), names)
+        server = {**trees.row(plain, 0), **trees.join(endpoints=endpoints)}
+        middle = torch.full((population.clients, self.endpoints), 1 / self.endpoints)
+        return {**server, "region/center": middle, "region/radius": torch.tensor(region.WHOLE)}, {}
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Positions, clusters, subregions."""
+        if self.positions == "lda":
+            centres, members = self._clustered(preparation)
+        else:
+            centres = self._heads(preparation, server, memory)
+            members = np.arange(len(centres))
+        plain = self.sampling == "unprojected"
+        radius = self.rho if plain else self.rho * region.mean_distance(centres)
+        preparation.keep("centers", centres)
+        preparation.keep("cluster", members)
+        assigned = {
+            "region/center": torch.from_numpy(centres[members]).to(server["region/center"]),
+            "region/radius": torch.tensor(radius).to(server["region/radius"]),
+        }
+        return {**server, **assigned}, memory
+
+    def _clustered(self, preparation: Preparation) -> tuple[clustering.Array, clustering.Labels]:
+        """(centres [C, n], cluster of each client [N]) of the label distributions' topics."""
+        setup = preparation.setup
+        counts = setup.population.label_counts.numpy()
+        preparation.charge(up=counts.size * COUNT_BYTES, down=0)
+        found = positions.topics(counts, self.endpoints, rng.derive(setup.seed, "topics"))
+        preparation.keep("positions", found)
+        members, centres = clustering.cluster(found, self.clusters, clustering.METRICS[self.metric])
+        return centres, members
+
+    def _heads(self, preparation: Preparation, server: Tree, memory: Tree) -> clustering.Array:
+        """A centre for each client [N, n]: principal components of what a round of training made of its head."""
+        ids = preparation.everyone()
+        message = self.send(server, preparation.setup.cohort(ids, preparation.clock))
+        with torch.enable_grad():
+            trained = preparation.trainer.train(ids, message, memory, preparation.clock).uploads
+        heads = trees.map_leaves(lambda leaf: leaf.mean(1), trees.part(trained, "endpoints"))
+        preparation.charge(trees.row_bytes(heads) * len(ids), trees.row_bytes(message) * len(ids))
+        return positions.projected_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
+
+    # ---- server
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The endpoints, and the client's subregion."""
+        message = trees.expand(server, len(cohort.ids))
+        center = server["region/center"]
+        if cohort.clock.round < self.start_round:
+            message["region/radius"] = torch.full_like(message["region/radius"], region.WHOLE)
+            center = torch.full_like(center, 1 / self.endpoints)
+        return {**message, "region/center": center[cohort.ids.to(center.device)]}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Average the endpoints and the rest (Eq. 9)."""
+        return {**server, **trees.mean(uploads, cohort.weights)}
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """The middle of the simplex."""
+        center = server["region/center"]
+        return at(shared(server), torch.full_like(center[0], 1 / self.endpoints))
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """The endpoints and the rest of the model."""
+        return shared(client.message)
+
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
+        """Alpha of every step, [S, n]."""
+        return {"alpha": self.alphas(generator, steps, client, self.samples)}
+
+    def alphas(self, generator: torch.Generator, steps: int, client: Client, samples: int | None) -> Tensor:
+        """`steps` draws from the client's subregion, [S, n]; with `samples`, so many are used in turn."""
+        center, radius = client.message["region/center"], float(client.message["region/radius"])
+        distinct = steps if samples is None else min(samples, steps)
+        sampler = region.uniform if radius >= region.WHOLE else SAMPLERS[self.sampling]
+        drawn = sampler(distinct, center, radius, generator)
+        return drawn[torch.arange(steps) % distinct].to(center.dtype)
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_k at this step's alpha: autograd scales the gradient of endpoint m by alpha_m (Eq. 8)."""
+        return client.task.loss(at(work, batch.noise["alpha"]), batch)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload all endpoints."""
+        return work, {}
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The model at the centre of the client's subregion."""
+        return at(work, client.message["region/center"])
+
+
+def shared(tree: Tree) -> Tree:
+    """The endpoints and the rest of the model, without the regions."""
+    return {key: leaf for key, leaf in tree.items() if not key.startswith("region/")}
+
+
+def at(work: Tree, alpha: Tensor) -> Tree:
+    """The model sum_m alpha_m theta_m beside the leaves that have no endpoints; alpha [n]."""
+    plain = {key: leaf for key, leaf in work.items() if not key.startswith("endpoints/")}
+    mixed = {k: torch.tensordot(alpha, v, dims=1) for k, v in trees.part(work, "endpoints").items()}
+    return {**plain, **mixed}

@@ -1,0 +1,146 @@
+"""The typed, built components of one run, and the key that its result is kept under."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from fedbench.config import compose
+from fedbench.config.compose import REGISTRIES, label
+from fedbench.config.registry import typed
+from fedbench.config.schema import ADDED, HardwareConfig, ProtocolConfig, SettingsConfig
+from fedbench.core.errors import ConfigError
+from fedbench.data.dataset import DataSource
+from fedbench.data.partitions.base import PartitionSpec
+from fedbench.engine.method import Method
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
+NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
+    "dataset": ("root", "download", "model"),
+    "partition": ("path",),
+    "model": ("weights", "download"),
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: validated, every component built, nothing left to look up."""
+
+    dataset: DataSource
+    partition: PartitionSpec
+    model: Any
+    method: Method
+    protocol: ProtocolConfig
+    hardware: HardwareConfig
+    settings: SettingsConfig
+    labels: Mapping[str, str]  # group -> what a table calls the choice, as "fedcollab(ditto)" or "dir0.1"
+    plain: Mapping[str, Any]  # the resolved config, as saved with the run
+
+    @property
+    def seed(self) -> int:
+        """Keys everything random in the run."""
+        return self.settings.seed
+
+    @property
+    def partition_seed(self) -> int:
+        """Keys the partition: the run's seed unless one is fixed over several runs."""
+        fixed = self.settings.partition_seed
+        return self.seed if fixed is None else fixed
+
+    @property
+    def reference_seed(self) -> int:
+        """Keys all but the partition of the Local run that IPR and RSD compare with: the run's seed unless given.
+
+        With the run's own, Local has the same initial weights and batches, and a client left alone ties with it;
+        with another, such a client gains or loses by chance.
+        """
+        given = self.settings.reference_seed
+        return self.seed if given is None else given
+
+    def with_settings(self, **changes: Any) -> RunConfig:
+        """The same run with some of its settings changed."""
+        settings = dataclasses.replace(self.settings, **changes)
+        return dataclasses.replace(self, settings=settings, plain={**self.plain, **changes})
+
+    def with_seed(self, seed: int) -> RunConfig:
+        """The same run with another seed."""
+        return self.with_settings(seed=seed)
+
+
+def resolve(config: DictConfig) -> RunConfig:
+    """Check a composed config and build its components.
+
+    Raises:
+        UnknownName: a name or key that does not exist, with the nearest ones.
+        ConfigError: a value of the wrong type, an impossible or a missing value.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+    return from_plain(cast("dict[str, Any]", plain))
+
+
+def from_plain(plain: Mapping[str, Any]) -> RunConfig:
+    """`resolve` for a plain nested dict, such as the one saved with a run or an altered copy of it."""
+    groups = {**REGISTRIES, **SCHEMAS}
+    for group in groups:
+        if not isinstance(plain.get(group), Mapping):
+            raise ConfigError(f"{group}: no option chosen; add {group}=NAME")
+    built = {group: compose.registry(group).build(plain[group]) for group in REGISTRIES}
+    schemas = {group: typed(SCHEMAS[group], plain[group], group) for group in SCHEMAS}
+    settings = {key: value for key, value in plain.items() if key not in groups}
+    return RunConfig(
+        **built,
+        **schemas,
+        settings=typed(SettingsConfig, settings, "the config"),
+        labels={group: label(group, plain[group], built.get(group)) for group in groups},
+        plain=plain,
+    )
+
+
+def run_key(run: RunConfig) -> str:
+    """16 hexadecimal digits of a hash over all that determines the run's result, and its labels.
+
+    Built from the components' fields, so neither the order of keys nor a default written out changes it, nor a field
+    that was `added` since, at its default.
+    Hardware, folders, logging and display are left out.
+    """
+    content: dict[str, Any] = {"seed": run.seed}
+    if run.partition_seed != run.seed:
+        content["partition_seed"] = run.partition_seed
+    if run.reference_seed != run.seed and run.labels["method"] != "local":
+        content["reference_seed"] = run.reference_seed
+    for group in (*REGISTRIES, "protocol"):
+        fields = _canonical(getattr(run, group))
+        hidden = NOT_RESULT.get(group, ())
+        content[group] = {key: value for key, value in fields.items() if key not in hidden}
+        content[group]["label"] = run.labels[group]
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    """Plain JSON for a component: its class and fields, nested ones too."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            f.name: _canonical(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if f.init and not (f.metadata.get(ADDED) and getattr(value, f.name) == f.default)
+        }
+        return {**fields, "class": type(value).__name__}
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

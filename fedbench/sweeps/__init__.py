@@ -1,0 +1,1 @@
+"""Jobs of a multirun, in whatever process, and what is made of their rows."""

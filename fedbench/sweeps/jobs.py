@@ -1,0 +1,119 @@
+"""One job of the command line, in whatever process a launcher starts it, and what it sends back."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedbench.config import messages, sources
+from fedbench.runs.config import RunConfig, resolve
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job sends back: its row, or why it has none."""
+
+    overrides: Mapping[str, str] = field(default_factory=dict)  # key -> value
+    row: Mapping[str, Any] | None = None  # of a finished run
+    folder: str = ""  # of the run
+    plain: Mapping[str, Any] = field(default_factory=dict)  # the job's config
+    code: int = messages.OK  # exit code
+    failure: str = ""  # what to tell the user
+    told: bool = False  # the user has been told
+
+
+_kept: ContextVar[list[Outcome] | None] = ContextVar("_kept", default=None)
+
+
+@contextmanager
+def keeping() -> Iterator[list[Outcome]]:
+    """The list that every outcome ends up in: Hydra's main function throws away what its jobs return."""
+    outcomes: list[Outcome] = []
+    token = _kept.set(outcomes)
+    try:
+        yield outcomes
+    finally:
+        _kept.reset(token)
+
+
+def keep(outcome: Outcome) -> None:
+    """Add to the list of `keeping`; a failure of a job that ran elsewhere is told now."""
+    if outcome.failure and not outcome.told:
+        tell(outcome.failure)
+    kept = _kept.get()
+    if kept is not None:
+        kept.append(outcome)
+
+
+def tell(failure: str) -> None:
+    """Print a failure."""
+    sys.stdout.flush()
+    print(failure, file=sys.stderr)
+
+
+def perform(config: DictConfig) -> Outcome:
+    """Hydra's task function: runs one job and never raises an Exception.
+
+    Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells.
+    """
+    from hydra.types import RunMode
+
+    here = _kept.get() is not None  # else in a process that a launcher started
+    plain: Mapping[str, Any] = {}
+    try:
+        run = resolve(config)
+        plain = run.plain
+        if not here:
+            run = _among_others(run)
+        from fedbench.runs.execution import execute
+
+        result = execute(run)
+        outcome = Outcome(_overrides(), dict(result.row), str(result.folder), plain)
+    except Exception as error:  # noqa: BLE001 - told, and the exit code tells
+        code, failure = messages.told(error, _sweep_job())
+        outcome = Outcome(_overrides(), plain=plain, code=code, failure=failure, told=here)
+        if here:
+            tell(failure)
+    if _hydra().mode == RunMode.RUN:
+        keep(outcome)
+    return outcome
+
+
+def _among_others(run: RunConfig) -> RunConfig:
+    """Several bars on one terminal would overwrite each other."""
+    if run.settings.progress != "auto":
+        return run
+    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, progress="lines"))
+
+
+def _hydra() -> Any:
+    from hydra.core.hydra_config import HydraConfig
+
+    return HydraConfig.get()
+
+
+def _overrides() -> dict[str, str]:
+    """The overrides of the running job."""
+    pairs = (override.lstrip("+").partition("=") for override in _hydra().overrides.task)
+    return {key: value for key, _, value in pairs}
+
+
+def _sweep_job() -> str:
+    """The overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
+    from hydra.types import RunMode
+
+    hydra = _hydra()
+    if hydra.mode != RunMode.MULTIRUN:
+        return ""
+    return " ".join(override.lstrip("+") for override in hydra.overrides.task)
+
+
+sources.register_resolvers()  # on import: a launcher's process reads the config before it calls `perform`

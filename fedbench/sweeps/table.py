@@ -1,0 +1,151 @@
+"""The files of a named sweep: runs.csv, table.csv (mean and spread over seeds), figure.svg and figure.png."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbench.config.compose import SETTINGS
+from fedbench.config.registry import typed
+from fedbench.config.schema import SweepConfig
+from fedbench.core.errors import unknown
+from fedbench.core.files import replacing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedbench.sweeps.jobs import Outcome
+
+SEEDS = ("seed", "partition_seed")  # averaged over, unless an axis
+METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
+QUIET = (*SETTINGS, "sweep", "experiment")
+
+
+def write(finished: Sequence[Outcome]) -> Path:
+    """Write the files of a sweep's finished runs; returns their folder.
+
+    Raises:
+        UnknownName: sweep.x, sweep.by or sweep.y names nothing that was swept or measured.
+    """
+    config = typed(SweepConfig, finished[0].plain["sweep"], "sweep")
+    keys = swept(finished, (config.x, config.by))
+    folder = Path(config.folder) / folder_name(config.name or "", finished, keys)
+    runs = tidy(finished, keys)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_frame(runs, folder / "runs.csv")
+    write_frame(table(runs, keys, config.y), folder / "table.csv")
+    write_figure(draw(config, runs, keys), folder)
+    return folder
+
+
+def swept(finished: Sequence[Outcome], axes: Sequence[str] = ()) -> list[str]:
+    """Keys, in order, whose values differ among the runs, but for seeds that are no axis."""
+    keys = dict.fromkeys(key for outcome in finished for key in outcome.overrides)
+    return [
+        key
+        for key in keys
+        if (key not in SEEDS or key in axes) and len({outcome.overrides.get(key) for outcome in finished}) > 1
+    ]
+
+
+def folder_name(name: str, finished: Sequence[Outcome], keys: Sequence[str]) -> str:
+    """`name`, and what the command line changed for all runs: digits must not overwrite Fashion-MNIST."""
+    changed = [
+        f"{key}={value}"
+        for key, value in finished[0].overrides.items()
+        if key not in (*keys, "seed")
+        and key.partition(".")[0] not in QUIET
+        and all(outcome.overrides.get(key) == value for outcome in finished)
+    ]
+    return re.sub(r"[^A-Za-z0-9._+=,-]", "_", "-".join([name, *changed]))[:150]
+
+
+def tidy(finished: Sequence[Outcome], keys: Sequence[str]) -> pd.DataFrame:
+    """One line a run: its swept values under their keys' names (as text), its result row, and its folder."""
+    import pandas as pd
+
+    rows = [
+        {
+            **(outcome.row or {}),
+            **{key: outcome.overrides.get(key, "") for key in keys},
+            "path": outcome.folder,
+        }
+        for outcome in finished
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
+
+
+def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
+    """One line a combination of swept values: seeds, and mean and sample standard deviation of every metric."""
+    import pandas as pd
+
+    metrics = [name for name in dict.fromkeys((*METRICS, y)) if name in runs.columns]
+    lines: list[dict[str, Any]] = []
+    groups = runs.groupby(list(keys), sort=False, dropna=False) if keys else [((), runs)]
+    for values, group in groups:
+        line: dict[str, Any] = dict(
+            zip(keys, values if isinstance(values, tuple) else (values,), strict=True)
+        )
+        line["seeds"] = len(group)
+        for name in metrics:
+            numbers = pd.to_numeric(group[name], errors="coerce")
+            line[name], line[f"{name}_std"] = numbers.mean(), numbers.std(ddof=1)
+        lines.append(line)
+    filled: pd.DataFrame = pd.DataFrame(lines)
+    return filled
+
+
+def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
+    """The sweep's matplotlib figure."""
+    from fedbench.plots import sweep as plots
+
+    for name, key in (("sweep.x", config.x), ("sweep.by", config.by)):
+        if key and key not in runs.columns:
+            raise unknown(name, key, keys)
+    x = config.x or (keys[0] if keys else "seed")
+    by = config.by if config.by in keys else next((key for key in keys if key != x), "")
+    title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
+    if config.figure == "curves":
+        return plots.curves(curves(runs, x, by), config.y, title)
+    if config.y not in runs.columns:
+        raise unknown("sweep.y", config.y, [str(column) for column in runs.columns])
+    shape = plots.heatmap if config.figure == "heatmap" and by else plots.lines
+    others = [key for key in keys if key not in (x, by)]
+    return shape(labelled(runs, others), x, by, config.y, title)
+
+
+def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
+    """`runs` with a column `panel`: the values of all swept keys that no axis shows."""
+    panels = [" ".join(f"{key}={line[key]}" for key in others) for line in runs.to_dict("records")]
+    paneled: pd.DataFrame = runs.assign(panel=panels)
+    return paneled
+
+
+def curves(runs: pd.DataFrame, x: str, by: str) -> list[Mapping[str, Any]]:
+    """One entry a run: line, panel, and the rows of its rounds.csv."""
+    from fedbench.core.files import read_csv
+
+    return [
+        {
+            "line": f"{x.rpartition('.')[2]}={run[x]}",
+            "panel": f"{by}={run[by]}" if by else "",
+            "rounds": read_csv(Path(str(run["path"])) / "rounds.csv"),
+        }
+        for run in runs.to_dict("records")
+    ]
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table as CSV, atomically."""
+    with replacing(path) as temporary:
+        frame.to_csv(temporary, index=False)
+
+
+def write_figure(figure: Any, folder: Path) -> None:
+    """Write figure.svg and figure.png."""
+    for suffix in ("svg", "png"):
+        with replacing(folder / f"figure.{suffix}") as temporary:
+            figure.savefig(temporary, format=suffix, dpi=150, bbox_inches="tight")

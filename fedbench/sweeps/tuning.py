@@ -1,0 +1,225 @@
+"""Tuning with Optuna: proposes values, launches the runs, judges them by validation accuracy and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbench.config.registry import typed
+from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.sweeps import jobs
+from fedbench.sweeps.jobs import Outcome
+from fedbench.sweeps.table import SEEDS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from hydra.core.override_parser.types import Override
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Fields of conf/hydra/sweeper/optuna.yaml."""
+
+    trials: int = 20
+    at_once: int = 1
+    sampler: str = "tpe"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sampler not in ("tpe", "random"):
+            raise unknown("hydra.sweeper.sampler", self.sampler, ("tpe", "random"))
+        if self.trials < 1 or self.at_once < 1:
+            raise ConfigError("hydra.sweeper.trials and at_once must be at least 1")
+
+
+@dataclass
+class Trial:
+    """One combination of values, and what its runs (one a seed) said of it."""
+
+    number: int
+    values: dict[str, Any]
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+
+    def mean(self, column: str) -> float:
+        """Mean of a column of the rows over the seeds; nan if a run failed or lacks it."""
+        found = [(outcome.row or {}).get(column) for outcome in self.outcomes]
+        if any(value is None for value in found):
+            return float("nan")
+        return sum(map(float, found)) / len(found)  # type: ignore[arg-type]
+
+    @property
+    def score(self) -> float:
+        """Validation accuracy in percent, averaged as the protocol averages its accuracy."""
+        pooled = any((outcome.row or {}).get("average") == "pooled" for outcome in self.outcomes)
+        return self.mean("acc_on_val_pooled" if pooled else "acc_on_val")
+
+
+def settings(given: Mapping[str, Any]) -> Tuning:
+    """The sweeper's settings, checked."""
+    return typed(Tuning, given, "hydra.sweeper")
+
+
+def tune(sweeper: Any, texts: Sequence[str], tuning: Tuning) -> dict[str, Any]:
+    """Run all trials and tell the best; `texts` are overrides, those that sweep span the space.
+
+    Raises:
+        ConfigError: Optuna is missing, there are no validation samples, or nothing to tune.
+        FedbenchError: no trial finished.
+    """
+    optuna = _optuna()
+    if not sweeper.config.protocol.test.val_fraction > 0:
+        raise ConfigError(
+            "tuning needs validation samples, never the test set: add protocol.test.val_fraction=0.2"
+        )
+    fixed, repeats, space = split(_parsed(sweeper, texts), optuna.distributions)
+    if not space:
+        raise ConfigError("nothing to tune: give a key several values, as method.mu='interval(0.01,1)'")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+    study = optuna.create_study(direction="maximize", sampler=samplers[tuning.sampler](seed=tuning.seed))
+    trials: list[Trial] = []
+    while len(trials) < tuning.trials:
+        count = min(tuning.at_once, tuning.trials - len(trials))
+        asked = [study.ask(space) for _ in range(count)]
+        batch = [Trial(each.number, dict(each.params)) for each in asked]
+        _run(sweeper, batch, fixed, repeats, len(trials) * len(repeats))
+        for each, trial in zip(asked, batch, strict=True):
+            known = trial.score == trial.score  # not nan
+            study.tell(each, trial.score if known else None, None if known else optuna.trial.TrialState.FAIL)
+        trials += batch
+    return _conclude(trials, list(space))
+
+
+def split(
+    overrides: Sequence[Override], distributions: Any
+) -> tuple[list[str], list[list[str]], dict[str, Any]]:
+    """(overrides of every run, the combinations of swept seeds, key -> Optuna's distribution)."""
+    fixed, seeds, space = {}, [], {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            fixed[key] = f"{key}={override.get_value_element_as_str()}"
+        elif key.lstrip("+") in SEEDS:  # repeats of every trial, not choices
+            seeds.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            space[key] = distribution(override, distributions)
+    return list(fixed.values()), [list(each) for each in itertools.product(*seeds)], space
+
+
+def distribution(override: Override, distributions: Any) -> Any:
+    """Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step), or a choice."""
+    from hydra.core.override_parser.types import IntervalSweep, RangeSweep
+
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        bounds: list[Any] = [value.start, value.end]
+        whole = all(isinstance(bound, int) for bound in bounds)
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        return kind(value.start, value.end, log="log" in value.tags)
+    if isinstance(value, RangeSweep):
+        values: list[float] = list(value.range())
+        whole = all(isinstance(each, int) for each in values)
+        if values and whole and value.step > 0:
+            return distributions.IntDistribution(values[0], values[-1], step=int(value.step))
+        return distributions.CategoricalDistribution(values)
+    return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
+
+
+def trials_table(trials: Sequence[Trial], params: Sequence[str]) -> pd.DataFrame:
+    """One line a trial: its values, the validation accuracy `val` (nan: failed), and the number of seeds."""
+    import pandas as pd
+
+    lines = [
+        {"trial": trial.number}
+        | {key: trial.values[key] for key in params}
+        | {"val": trial.score, "seeds": len(trial.outcomes)}
+        for trial in trials
+    ]
+    frame: pd.DataFrame = pd.DataFrame(lines)
+    return frame
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError(
+            "hydra/sweeper=optuna needs Optuna: pip install 'fedbench-harness[optuna]'"
+        ) from error
+    return optuna
+
+
+def _parsed(sweeper: Any, texts: Sequence[str]) -> list[Override]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create(config_loader=sweeper.hydra_context.config_loader)
+    return parser.parse_overrides(list(texts))
+
+
+def _run(
+    sweeper: Any, batch: Sequence[Trial], fixed: Sequence[str], repeats: Sequence[Sequence[str]], first: int
+) -> None:
+    """Launch the runs of a batch of trials and hand each trial its outcomes."""
+    launches = [
+        [*fixed, *(f"{key}={value}" for key, value in trial.values.items()), *repeat]
+        for trial in batch
+        for repeat in repeats
+    ]
+    sweeper.validate_batch_is_legal(launches)
+    returned = sweeper.launcher.launch(launches, initial_job_idx=first)
+    outcomes = [job.return_value for job in returned]
+    for outcome in outcomes:
+        jobs.keep(outcome)
+    for index, trial in enumerate(batch):
+        trial.outcomes = outcomes[index * len(repeats) : (index + 1) * len(repeats)]
+
+
+def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
+    """Print the five best trials and what the best scores on test data; write the files of a named sweep."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedbench.results.units import decimals
+
+    ranked = sorted((t for t in trials if t.score == t.score), key=lambda trial: -trial.score)
+    if not ranked:
+        raise FedbenchError(
+            "no trial finished with a validation accuracy; a run finished earlier may lack it: force=true"
+        )
+    shown = Table(title=f"best of {len(trials)} trials by validation accuracy", title_justify="left")
+    for heading in ("trial", *params, "validation %"):
+        shown.add_column(heading, justify="right")
+    for trial in ranked[:5]:
+        shown.add_row(str(trial.number), *(str(trial.values[key]) for key in params), decimals(trial.score))
+    Console(width=None).print(shown)
+    best = ranked[0]
+    print("best:", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params))
+    print(f"its test accuracy, which chose nothing: {decimals(best.mean('score'))} %")
+    if (best.outcomes[0].plain.get("sweep") or {}).get("name"):
+        print(f"trials and figure: {_write(trials, best, params)}")
+    return dict(best.values)
+
+
+def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
+    """trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
+    from fedbench.core.files import write_text
+    from fedbench.plots.sweep import tuning
+    from fedbench.sweeps import table
+
+    frame = trials_table(trials, params)
+    finished = [outcome for trial in trials for outcome in trial.outcomes if outcome.row is not None]
+    name = str(best.outcomes[0].plain["sweep"]["name"])
+    folder = Path(str(best.outcomes[0].plain["sweep"]["folder"])) / table.folder_name(
+        f"{name}-optuna", finished, [key.lstrip("+") for key in params]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    table.write_frame(frame, folder / "trials.csv")
+    write_text(
+        folder / "best.txt", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params) + "\n"
+    )
+    table.write_figure(tuning(frame, params, name), folder)
+    return folder
