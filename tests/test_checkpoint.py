@@ -176,7 +176,7 @@ def test_a_swapped_tensor_of_another_checkpoint_is_noticed(tmp_path):
 
 KILLS = """
 import os, random, signal, sys, time, torch
-from fedbench.engine import checkpoint
+from fedbench.results import checkpoint
 
 torch.set_num_threads(1)
 path, chance, step = sys.argv[1], random.Random(0), 0

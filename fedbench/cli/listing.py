@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedbench.config import compose
+from fedbench.config.compose import SCHEMAS
 from fedbench.core.errors import UnknownName, unknown
-from fedbench.runs.config import SCHEMAS
 
 Row = dict[str, str]
 HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters

@@ -1,4 +1,4 @@
-"""From overrides to a config, from a config to the typed, built components of one run."""
+"""From overrides to a config: the folder of YAMLs, the groups in it, and Hydra's composition of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config.registry import Registry
+from fedbench.config.schema import HardwareConfig, ProtocolConfig
 from fedbench.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ SETTINGS = (
     "save_models",
     "force",
 )  # change no result
+SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 
 
 def conf_dir() -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import compose
-from fedbench.config.compose import REGISTRIES, label
+from fedbench.config.compose import REGISTRIES, SCHEMAS, label
 from fedbench.config.registry import typed
 from fedbench.config.schema import ADDED, HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.core.errors import ConfigError
@@ -21,7 +21,6 @@ from fedbench.engine.method import Method
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
     "dataset": ("root", "download", "model"),
     "partition": ("path",),

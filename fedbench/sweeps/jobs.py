@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages, sources
-from fedbench.runs.config import RunConfig, resolve
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from fedbench.runs.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def perform(config: DictConfig) -> Outcome:
     Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells.
     """
     from hydra.types import RunMode
+
+    from fedbench.runs.config import resolve
 
     here = _kept.get() is not None  # else in a process that a launcher started
     plain: Mapping[str, Any] = {}
