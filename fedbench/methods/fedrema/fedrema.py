@@ -38,7 +38,6 @@ from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.methods.fedrema import mds
 from fedbench.methods.fedrema.peers import RelevantPeers
 from fedbench.methods.parts import passes
-from fedbench.methods.parts.mixing import leaves
 from fedbench.models.task import Task
 
 
@@ -102,7 +101,7 @@ class FedReMa(RelevantPeers):
 
     def start(self, client: Client) -> Tree:
         """Extractor and classifier as received."""
-        return {**leaves(client.message), **client.memory}
+        return {**trees.plain(client.message), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """All at once, or classifier then extractor."""
@@ -128,12 +127,12 @@ class FedReMa(RelevantPeers):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the model, and class sums of features where they are aligned."""
-        upload, memory = super().finish(work, client)
+        private, shared = client.task.split(work, self.private)
         if not self.align:
-            return upload, memory
+            return shared, private
         task = client.task
         stage = mds.classifier_stage(task, self.classifier)
         sums, counts = passes.class_sums(
             lambda block: task.apply(work, block.x, until=stage).flatten(1), client.data, task.classes
         )
-        return {**upload, "class/sums": sums, "class/counts": counts}, memory
+        return {**shared, "class/sums": sums, "class/counts": counts}, private
