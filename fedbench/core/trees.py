@@ -25,6 +25,11 @@ def part(tree: Mapping[str, Tensor], name: str) -> Tree:
     return {key[start:]: leaf for key, leaf in tree.items() if key.startswith(name + "/")}
 
 
+def plain(tree: Mapping[str, Tensor]) -> Tree:
+    """The leaves under no namespace."""
+    return {key: leaf for key, leaf in tree.items() if "/" not in key}
+
+
 def split(tree: Tree, names: Iterable[str]) -> tuple[Tree, Tree]:
     """(leaves in `names`, the rest)."""
     chosen = set(names)

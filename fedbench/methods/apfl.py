@@ -48,12 +48,12 @@ class APFL(Method):
         return model, memory
 
     def start(self, client: Client) -> Tree:
-        """global/* is w, personal/* v_i with the statistics of v^, and alpha."""
-        return {**trees.join(**{"global": client.message}), **client.memory}
+        """shared/* is w, personal/* v_i with the statistics of v^, and alpha."""
+        return {**trees.join(shared=client.message), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """One step on alpha where it adapts, then w and v_i together."""
-        both = Stage(self.loss, moves=("global/*", "personal/*"))
+        both = Stage(self.loss, moves=("shared/*", "personal/*"))
         if self.alpha_lr is None:
             return (both,)
         plain = OptimizerConfig(lr=self.alpha_lr)
@@ -61,8 +61,8 @@ class APFL(Method):
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """The sum f(w) + f(v^), w held fixed within v^."""
-        held = {**work, **{k: v.detach() for k, v in work.items() if k.startswith("global/")}}
-        return client.task.loss(trees.part(work, "global"), batch) + self.mixed_loss(held, client, batch)
+        held = {**work, **{k: v.detach() for k, v in work.items() if k.startswith("shared/")}}
+        return client.task.loss(trees.part(work, "shared"), batch) + self.mixed_loss(held, client, batch)
 
     def mixed_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """The loss f(v^)."""
@@ -70,7 +70,7 @@ class APFL(Method):
 
     def model(self, work: Tree, client: Client) -> Tree:
         """The mixture v^ = alpha v + (1 - alpha) w."""
-        own, shared = trees.part(work, "personal"), trees.part(work, "global")
+        own, shared = trees.part(work, "personal"), trees.part(work, "shared")
         alpha = work["alpha"].clamp(0, 1)
         mixed = {k: alpha * v + (1 - alpha) * shared[k] for k, v in client.task.weights(own).items()}
         return {**own, **mixed}
@@ -78,4 +78,4 @@ class APFL(Method):
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload w, keep v_i and alpha."""
         own = trees.join(personal=trees.part(work, "personal"))
-        return trees.part(work, "global"), {**own, "alpha": work["alpha"].clamp(0, 1)}
+        return trees.part(work, "shared"), {**own, "alpha": work["alpha"].clamp(0, 1)}

@@ -37,19 +37,19 @@ class Ditto(Method):
         return model, trees.join(personal=trees.expand(model, population.clients))
 
     def start(self, client: Client) -> Tree:
-        """Both models: global/* and personal/*."""
-        return {**trees.join(**{"global": client.message}), **client.memory}
+        """Both models: shared/* and personal/*."""
+        return {**trees.join(shared=client.message), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Train w as FedAvg does, then v_k on the same mini-batches."""
         return (
-            Stage(self.loss, moves=("global/*",)),
+            Stage(self.loss, moves=("shared/*",)),
             Stage(self.personal_loss, moves=("personal/*",), epochs=self.personal_epochs),
         )
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """F_k(w)."""
-        return client.task.loss(trees.part(work, "global"), batch)
+        return client.task.loss(trees.part(work, "shared"), batch)
 
     def personal_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """F_k(v_k) + lambda/2 ||v_k - w^t||^2 with w^t as received."""
@@ -59,7 +59,7 @@ class Ditto(Method):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload w, keep v_k."""
-        return trees.part(work, "global"), trees.join(personal=trees.part(work, "personal"))
+        return trees.part(work, "shared"), trees.join(personal=trees.part(work, "personal"))
 
     def model(self, work: Tree, client: Client) -> Tree:
         """v_k."""

@@ -29,8 +29,7 @@ class FedAvg(Method):
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """One model: its shared leaves on the server, its private ones on every client."""
-        model = task.init(generator)
-        private, shared = trees.split(model, task.select(model, self.private))
+        private, shared = task.split(task.init(generator), self.private)
         return shared, trees.expand(private, population.clients)
 
     def start(self, client: Client) -> Tree:
@@ -39,5 +38,5 @@ class FedAvg(Method):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the shared leaves, keep the private ones."""
-        private, shared = trees.split(work, client.task.select(work, self.private))
+        private, shared = client.task.split(work, self.private)
         return shared, private

@@ -36,8 +36,7 @@ class FedBABU(FedAvg):
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """The body on the server; the head on every client, and on the server for the global model."""
-        model = task.init(generator)
-        head, body = trees.split(model, task.select(model, self.private))
+        head, body = task.split(task.init(generator), self.private)
         return trees.join(body=body, head=head), trees.expand(head, population.clients)
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:

@@ -51,7 +51,7 @@ class FedPAC(Method):
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Extractor, N classifiers, centroids [K, d] (none seen yet), W."""
-        head, body = trees.split(model := task.init(generator), task.select(model, ("@head",)))
+        head, body = task.split(model := task.init(generator), ("@head",))
         width = task.features(model, torch.zeros(1, *task.shape)).shape[1]
         server = trees.join(body=body, heads=trees.expand(head, population.clients))
         server["centroids"] = torch.zeros(task.classes, width)
@@ -92,7 +92,7 @@ class FedPAC(Method):
         h = data.class_sums(received, task.classes)[0] / data.count.to(received.dtype)
         spread = data.mean(received.square().sum(1)) - h.square().sum()
         sums, counts = data.class_sums(task.features(work, data.x), task.classes)
-        head, body = trees.split(work, task.select(work, ("@head",)))
+        head, body = task.split(work, ("@head",))
         statistics = {"sums": sums, "counts": counts, "h": h, "V": spread / data.count.to(h.dtype)}
         return {**trees.join(body=body, heads=head), **statistics}, {}
 

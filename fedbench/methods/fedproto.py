@@ -67,7 +67,7 @@ class FedProto(ClassMeans):
         if self.inference == "head":
             return task.apply(model, x)
         features = task.features(model, x)
-        distances = (features.unsqueeze(1) - model["class/means"]).square().sum(2)
-        present = model["class/present"]
+        distances = (features.unsqueeze(1) - model["classes/means"]).square().sum(2)
+        present = model["classes/present"]
         scores = torch.where(present, -distances, ABSENT)
         return torch.where(present.any(), scores, task.head(model, features))

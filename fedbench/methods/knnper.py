@@ -23,7 +23,6 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import passes
-from fedbench.methods.parts.mixing import leaves
 from fedbench.models.task import Task
 
 
@@ -64,7 +63,7 @@ class KNNPer(FedAvg):
 
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
         """Interpolated probabilities [B, K]."""
-        store, model = trees.part(model, "store"), leaves(model)
+        store, model = trees.part(model, "store"), trees.plain(model)
         z = task.features(model, x)
         own = task.head(model, z).softmax(1)
         lengths = z.square().sum(1).unsqueeze(1) + store["z"].square().sum(1)

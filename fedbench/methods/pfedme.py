@@ -49,16 +49,16 @@ class PFedMe(Method):
 
     def start(self, client: Client) -> Tree:
         """Both w and theta as received."""
-        return trees.join(**{"global": client.message, "personal": client.message})
+        return trees.join(shared=client.message, personal=client.message)
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Steps on w."""
-        return (Stage(direction=self.direction, moves=("global/*",)),)
+        return (Stage(direction=self.direction, moves=("shared/*",)),)
 
     def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:
         """The change lambda (w - theta), beside the new theta."""
         task, theta = client.task, trees.part(work, "personal")
-        w = task.weights(trees.part(work, "global"))
+        w = task.weights(trees.part(work, "shared"))
         if self.restart:
             theta = {**theta, **w}
         for _ in range(self.inner_steps):
@@ -70,12 +70,12 @@ class PFedMe(Method):
                 **{k: leaf.sub_(slope[k], alpha=self.personal_lr) for k, leaf in pulled.items()},
             }
         change = {name: self.lam * (leaf - theta[name]) for name, leaf in w.items()}
-        return trees.join(**{"global": change, "personal": theta})
+        return trees.join(shared=change, personal=theta)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload w with theta's statistics, keep theta."""
         theta = trees.part(work, "personal")
-        upload = {**theta, **client.task.weights(trees.part(work, "global"))}
+        upload = {**theta, **client.task.weights(trees.part(work, "shared"))}
         return upload, trees.join(personal=theta)
 
     def model(self, work: Tree, client: Client) -> Tree:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
@@ -117,6 +118,10 @@ class Task:
         """
         wanted = list(selectors)
         return [name for name in names if any(self._matches(name, selector) for selector in wanted)]
+
+    def split(self, tree: Tree, selectors: Iterable[str]) -> tuple[Tree, Tree]:
+        """(the leaves of `tree` that a selector matches, the rest)."""
+        return trees.split(tree, self.select(tree, selectors))
 
     def _matches(self, name: str, selector: str) -> bool:
         space, _, group = selector.rpartition("/")

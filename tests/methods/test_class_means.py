@@ -94,11 +94,11 @@ def test_clients_receive_the_means_of_the_others_classes(method: ClassMeans) -> 
     message = method.send(state.server, chosen.cohort(torch.arange(3), Clock(1, 1)))
     for k in range(3):
         expected = mean_by_loops(method, chosen, state, k)
-        assert message["class/present"][k].nonzero().flatten().tolist() == sorted(expected)
+        assert message["classes/present"][k].nonzero().flatten().tolist() == sorted(expected)
         for label, mean in expected.items():
-            assert close(message["class/means"][k, label], mean)
+            assert close(message["classes/means"][k, label], mean)
     if isinstance(method, FedDistill) and not method.own:
-        assert not bool(message["class/present"][0, 0]), "nobody else has class 0"
+        assert not bool(message["classes/present"][0, 0]), "nobody else has class 0"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -140,12 +140,12 @@ def test_prediction_is_the_nearest_prototype() -> None:
     x, _ = samples(chosen, 0)
     scores = chosen.method.predict(personal, x, chosen.task)
     for one, score in zip(features(personal, x), scores, strict=True):
-        gaps = [float((one - personal["class/means"][c]).norm()) for c in range(3)]
+        gaps = [float((one - personal["classes/means"][c]).norm()) for c in range(3)]
         assert int(score.argmax()) == gaps.index(min(gaps)), "class 3 has no prototype"
     untrained = trees.row(
         models(chosen, simulate(setup(FedProto(), federation(SIZES), rounds=1, cohort=0.34))), 1
     )
-    untrained["class/present"] = torch.zeros(4, dtype=torch.bool)
+    untrained["classes/present"] = torch.zeros(4, dtype=torch.bool)
     assert close(chosen.method.predict(untrained, x, chosen.task), logits(untrained, x))
     by_head = setup(FedProto(inference="head"), federation(SIZES)).method
     assert close(by_head.predict(personal, x, chosen.task), logits(personal, x))

@@ -12,6 +12,7 @@ import pytest
 
 from fedbench.core.errors import ConfigError
 from fedbench.methods.fedcollab import solver
+from fedbench.methods.parts.grouping import shares
 
 
 def instance(seed: int, N: int, symmetric: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -66,10 +67,10 @@ def test_objective_by_hand() -> None:
 
 
 def test_matrix_is_eq_9() -> None:
-    A = solver.matrix([0, 1, 0], [1, 5, 3])
+    A = shares([0, 1, 0], [1, 5, 3])
     np.testing.assert_allclose(A, [[0.25, 0, 0.75], [0, 1, 0], [0.25, 0, 0.75]])
     n, _ = instance(3, 30)
-    np.testing.assert_allclose(solver.matrix(np.arange(30) % 7, n).sum(1), 1)
+    np.testing.assert_allclose(shares(np.arange(30) % 7, n).sum(1), 1)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

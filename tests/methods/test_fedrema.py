@@ -260,14 +260,14 @@ def test_alignment_by_hand(mean: bool) -> None:
 
 def test_class_means_of_the_code_weigh_clients_equally_and_a_class_nobody_had_stays() -> None:
     uploads = {
-        "class/sums": torch.tensor([[[6.0], [0.0], [0.0]], [[8.0], [5.0], [0.0]]]),
-        "class/counts": torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 0.0]]),
+        "classes/sums": torch.tensor([[[6.0], [0.0], [0.0]], [[8.0], [5.0], [0.0]]]),
+        "classes/counts": torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 0.0]]),
     }
-    server = {"class/means": torch.tensor([[9.0], [9.0], [7.0]]), "class/seen": torch.tensor([0.0, 0.0, 1.0])}
-    assert FedReMa(align=1.0)._means(server, uploads)["class/means"].flatten().tolist() == [3.5, 5.0, 7.0]
+    server = {"classes/means": torch.tensor([[9.0], [9.0], [7.0]]), "classes/seen": torch.tensor([0.0, 0.0, 1.0])}
+    assert FedReMa(align=1.0)._means(server, uploads)["classes/means"].flatten().tolist() == [3.5, 5.0, 7.0]
     plain = FedReMa(align=1.0, uniform=True)._means(server, uploads)
-    assert plain["class/means"].flatten().tolist() == [5.0, 5.0, 7.0]
-    assert plain["class/seen"].tolist() == [1.0, 1.0, 1.0]
+    assert plain["classes/means"].flatten().tolist() == [5.0, 5.0, 7.0]
+    assert plain["classes/seen"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_alternate_training_moves_the_classifier_then_the_extractor() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbench.core.errors import ConfigError
+from fedbench.methods.parts.grouping import shares
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,19 +44,11 @@ class Solution:
 def objective(assignment: npt.ArrayLike, sizes: npt.ArrayLike, distances: npt.ArrayLike, C: float) -> float:
     """Eq. 10, first line, by its definition: `assignment` [N], `sizes` [N], `distances` [N, N]."""
     n, D = _checked(sizes, distances, C)
-    A = matrix(assignment, n)  # [N, N]
+    A = shares(assignment, n)  # [N, N], Eq. 9
     m = n.sum()
     beta = n / m
     quantity = C / np.sqrt(m) * np.sqrt((A**2 / beta).sum(1))  # [N]
     return float((quantity + (A * D).sum(1)).sum())
-
-
-def matrix(assignment: npt.ArrayLike, sizes: npt.ArrayLike) -> Floats:
-    """Eq. 9: the row-stochastic A [N, N] with A_ij = n_j / m_K where i and j share coalition K, else 0."""
-    p = np.asarray(assignment)
-    shared = (p[:, None] == p[None, :]) * np.asarray(sizes, np.float64)
-    A: Floats = shared / shared.sum(1, keepdims=True)
-    return A
 
 
 def canonical(assignment: npt.ArrayLike) -> Ints:

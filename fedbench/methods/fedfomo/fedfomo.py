@@ -25,19 +25,22 @@ from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.method import Method
 from fedbench.methods.fedfomo import candidates as fomo
-from fedbench.methods.parts.mixing import OneEach, leaves
+from fedbench.methods.parts.mixing import one_each
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class FedFomo(OneEach):
+class FedFomo(Method):
     """Clients combine others' models by how much these help on their validation samples."""
 
+    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
     M: int = 5  # models that a client receives
     epsilon: float = 0.3  # probability that one of them is drawn at random
     decay: float = 0.05  # by which epsilon falls each round
 
+    family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
 
     def __post_init__(self) -> None:
@@ -54,7 +57,7 @@ class FedFomo(OneEach):
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """All start from one model; P is zero."""
-        server, memory = super().init(task, population, generator)
+        server, memory = one_each(task, self.private, population, generator)
         own = trees.part(server, "model")
         P = torch.zeros(population.clients, population.clients, dtype=torch.float64)
         return {**server, "P": P}, {**own, **memory}
@@ -75,7 +78,7 @@ class FedFomo(OneEach):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the models, add the reported weights to P."""
-        models = leaves(uploads)
+        models = trees.plain(uploads)
         ids = cohort.ids.to(server["P"].device)
         rows = server["P"][ids].scatter_add(
             1, uploads["reported/peers"], uploads["reported/weights"].to(torch.float64)
@@ -103,14 +106,14 @@ class FedFomo(OneEach):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the model and the weights; keep the model."""
-        model = leaves(work)
-        upload, _ = super().finish(model, client)
+        model = trees.plain(work)
+        _, shared = client.task.split(model, self.private)
         reported = {"peers": client.message["reported/peers"], "weights": work["reported/weights"]}
-        return {**upload, **trees.join(reported=reported)}, model
+        return {**shared, **trees.join(reported=reported)}, model
 
     def model(self, work: Tree, client: Client) -> Tree:
         """Without the weights."""
-        return leaves(work)
+        return trees.plain(work)
 
     def personal(self, client: Client) -> Tree:
         """The client's own latest model."""

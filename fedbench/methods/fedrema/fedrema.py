@@ -38,7 +38,6 @@ from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.methods.fedrema import mds
 from fedbench.methods.fedrema.peers import RelevantPeers
 from fedbench.methods.parts import passes
-from fedbench.methods.parts.mixing import leaves
 from fedbench.models.task import Task
 
 
@@ -72,13 +71,13 @@ class FedReMa(RelevantPeers):
             model = trees.row(trees.part(server, "model"), 0)
             stage = mds.classifier_stage(task, self.classifier)
             width = task.apply(model, torch.zeros(1, *task.shape), until=stage).numel()
-            server["class/means"] = torch.zeros(task.classes, width)
-            server["class/seen"] = torch.zeros(task.classes)
+            server["classes/means"] = torch.zeros(task.classes, width)
+            server["classes/seen"] = torch.zeros(task.classes)
         return server, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """The extractor, the client's classifier, and the class means to align to."""
-        means = trees.join(**{"class": trees.part(server, "class")})
+        means = trees.join(classes=trees.part(server, "classes"))
         return {**super().send(server, cohort), **trees.expand(means, len(cohort.ids))}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
@@ -89,20 +88,20 @@ class FedReMa(RelevantPeers):
         """Class means over clients; a class that nobody had keeps its latest."""
         if not self.align:
             return {}
-        counts, sums = uploads["class/counts"], uploads["class/sums"]  # [C, K], [C, K, d]
+        counts, sums = uploads["classes/counts"], uploads["classes/sums"]  # [C, K], [C, K, d]
         if self.uniform:
             sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).to(sums.dtype)
         total = counts.sum(0)
         fresh = sums.sum(0) / total.clamp(min=1).unsqueeze(1)
         known = total > 0
-        means = torch.where(known.unsqueeze(1), fresh, server["class/means"])
-        return {"class/means": means, "class/seen": server["class/seen"].maximum(known.to(means.dtype))}
+        means = torch.where(known.unsqueeze(1), fresh, server["classes/means"])
+        return {"classes/means": means, "classes/seen": server["classes/seen"].maximum(known.to(means.dtype))}
 
     # ---- client
 
     def start(self, client: Client) -> Tree:
         """Extractor and classifier as received."""
-        return {**leaves(client.message), **client.memory}
+        return {**trees.plain(client.message), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """All at once, or classifier then extractor."""
@@ -121,19 +120,19 @@ class FedReMa(RelevantPeers):
         stage = mds.classifier_stage(task, self.classifier)
         z = task.apply(work, batch.x, train=True, mask=batch.mask, until=stage)
         logits = task.apply(work, z, train=True, mask=batch.mask, since=stage)
-        squares = (z.flatten(1) - client.message["class/means"][batch.y]).square()
+        squares = (z.flatten(1) - client.message["classes/means"][batch.y]).square()
         apart = squares.mean(1) if self.align_mean else squares.sum(1)
-        pull = batch.mean(apart * client.message["class/seen"][batch.y])
+        pull = batch.mean(apart * client.message["classes/seen"][batch.y])
         return task.criterion(logits, batch) + self.align * pull
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the model, and class sums of features where they are aligned."""
-        upload, memory = super().finish(work, client)
+        private, shared = client.task.split(work, self.private)
         if not self.align:
-            return upload, memory
+            return shared, private
         task = client.task
         stage = mds.classifier_stage(task, self.classifier)
         sums, counts = passes.class_sums(
             lambda block: task.apply(work, block.x, until=stage).flatten(1), client.data, task.classes
         )
-        return {**upload, "class/sums": sums, "class/counts": counts}, memory
+        return {**shared, "classes/sums": sums, "classes/counts": counts}, private

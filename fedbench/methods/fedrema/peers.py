@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,15 +15,17 @@ from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
+from fedbench.engine.method import Method
 from fedbench.methods.fedrema import mds
-from fedbench.methods.parts.mixing import OneEach, leaves, scatter
+from fedbench.methods.parts.mixing import one_each, scatter
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class RelevantPeers(OneEach):
+class RelevantPeers(Method):
     """One extractor by FedAvg; each client's classifier is a mean over the peers that segmentation finds."""
 
+    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
     delta: float = 0.5  # share of the largest mean gap at which the period ends
     ccp: bool = True  # false: the period never ends
     temperature: float = 0.5  # M of the soft predictions
@@ -35,6 +38,8 @@ class RelevantPeers(OneEach):
     uniform: bool = False  # the code: true
     shuffle: bool = False  # the code: true
 
+    family: ClassVar[str] = "personalised"
+
     def __post_init__(self) -> None:
         if self.temperature <= 0 or not 0 <= self.delta <= 1:
             raise ConfigError(
@@ -44,7 +49,7 @@ class RelevantPeers(OneEach):
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """In the period, no choices yet."""
-        server, memory = super().init(task, population, generator)
+        server, memory = one_each(task, self.private, population, generator)
         mds.classifier_stage(task, self.classifier)  # refuses what is no classifier before anything trains
         server["W"] = torch.eye(population.clients, dtype=torch.float64)
         server["chosen"] = torch.zeros_like(server["W"])  # G
@@ -54,10 +59,10 @@ class RelevantPeers(OneEach):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Mix classifiers, average extractors; record choices and the period."""
-        models = leaves(uploads)
+        models = trees.plain(uploads)
         chosen, gaps = self._segment(models, cohort)
         weights = self._weights(server, chosen, cohort)
-        classifiers, extractors = trees.split(models, cohort.task.select(models, self.classifier))
+        classifiers, extractors = cohort.task.split(models, self.classifier)
         rows = {**trees.join(model=trees.mix(weights, classifiers)), "W": scatter(weights, cohort)}
         average = trees.expand(trees.mean(extractors, cohort.weights), cohort.population.clients)
         updated = {**trees.put(server, cohort.ids, rows), **trees.join(model=average)}
@@ -84,6 +89,10 @@ class RelevantPeers(OneEach):
         if self.shuffle:
             weights = weights[:, torch.randperm(len(weights), generator=cohort.generator).to(weights.device)]
         return functional.normalize(weights, p=1, dim=1)
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The extractor, and the client's classifier."""
+        return trees.take(trees.part(server, "model"), cohort.ids)
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
         """Each client's latest row for the classifier."""

@@ -73,7 +73,7 @@ class ClassMeans(Method):
         """The class means of the latest uploads of this server's clients."""
         means, present = self.means(server["sums"], server["counts"])
         rows = cohort.ids.to(means.device) if len(means) > 1 else torch.zeros_like(cohort.ids)
-        return trees.take({"class/means": means, "class/present": present}, rows)
+        return trees.take({"classes/means": means, "classes/present": present}, rows)
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Remember each client's latest upload."""
@@ -90,8 +90,8 @@ class ClassMeans(Method):
         task = client.task
         features = task.features(work, batch.x, train=True, mask=batch.mask)
         logits = task.head(work, features)
-        targets = client.message["class/means"][batch.y]
-        known = client.message["class/present"][batch.y]
+        targets = client.message["classes/means"][batch.y]
+        known = client.message["classes/present"][batch.y]
         pull = torch.where(known, self.pull(self.split(features, logits), targets), 0.0)
         return task.criterion(logits, batch) + self.lam * batch.mean(pull)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedbench.config.compose import registry
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -23,7 +24,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
-from fedbench.methods.fedcollab import solver
+from fedbench.methods.parts import grouping
 from fedbench.models.task import Task
 
 
@@ -56,7 +57,7 @@ class Coalitions(Method):
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
         """Shares of a client's coalition: W_ij = n_j / n of the coalition, [N, N] (FedCollab's A, Eq. 9)."""
-        return torch.from_numpy(solver.matrix(server["coalition"].cpu().numpy(), population.sizes.numpy()))
+        return torch.from_numpy(grouping.shares(server["coalition"].cpu().numpy(), population.sizes.numpy()))
 
     # ---- one base server a coalition
 
@@ -137,9 +138,7 @@ class AnyInside(Coalitions):
 
     def __post_init__(self) -> None:
         if isinstance(self.base, Mapping):
-            from fedbench.methods import METHODS
-
-            object.__setattr__(self, "base", METHODS.build(self.base))
+            object.__setattr__(self, "base", registry("method").build(self.base))
         if not isinstance(self.base, Method):
             raise ConfigError(f"method.base must name a method, got {self.base!r}; e.g. method/base=fedavg")
 

@@ -26,7 +26,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
-from fedbench.methods.parts.mixing import Mixing, cosines, leaves
+from fedbench.methods.parts.mixing import Mixing, cosines
 from fedbench.models.task import Task
 
 
@@ -65,7 +65,7 @@ class CosineMixing(Mixing):
 
     def similarities(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tensor:
         """S [C, C]."""
-        weights = cohort.task.weights(leaves(uploads))
+        weights = cohort.task.weights(trees.plain(uploads))
         if self.similarity == "updates":
             start = trees.part(server, "initial")
             weights = {name: leaf - start[name] for name, leaf in weights.items()}
@@ -81,15 +81,11 @@ class CosineMixing(Mixing):
         """The mixtures, and sum_j W_ij theta_j / |theta_j| beside them where the fields ask for it."""
         found = super().mixed(graph, uploads, cohort)
         if self.reference == "directions":
-            units = _units(cohort.task.weights(leaves(uploads)))
+            units = _units(cohort.task.weights(trees.plain(uploads)))
             found.update(trees.join(direction=trees.mix(next(iter(graph.values())), units)))
         return found
 
     # ---- client
-
-    def start(self, client: Client) -> Tree:
-        """The received mixture beside the client's private leaves."""
-        return {**leaves(client.message), **client.memory}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """F_i(theta) - lambda cos(theta, theta_tilde_i)."""
@@ -99,7 +95,7 @@ class CosineMixing(Mixing):
         if self.reference == "directions":
             reference, length = trees.part(client.message, "direction"), torch.ones(())
         else:
-            reference = client.task.weights(leaves(client.message))
+            reference = client.task.weights(trees.plain(client.message))
             length = _norm(reference)
         cosine = trees.dot(reference, work) / (_norm({k: work[k] for k in reference}) * length)
         return loss - (self.lam if self.attract else -self.lam) * cosine

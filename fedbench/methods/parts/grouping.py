@@ -1,4 +1,4 @@
-"""Groups of clients by their models or updates: k-means, and bipartition by cosine similarity."""
+"""Groups of clients by their models or updates: k-means, bipartition by cosine similarity, shares within a group."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ def kmeans(points: Array, count: int) -> Labels:
         if inertia < least * (1 - SAME):
             best, least = labels, inertia
     return np.asarray(np.unique(best, return_inverse=True)[1], dtype=np.int64)
+
+
+def shares(groups: npt.ArrayLike, sizes: npt.ArrayLike) -> Array:
+    """The row-stochastic W [N, N]: W_ij = n_j / n of their group where i and j share one, else 0.
+
+    `groups` [N] are the clients' groups, `sizes` [N] their samples.
+    """
+    p = np.asarray(groups)
+    shared = (p[:, None] == p[None, :]) * np.asarray(sizes, np.float64)
+    return np.asarray(shared / shared.sum(1, keepdims=True))
 
 
 def _squared(points: Array, centres: Array) -> Array:

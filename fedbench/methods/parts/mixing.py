@@ -4,8 +4,8 @@ Subclasses give only W - for all leaves, or one for each group of leaves (body, 
 round among those who took part; absent clients keep the mixture they had. `Library` keeps every client's latest upload
 and mixes when it sends, so that absent clients' models go on being used; it begins with rounds of FedAvg.
 
-Leaves named in `private` (FedAvg's field) stay on their clients; batch normalisation's statistics are mixed like
-weights unless they are named there. W is asserted row-stochastic where it is applied.
+Leaves named in `private` stay on their clients; batch normalisation's statistics are mixed like weights unless they are
+named there. W is asserted row-stochastic where it is applied.
 """
 
 from __future__ import annotations
@@ -22,38 +22,22 @@ from torch.nn import functional
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Clock, Cohort
-from fedbench.methods.fedavg import FedAvg
+from fedbench.engine.contract import Client, Clock, Cohort
+from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class OneEach(FedAvg):
-    """The server keeps a model for each client, leaves model/* [N, ...], at first the same for all."""
+class Mixing(Method):
+    """Mixes a round's uploads; model/* is what each client receives next, W has each client's latest row."""
+
+    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
 
     family: ClassVar[str] = "personalised"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """One model for all."""
-        shared, memory = super().init(task, population, generator)
-        return trees.join(model=trees.expand(shared, population.clients)), memory
-
-    def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Each client's own."""
-        return trees.take(trees.part(server, "model"), cohort.ids)
-
-    def common(self, server: Tree, task: Task) -> Tree | None:
-        """There is no global model."""
-        return None
-
-
-@dataclass(frozen=True)
-class Mixing(OneEach):
-    """Mixes a round's uploads; model/* is what each client receives next, W [N, N] has each client's latest row."""
-
-    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """One model for all, and W = I."""
-        server, memory = super().init(task, population, generator)
+        server, memory = one_each(task, self.private, population, generator)
         return {**server, "W": torch.eye(population.clients, dtype=torch.float64)}, memory
 
     @abstractmethod
@@ -71,19 +55,36 @@ class Mixing(OneEach):
 
     def mixed(self, graph: Mapping[str, Tensor], uploads: Tree, cohort: Cohort) -> Tree:
         """The new rows [C, ...] of the server's leaves that come of mixing."""
-        return trees.join(model=mix_groups(graph, leaves(uploads), cohort.task))
+        return trees.join(model=mix_groups(graph, trees.plain(uploads), cohort.task))
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Each client's mixture."""
+        return trees.take(trees.part(server, "model"), cohort.ids)
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
         """The latest row of every client."""
         return server["W"]
 
+    def start(self, client: Client) -> Tree:
+        """The received mixture beside the client's private leaves."""
+        return {**trees.plain(client.message), **client.memory}
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the shared leaves, keep the private ones."""
+        private, shared = client.task.split(work, self.private)
+        return shared, private
+
 
 @dataclass(frozen=True)
-class Library(OneEach):
+class Library(Method):
     """Keeps every client's latest model in model/*; the message is W's row over all of them.
 
     In the warm-up rounds, if there are any, the model is FedAvg's and the same for all.
     """
+
+    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
+
+    family: ClassVar[str] = "personalised"
 
     @abstractmethod
     def warm(self, clock: Clock) -> bool:
@@ -93,27 +94,44 @@ class Library(OneEach):
     def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W [C, N] for each group of leaves (selector); leaves in no group are the client's own."""
 
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """One model for all."""
+        return one_each(task, self.private, population, generator)
+
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """The cohort's rows of W over all stored models."""
-        own = super().send(server, cohort)
+        models = trees.part(server, "model")
+        own = trees.take(models, cohort.ids)
         if self.warm(cohort.clock):
             return own
-        return {
-            **own,
-            **mix_groups(self.rows(server, cohort), trees.part(server, "model"), cohort.task),
-        }
+        return {**own, **mix_groups(self.rows(server, cohort), models, cohort.task)}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the uploads; in the warm-up, their average in every client's place."""
         if self.warm(cohort.clock):
-            average = trees.mean(leaves(uploads), cohort.weights)
+            average = trees.mean(trees.plain(uploads), cohort.weights)
             return {**server, **trees.join(model=trees.expand(average, cohort.population.clients))}
-        return trees.put(server, cohort.ids, trees.join(model=leaves(uploads)))
+        return trees.put(server, cohort.ids, trees.join(model=trees.plain(uploads)))
+
+    def start(self, client: Client) -> Tree:
+        """The received leaves beside the client's own."""
+        return {**client.message, **client.memory}
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the shared leaves, keep the private ones."""
+        private, shared = client.task.split(work, self.private)
+        return shared, private
 
 
-def leaves(uploads: Tree) -> Tree:
-    """The model within an upload: what has no namespace."""
-    return {name: leaf for name, leaf in uploads.items() if "/" not in name}
+def one_each(
+    task: Task, private: tuple[str, ...], population: Population, generator: torch.Generator
+) -> tuple[Tree, Tree]:
+    """(model/* [N, ...] for a server that keeps a model for each client, what each keeps itself [N, ...]).
+
+    All start from one model.
+    """
+    own, shared = task.split(task.init(generator), private)
+    return trees.join(model=trees.expand(shared, population.clients)), trees.expand(own, population.clients)
 
 
 def mix_groups(graph: Mapping[str, Tensor], models: Tree, task: Task) -> Tree:
@@ -121,7 +139,7 @@ def mix_groups(graph: Mapping[str, Tensor], models: Tree, task: Task) -> Tree:
     mixed: Tree = {}
     rest = models
     for selector, matrix in graph.items():
-        chosen, rest = trees.split(rest, task.select(rest, (selector,)))
+        chosen, rest = task.split(rest, (selector,))
         mixed.update(trees.mix(matrix, chosen))
     return mixed
 

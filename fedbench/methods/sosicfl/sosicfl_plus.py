@@ -40,13 +40,13 @@ class SosicFLPlus(SosicFL):
         return server, trees.join(personal=trees.expand(shared(server), population.clients))
 
     def start(self, client: Client) -> Tree:
-        """Both sets of endpoints: global/* and personal/*."""
-        return {**trees.join(**{"global": shared(client.message)}), **client.memory}
+        """Both sets of endpoints: shared/* and personal/*."""
+        return {**trees.join(shared=shared(client.message)), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """The shared endpoints, then the personal ones on the same mini-batches."""
         return (
-            Stage(self.loss, moves=("global/*",)),
+            Stage(self.loss, moves=("shared/*",)),
             Stage(self.personal_loss, moves=("personal/*",), epochs=self.personal_epochs),
         )
 
@@ -57,7 +57,7 @@ class SosicFLPlus(SosicFL):
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """As SosicFL, of the shared endpoints."""
-        return super().loss(trees.part(work, "global"), client, batch)
+        return super().loss(trees.part(work, "shared"), client, batch)
 
     def personal_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """F_k at this step's alpha + lambda/2 of the squared distance from all that was received."""
@@ -67,7 +67,7 @@ class SosicFLPlus(SosicFL):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the shared endpoints, keep the personal ones."""
-        return trees.part(work, "global"), trees.join(personal=trees.part(work, "personal"))
+        return trees.part(work, "shared"), trees.join(personal=trees.part(work, "personal"))
 
     def model(self, work: Tree, client: Client) -> Tree:
         """The personal endpoints at the centre of the client's subregion."""
