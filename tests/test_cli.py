@@ -176,6 +176,7 @@ BAD = [
     (["protocol=quik"], "unknown protocol 'quik'; nearest: quick"),
     (["partition=dirr0.1"], "unknown partition 'dirr0.1'; nearest: dir"),
     (["partition=label_shift3"], "unknown partition 'label_shift3'; nearest: label_shift"),
+    (["method=fedprox_code2"], "unknown method 'fedprox_code2'; nearest: fedprox_code"),
     (["method=fedcollab", "method/base=fedprx"], "unknown method/base 'fedprx'; nearest: fedprox"),
     (["method=fedprox", "method.muu=1"], "unknown key 'method.muu'; nearest: method.mu"),
     (["protocol.round=3"], "unknown key 'protocol.round'; nearest: protocol.rounds"),
