@@ -102,7 +102,7 @@ YAMLS = {
     "model/net": "name: net\nwidth: 200\n",
     "method/fedavg": "name: fedavg\n",
     "method/fedprox": "name: fedprox\nmu: 0.1\n",
-    "method/fedprox_code": "name: fedprox\npreset: code\nmu: 0.2\n",
+    "method/fedprox_code": "defaults:\n  - fedprox\n  - _self_\n\npreset: code\nmu: 0.2\n",
     "method/fedcollab": "defaults:\n  - base: fedavg\n  - _self_\n\nname: fedcollab\nrestarts: 100\n",
 }
 

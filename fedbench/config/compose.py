@@ -87,4 +87,6 @@ def family_field(group: str, file: Path) -> str | None:
     if group not in REGISTRIES:
         return None
     name = cast("DictConfig", OmegaConf.load(file)).get("name")
-    return getattr(registry(group).get(str(name)), "family_field", None) or None
+    if name is None:  # a preset of another file's component
+        return None
+    return getattr(registry(group).get(name), "family_field", None) or None

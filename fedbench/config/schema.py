@@ -6,21 +6,39 @@ Everything here validates on construction, so an impossible config fails before 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fedbench.core.errors import ConfigError, unknown
 
+T = TypeVar("T")
+
 ADDED = "added"
+RETIRED = "retired_fields"
 
 
 def added(default: Any) -> Any:
     """A dataclass field that came after results were recorded; `default` is what was done before it came.
 
-    At `default` it does not count in a run's key (`compose.run_key`), so what was run before still stands. So the
+    At `default` it does not count in a run's key (`runs.config.run_key`), so what was run before still stands. So the
     default may never change: old results would pass for those of the new one. Another default needs another field.
     """
     return field(default=default, metadata={ADDED: True})
+
+
+def retired(**values: Any) -> Callable[[type[T]], type[T]]:
+    """Of a dataclass whose fields went after results were recorded: each with the value that every recorded run had.
+
+    What these values chose is now done always. They go on counting in a run's key, as if the fields were there, so
+    what was run before still stands. A name is never used again for a field, nor taken out of the list.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        setattr(cls, RETIRED, values)
+        return cls
+
+    return decorate
 
 
 def _one_of(what: str, value: str, options: tuple[str, ...]) -> None:

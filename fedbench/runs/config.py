@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fedbench.config import compose
 from fedbench.config.compose import REGISTRIES, SCHEMAS, label
 from fedbench.config.registry import typed
-from fedbench.config.schema import ADDED, HardwareConfig, ProtocolConfig, SettingsConfig
+from fedbench.config.schema import ADDED, RETIRED, HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
@@ -112,7 +112,7 @@ def run_key(run: RunConfig) -> str:
     """16 hexadecimal digits of a hash over all that determines the run's result, and its labels.
 
     Built from the components' fields, so neither the order of keys nor a default written out changes it, nor a field
-    that was `added` since, at its default.
+    that was `added` since, at its default, nor one that was `retired`.
     Hardware, folders, logging and display are left out.
     """
     content: dict[str, Any] = {"seed": run.seed}
@@ -137,7 +137,7 @@ def _canonical(value: Any) -> Any:
             for f in dataclasses.fields(value)
             if f.init and not (f.metadata.get(ADDED) and getattr(value, f.name) == f.default)
         }
-        return {**fields, "class": type(value).__name__}
+        return {**getattr(value, RETIRED, {}), **fields, "class": type(value).__name__}
     if isinstance(value, Mapping):
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

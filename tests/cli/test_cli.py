@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from fedbench import __version__
 from fedbench.cli.app import main
-from fedbench.config import compose
+from fedbench.config import compose, schema
 from fedbench.config.messages import one_line
 from fedbench.core.errors import ConfigError, DataMissing, UnknownName
 from fedbench.methods.pfedme import PFedMe
@@ -160,6 +160,20 @@ def test_key_leaves_out_an_added_field_at_its_default(toy: Path) -> None:
         assert then == now != other
 
 
+def test_key_goes_on_counting_a_retired_field(toy: Path) -> None:
+    """What was run while the field was there still stands, nested or not; another value of it was another run."""
+    earlier = dataclasses.make_dataclass("Method", ["mu", "split"])
+    now = schema.retired(split="even")(dataclasses.make_dataclass("Method", ["mu"]))
+    outer = dataclasses.make_dataclass("Outer", ["base"])
+    run = resolved()
+    for around in (lambda method: method, outer):
+        key, same, other = (
+            run_key(dataclasses.replace(run, method=around(method)))
+            for method in (earlier(0.1, "even"), now(0.1), earlier(0.1, "odd"))
+        )
+        assert key == same != other
+
+
 def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
     run = resolved()
     backwards = {key: run.plain[key] for key in reversed(list(run.plain))}
@@ -176,6 +190,7 @@ BAD = [
     (["protocol=quik"], "unknown protocol 'quik'; nearest: quick"),
     (["partition=dirr0.1"], "unknown partition 'dirr0.1'; nearest: dir"),
     (["partition=label_shift3"], "unknown partition 'label_shift3'; nearest: label_shift"),
+    (["method=fedprox_code2"], "unknown method 'fedprox_code2'; nearest: fedprox_code"),
     (["method=fedcollab", "method/base=fedprx"], "unknown method/base 'fedprx'; nearest: fedprox"),
     (["method=fedprox", "method.muu=1"], "unknown key 'method.muu'; nearest: method.mu"),
     (["protocol.round=3"], "unknown key 'protocol.round'; nearest: protocol.rounds"),

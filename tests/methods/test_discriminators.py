@@ -119,7 +119,7 @@ def test_distances_are_the_literal_loops(report: str) -> None:
     found = train_discriminators(x, y, L, clients, config, seed=3)
     weights = network.initial(70, L, 16, torch_rng(3, "discriminator weights"))
     for (i, j), rounds in zip([(0, 1), (0, 2), (1, 2)], found.rounds_used, strict=True):
-        parts = [discriminators._split(clients[k], y, 7, config, 3, k) for k in (i, j)]
+        parts = [discriminators._split(clients[k], y, 7, 3, k) for k in (i, j)]
         model, scores, best_at = Literal(weights), [], 0
         for r in range(60):
             literal_round(model, (parts[0][0], parts[1][0]), x, y, config.lr)
@@ -164,15 +164,15 @@ def test_concept_shift_shows_only_through_the_label() -> None:
     assert train_discriminators(x, y, 2, clients, blind, 0).matrix[0, 1] < 0.2
 
 
-@pytest.mark.parametrize("m_train", ["smallest", "pair"])
 @pytest.mark.parametrize("d", [12, 200])
-def test_chunks_and_pair_subsets_change_nothing(m_train: str, d: int) -> None:
+def test_chunks_and_pair_subsets_change_nothing(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, clients = federation([30, 90, 20, 100, 60], d)
-    config = dataclasses.replace(FAST, m_train=m_train, report="best", patience=2, batch=8)
+    config = dataclasses.replace(FAST, report="best", patience=2, batch=8)
     whole = train_discriminators(x, y, L, clients, config, 1)
     assert len(set(whole.rounds_used)) > 1  # pairs leave the batch at different checks
     for chunk in (1, 3):
-        parts = train_discriminators(x, y, L, clients, dataclasses.replace(config, chunk=chunk), 1)
+        monkeypatch.setattr(discriminators, "_chunk", lambda *_, pairs=chunk: pairs)
+        parts = train_discriminators(x, y, L, clients, config, 1)
         np.testing.assert_array_equal(parts.matrix, whole.matrix)
         np.testing.assert_array_equal(parts.rounds_used, whole.rounds_used)
         assert (parts.bytes_up, parts.bytes_down) == (whole.bytes_up, whole.bytes_down)
@@ -227,18 +227,16 @@ def test_rounds_that_are_checked() -> None:
 
 def test_split_keeps_label_shares() -> None:
     y = torch.tensor([5] * 2 + [6] * 4 + [7] * 4 + [8] * 4)  # a small client of the paper's label shift
-    train, valid = discriminators._split(torch.arange(14), y, 7, DiscriminatorConfig(), 0, 0)
+    train, valid = discriminators._split(torch.arange(14), y, 7, 0, 0)
     assert y[train].bincount(minlength=9)[5:].tolist() == [1, 2, 2, 2]
     assert sorted(torch.cat([train, valid]).tolist()) == list(range(14))
     tied = torch.tensor([0, 0, 1, 1, 1, 2])  # 3 of 6: one of label 0; 1.5 and 0.5 go one up, one down
     picks = {tuple(tied[_train(tied, s)].bincount(minlength=3).tolist()) for s in range(20)}
     assert picks == {(1, 2, 0), (1, 1, 1)}
-    capped = dataclasses.replace(DiscriminatorConfig(), valid_limit=3)
-    assert len(discriminators._split(torch.arange(14), y, 7, capped, 0, 0)[1]) == 3
 
 
 def _train(y: Tensor, seed: int) -> Tensor:
-    return discriminators._split(torch.arange(len(y)), y, len(y) // 2, DiscriminatorConfig(), seed, 0)[0]
+    return discriminators._split(torch.arange(len(y)), y, len(y) // 2, seed, 0)[0]
 
 
 def test_batches_are_different_samples_of_either_client() -> None:
@@ -268,13 +266,12 @@ def test_a_single_client_has_no_pairs() -> None:
     assert found.bytes_up == found.bytes_down == 0
 
 
-@pytest.mark.parametrize("field", ["m_train", "split", "report"])
-def test_unknown_choices_name_the_nearest(field: str) -> None:
-    with pytest.raises(UnknownName, match=field):
-        DiscriminatorConfig(**{field: "bests"})
+def test_an_unknown_report_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="report 'bests'; nearest: best"):
+        DiscriminatorConfig(report="bests")
 
 
-@pytest.mark.parametrize(("field", "value"), [("rounds", 0), ("lr", -0.1), ("patience", -1), ("chunk", -2)])
+@pytest.mark.parametrize(("field", "value"), [("rounds", 0), ("lr", -0.1), ("patience", -1)])
 def test_impossible_values_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
         DiscriminatorConfig(**{field: value})  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ D_ij = max(0, 2 * balanced validation accuracy - 1). Paper and code differ in wh
   rounds, and keeps the maximum. A maximum over noisy checks is biased upwards: with 7 validation samples a
   client, same-type clients come out .23 apart instead of .14, and Fashion-MNIST's label shift is solved as
   published for 13 of 20 partition draws instead of 19.
-Where the paper is silent the code is followed: a label-stratified split, one batch a client and round.
+Where the paper is silent the code is followed: a client trains on m_train samples, half the smallest client's,
+stratified by label, and validates on the rest; one batch a client and round.
 Deviations: the split has exactly m_train samples (the code rounds label by label; the same wherever the shares
 are whole, as in label shift); batches and initial weights are keyed by (seed, pair), not by what ran before.
 """
@@ -23,40 +24,37 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedbench.config.schema import retired
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.methods.fedcollab.network import Discriminators, Embedding, embed, initial, reduces
 
-WORK_BYTES = 512 * 2**20  # automatic chunks keep the tensors of their pairs under this
+WORK_BYTES = 512 * 2**20  # pairs are trained in chunks whose tensors stay under this; no result depends on it
 SCORE_BYTES = 4  # the share of right answers that a client uploads at a check
-CHOICES = {"report": ("last", "best"), "m_train": ("smallest", "pair"), "split": ("stratified", "random")}
+REPORTS = ("last", "best")
 
 
+@retired(m_train="smallest", split="stratified", valid_limit=0, chunk=0)
 @dataclass(frozen=True)
 class DiscriminatorConfig:
     """Hyper-parameters of the pairwise discriminators."""
 
     hidden: int = 200  # width of the hidden layer
     rounds: int = 200  # T, federated rounds a pair; the code: at most 2000, with report "best"
-    batch: int = 32  # samples a client and round (all of them where m_train is smaller)
+    batch: int = 32  # samples a client and round (all that it trains on where these are fewer)
     lr: float = 0.01  # SGD; the paper's label / feature / concept shift: .01 / .01 / .05
     label_weight: float = 2.0  # omega: how much the label's half of the first layer counts
     report: str = "last"  # accuracy read once, after all rounds (Algorithm 1), or the "best" check (code)
     check_every: int = 10  # "best" only: rounds between checks on the validation samples
     patience: int = 10  # "best" only: checks without gain that end a pair; 0 never ends one early
-    m_train: str = "smallest"  # half the train size of the "smallest" client of all, or of the "pair"
-    split: str = "stratified"  # of each client's samples: "stratified" by label, or "random"
-    valid_limit: int = 0  # most validation samples a client, drawn at random; 0 is all of them
-    chunk: int = 0  # pairs trained at once; 0 lets their memory decide. Results do not depend on it
 
     def __post_init__(self) -> None:
-        for name, options in CHOICES.items():
-            if getattr(self, name) not in options:
-                raise unknown(f"discriminator {name}", getattr(self, name), options)
+        if self.report not in REPORTS:
+            raise unknown("discriminator report", self.report, REPORTS)
         for name in ("hidden", "rounds", "batch", "lr", "check_every"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"discriminator {name} must be positive, not {getattr(self, name)}")
-        for name in ("label_weight", "patience", "valid_limit", "chunk"):
+        for name in ("label_weight", "patience"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"discriminator {name} must not be negative, not {getattr(self, name)}")
 
@@ -130,20 +128,17 @@ def train_discriminators(
     for k, size in enumerate(sizes):
         if size < 2:
             raise ConfigError(f"client {k} has {size} training samples; FedCollab's discriminators need 2")
-    halves = (sizes[asked].min(1) if config.m_train == "pair" else np.full(len(asked), sizes.min())) // 2
+    m = int(sizes.min()) // 2
     weights = initial(x.shape[1], classes, config.hidden, torch_rng(seed, "discriminator weights"))
     embedding = embed(x, y, weights, config.label_weight)
     scores = np.zeros(len(asked))
     rounds = np.zeros(len(asked), np.int64)
-    for m in np.unique(halves):
-        members = np.flatnonzero(halves == m)
-        involved = np.unique(asked[members]).tolist()
-        parts = {k: _split(clients[k], y, int(m), config, seed, k) for k in involved}
-        most = max(len(parts[i][1]) + len(parts[j][1]) for i, j in asked[members].tolist())
-        chunk = config.chunk or _chunk(embedding, int(m), most)
-        for start in range(0, len(members), chunk):
-            at = members[start : start + chunk]
-            scores[at], rounds[at] = _run(embedding, asked[at], int(m), parts, config, seed)
+    parts = {k: _split(clients[k], y, m, seed, k) for k in np.unique(asked).tolist()}
+    validated = max((len(parts[i][1]) + len(parts[j][1]) for i, j in asked.tolist()), default=0)
+    chunk = _chunk(embedding, m, validated)
+    for start in range(0, len(asked), chunk):
+        at = slice(start, start + chunk)
+        scores[at], rounds[at] = _run(embedding, asked[at], m, parts, config, seed)
     matrix = np.full((len(clients), len(clients)), np.nan)
     np.fill_diagonal(matrix, 0.0)
     i, j = asked.T
@@ -164,18 +159,13 @@ def _checked_pairs(N: int, pairs: Sequence[tuple[int, int]] | None) -> npt.NDArr
     return asked
 
 
-def _split(
-    rows: Tensor, y: Tensor, m: int, config: DiscriminatorConfig, seed: int, client: int
-) -> tuple[Tensor, Tensor]:
+def _split(rows: Tensor, y: Tensor, m: int, seed: int, client: int) -> tuple[Tensor, Tensor]:
     """A client's training rows [m] and validation rows, keyed by (seed, client)."""
     rng = numpy_rng(seed, "discriminator split", client)
     order = rng.permutation(len(rows))
-    if config.split == "stratified":
-        labels = y[rows].cpu().numpy()[order]
-        order = order[_stratified(labels, m, rng)]
+    order = order[_stratified(y[rows].cpu().numpy()[order], m, rng)]
     shuffled = rows[torch.from_numpy(order).to(rows.device)].to(y.device)
-    limit = config.valid_limit or len(rows)
-    return shuffled[:m], shuffled[m : m + limit]
+    return shuffled[:m], shuffled[m:]
 
 
 def _stratified(labels: npt.NDArray[np.int64], m: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
