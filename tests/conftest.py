@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ import pytest
 from fedbench.config import compose
 from fedbench.config.registry import Registry
 from fedbench.core.errors import ConfigError
-from fedbench.runs.config import RunConfig
+from tests.helpers.runner import FakeRunner
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -133,29 +133,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(compose, "registry", registries.__getitem__)
     monkeypatch.setattr(compose, "conf_dir", lambda: folder)
     return folder
-
-
-class FakeRunner(list[RunConfig]):
-    """Stands for fedbench.runs.execution: keeps the runs asked for, each 'trained' to accuracy 50 + seed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Callable[[RunConfig], None] = lambda _: None
-
-    def execute(self, run: RunConfig) -> Any:
-        self.before(run)
-        self.append(run)
-        row = {**run.labels, "seed": run.seed, "acc": 50.0 + run.seed, "ipr": 100.0, "rsd": 1.5}
-        return types.SimpleNamespace(row=row, folder=Path("runs"))
-
-    def fail(self, error: BaseException, *seeds: int) -> None:
-        """Raise `error` in runs with one of `seeds`."""
-
-        def before(run: RunConfig) -> None:
-            if run.seed in seeds:
-                raise error
-
-        self.before = before
 
 
 @pytest.fixture

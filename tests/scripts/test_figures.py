@@ -17,7 +17,7 @@ SMALL = ["--set", "dataset=digits", "protocol=quick", "protocol.rounds=2"]
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
     monkeypatch.setenv("FEDBENCH_RUNS", str(tmp_path / "runs"))
     yield importlib.import_module("figures")
     del sys.modules["figures"]

@@ -31,8 +31,8 @@ from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.scaffold import Scaffold
 from fedbench.runs import execution as run
+from tests.helpers.runs import config, kill_and_rerun, rows, same_models
 from tests.methods.toys import setup
-from tests.test_run import config, kill_and_rerun, rows, same_models
 
 CPU = torch.device("cpu")
 KEY = "key"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEADER = {"machine": "a machine", "device": "cpu", "version_torch": "2", "date": "today", "commit": "abc"}
 
 

@@ -25,7 +25,7 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.runs.config import from_plain, resolve
-from tests import real_formats
+from tests.helpers import real_formats
 
 CONF = compose.conf_dir()
 CLASSES = {

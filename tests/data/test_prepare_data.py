@@ -28,10 +28,10 @@ from fedbench.data.datasets import DATASETS
 from fedbench.data.download import Remote, download
 from fedbench.data.file_source import FileSource
 from fedbench.data.prepare import parse_request, prepare
-from tests import real_formats
-from tests.real_formats import tar_of, write_fashion, zip_of
+from tests.helpers import real_formats
+from tests.helpers.real_formats import tar_of, write_fashion, zip_of
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "prepare_data.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_data.py"
 BODY = bytes(np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8))
 
 

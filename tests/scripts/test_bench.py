@@ -15,7 +15,7 @@ import torch
 from fedbench.data.dataset import State
 from fedbench.engine.setup import Setup
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture

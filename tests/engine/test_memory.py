@@ -27,8 +27,8 @@ from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
+from tests.methods.test_conformance import PRESETS, toy
 from tests.methods.toys import federation, setup
-from tests.test_conformance import PRESETS, toy
 
 EVERYONE = range(5)
 ENGINES: dict[str, Callable[[Setup], Trainer]] = {

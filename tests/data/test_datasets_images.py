@@ -19,8 +19,8 @@ from fedbench.data.datasets.cub import read_captions, tokens, vocabulary_of
 from fedbench.data.datasets.domainnet import DOMAINS, LISTED
 from fedbench.data.file_source import FileSource
 from fedbench.data.formats import images as image_files
-from tests import real_formats
-from tests.real_formats import WRITERS, write_image
+from tests.helpers import real_formats
+from tests.helpers.real_formats import WRITERS, write_image
 
 
 @pytest.fixture(autouse=True)

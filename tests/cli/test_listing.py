@@ -23,7 +23,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.models.lenet5 import LeNet5
 from fedbench.runs.config import resolve
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def script() -> types.ModuleType:

@@ -26,9 +26,9 @@ from fedbench.data.formats.idx import STEMS, read_idx
 from fedbench.data.formats.pickles import read_pickle
 from fedbench.data.partitions.homo import Homogeneous
 from fedbench.data.split import make_partition
-from tests.real_formats import idx_bytes, images, python2_batch, write_cifar, write_fashion
+from tests.helpers.real_formats import idx_bytes, images, python2_batch, write_cifar, write_fashion
 
-CONF = Path(__file__).parent.parent / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 SYSTEM = Path("/usr/share/datasets/fashion-mnist")
 needs_fashion = pytest.mark.skipif(
     not SYSTEM.is_dir(), reason="needs the Debian package dataset-fashion-mnist"

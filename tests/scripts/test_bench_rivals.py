@@ -17,7 +17,7 @@ import torch
 from fedbench.config import compose
 from fedbench.runs.config import resolve
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 SIZES = (300, 217, 50)
 
 # A rival that needs nothing installed: plain PyTorch on the work file.

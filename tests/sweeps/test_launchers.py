@@ -19,7 +19,7 @@ SHORT = ("dataset=digits", "protocol=quick", "protocol.rounds=1", "hardware=cpu"
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDBENCH_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))  # for the processes
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))  # for the processes
     return tmp_path
 
 

@@ -20,7 +20,7 @@ from fedbench.data.partitions.dirichlet import Dirichlet
 from fedbench.data.partitions.label_shift import LabelShift
 from fedbench.data.split import Partition, held_out, make_partition
 
-CONF = Path(__file__).parent.parent / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 SEEDS = range(8)
 
 

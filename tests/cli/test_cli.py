@@ -23,7 +23,7 @@ from fedbench.core.errors import ConfigError, DataMissing, UnknownName
 from fedbench.methods.pfedme import PFedMe
 from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
 from fedbench.sweeps.session import variants
-from tests.conftest import FakeRunner
+from tests.helpers.runner import FakeRunner
 
 
 def resolved(*overrides: str) -> RunConfig:

@@ -25,8 +25,8 @@ from fedbench.models import MODELS, vision
 from fedbench.models.base import Model
 from fedbench.models.blocks import MaxPool2
 from fedbench.runs.config import RunConfig, resolve, run_key
+from tests.helpers.plain import plain_fedavg
 from tests.methods.toys import federation, gap, setup, simulate
-from tests.test_engine import plain_fedavg
 
 torchvision = pytest.importorskip("torchvision")
 VISION = ("resnet18", "mobilenet_v2", "squeezenet")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,57 +17,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedbench.config import compose
 from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse
 from fedbench.data.split import Partition
 from fedbench.engine.request import Asking
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
-from fedbench.results import checkpoint
-from fedbench.results.history import deterministic
 from fedbench.runs import execution as run
-from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
-
-FAST = [
-    "protocol.rounds=4",
-    "partition=homo",
-    "partition.num_clients=4",
-    "dataset.limit=200",
-    "model=mlp",
-]
-
-
-def config(folder: Path, *overrides: str) -> RunConfig:
-    chosen = [*FAST, f"runs_dir={folder}", "progress=none", "hardware=cpu", *overrides]
-    return resolve(compose.compose(chosen))
-
-
-def rows(folder: Path) -> Any:
-    """Everything of a finished run that may not depend on time or interruption."""
-    frames = {name: pd.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")}
-    kept = {
-        name: frame[[c for c in frame.columns if not c.startswith("seconds_")]].to_csv()
-        for name, frame in frames.items()
-    }
-    result = deterministic(json.loads((folder / "result.json").read_text()))
-    result.pop("commit")  # of the source, which may change while a slow test runs
-    arrays = {
-        f"{file.stem}/{name}": repr(array.tolist())
-        for file in sorted(folder.glob("*.npz"))
-        for name, array in sorted(np.load(file).items())
-    }
-    return kept, result, arrays
-
-
-def same_models(a: Path, b: Path) -> bool:
-    """Whether two folders hold the same final models, bit for bit."""
-    (first, _), (second, _) = (checkpoint.load(folder / "model.safetensors") for folder in (a, b))
-    models = [name for name in first if name.startswith(("server/", "memory/"))]
-    return (
-        len(models) > 0
-        and set(first) == set(second)
-        and all(torch.equal(first[n], second[n]) for n in models)
-    )
+from fedbench.runs.config import from_plain, run_key
+from tests.helpers.runs import FAST, config, kill_and_rerun, rows, same_models, stamps
 
 
 def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
@@ -259,52 +212,6 @@ def test_engines_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert stacked.row["acc"] == pytest.approx(looped.row["acc"], abs=1.5), (
         "rounding may turn a sample or two"
     )
-
-
-def go(folder: Path, overrides: Sequence[str]) -> None:
-    """A run in a process of its own."""
-    run.execute(config(folder, *overrides))
-
-
-def killed(context: Any, folder: Path, overrides: Sequence[str], after: float) -> bool:
-    """Kill a run `after` seconds beyond its next checkpoint; whether that hit it running."""
-    seen = stamps(folder)
-    process = context.Process(target=go, args=(folder, overrides))
-    process.start()
-    while process.is_alive() and stamps(folder) <= seen:
-        time.sleep(0.005)
-    time.sleep(after)
-    process.kill()
-    process.join()
-    return process.exitcode == -signal.SIGKILL
-
-
-def stamps(folder: Path) -> set[tuple[str, int]]:
-    """Checkpoints below `folder`, and when they were written."""
-    found = set()
-    for path in folder.rglob("checkpoint.safetensors"):
-        with contextlib.suppress(FileNotFoundError):
-            found.add((str(path), path.stat().st_mtime_ns))
-    return found
-
-
-def kill_and_rerun(tmp_path: Path, overrides: list[str], kills: int, seed: int) -> int:
-    """Kill a run `kills` times at random moments, finish it, compare it; how many kills hit it running."""
-    whole = run.execute(config(tmp_path / "whole", *overrides))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "sklearn.datasets"])  # imported once for all
-    chance = random.Random(seed)
-    hits = sum(killed(context, tmp_path / "parts", overrides, chance.uniform(0, 0.15)) for _ in range(kills))
-    parts = run.execute(config(tmp_path / "parts", *overrides))
-    assert rows(parts.folder) == rows(whole.folder)
-    assert same_models(parts.folder, whole.folder)
-    local = [
-        next(folder.rglob("local/*/result.json")).parent
-        for folder in (tmp_path / "whole", tmp_path / "parts")
-    ]
-    assert rows(local[0]) == rows(local[1])
-    assert not list(tmp_path.rglob(".tmp*"))
-    return hits
 
 
 KEPT = ["checkpoint.rounds=1", "save_models=true"]
