@@ -54,7 +54,9 @@ def file_of(name: str) -> Path:
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise FedbenchError(f"module {name} has no source file, so results cannot name the code that made them")
+        raise FedbenchError(
+            f"module {name} has no source file, so results cannot name the code that made them"
+        )
     return Path(spec.origin)
 
 
@@ -84,7 +86,9 @@ def _module_of(base: str, name: str) -> str:
     """`from base import name`: the module that holds `name`, which may be one itself."""
     spec = importlib.util.find_spec(base)
     folders = (spec.submodule_search_locations or ()) if spec is not None else ()
-    inside = any((Path(folder) / f"{name}.py").is_file() or (Path(folder) / name).is_dir() for folder in folders)
+    inside = any(
+        (Path(folder) / f"{name}.py").is_file() or (Path(folder) / name).is_dir() for folder in folders
+    )
     return f"{base}.{name}" if inside else base
 
 
@@ -94,7 +98,9 @@ def code(file: Path) -> str:
     text = file.read_text(encoding="utf-8")
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and _has_doc(node):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and _has_doc(
+            node
+        ):
             doc = node.body[0]
             for number in range(doc.lineno - 1, doc.end_lineno or doc.lineno):
                 lines[number] = ""
@@ -106,7 +112,11 @@ def code(file: Path) -> str:
 
 def _has_doc(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     first = node.body[0] if node.body else None
-    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    return (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
 
 
 def _tree(file: Path) -> ast.Module:

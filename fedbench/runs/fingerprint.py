@@ -15,7 +15,8 @@ from fedbench.data.dataset import DataSource
 from fedbench.runs.config import RunConfig
 
 SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are known to give the same numbers
-ENGINE = tuple(f"fedbench.engine.{name}" for name in ("simulation", "train.looped", "train.stacked", "train.workers"))
+TRAIN = tuple(f"fedbench.engine.train.{name}" for name in ("fit", "looped", "stacked", "workers"))
+ENGINE = ("fedbench.engine.simulation", *TRAIN)
 ENGINE_ROOMS = (
     *(f"fedbench.engine.{name}" for name in ("contract", "method", "preparation", "schedule", "setup")),
     *("fedbench.engine.simulation", "fedbench.engine.train", "fedbench.metrics"),
@@ -54,7 +55,9 @@ class Fingerprint:
     @property
     def code(self) -> str:
         """The hashes of all code as one word, for a column of a result row."""
-        return " ".join(f"{name}:{getattr(self, name)}" for name in ("method", "model", "partition", "engine"))
+        return " ".join(
+            f"{name}:{getattr(self, name)}" for name in ("method", "model", "partition", "engine")
+        )
 
 
 def changed(recorded: str, now: Fingerprint) -> list[str]:
