@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def toypack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "a.py").write_text(PLAIN)
     (folder / "unused.py").write_text("rate = 3\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "toypack"]:
+        monkeypatch.delitem(sys.modules, name)
     forget()
     return folder
 
