@@ -18,8 +18,8 @@ from torch import Tensor
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Dataset
+from fedbench.data.partition import Partition
 from fedbench.data.rotation import rotate_stored
-from fedbench.data.split import Partition
 
 ROTATED_AT_ONCE = 4096  # images: bounds the memory of their float copies
 

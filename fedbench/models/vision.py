@@ -13,9 +13,6 @@ a classifier for 10 classes, 512 x 10 + 10 instead of 512 x 20 + 20, so only the
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import pickle
 from abc import abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from torch import nn
 
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
 from fedbench.core.trees import Tree
+from fedbench.models import weights
 from fedbench.models.base import Model
 from fedbench.models.blocks import GlobalMean, Places, PlacesMean
 from fedbench.models.norm import replace_batch_norm
@@ -52,8 +50,8 @@ class Vision(Model):
             return f"{self.name}_scratch"
         if self.weights is None:
             return self.name
-        found = _file_hash(Path(self.weights).expanduser())
-        return self.name if found in _hub_file(self.architecture).name else f"{self.name}-{found}"
+        found = weights.file_hash(Path(self.weights).expanduser())
+        return self.name if found in weights.hub_file(self.architecture).name else f"{self.name}-{found}"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """The stages of a randomly initialised network."""
@@ -99,14 +97,14 @@ class Vision(Model):
         )
 
     def _file(self) -> Path:
-        return Path(self.weights).expanduser() if self.weights else _hub_file(self.architecture)
+        return Path(self.weights).expanduser() if self.weights else weights.hub_file(self.architecture)
 
     def _state(self) -> dict[str, torch.Tensor]:
         if missing := self.lacking():
             raise DataMissing(missing)
         if not self._file().is_file():
-            _fetch(self.architecture)
-        return _read(self._file())
+            weights.fetch(self.architecture)
+        return weights.read(self._file())
 
 
 @dataclass(frozen=True)
@@ -180,48 +178,3 @@ def _for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
     if other.bias is not None:
         nn.init.zeros_(other.bias)
     return other
-
-
-# ---- files
-
-
-def _official(architecture: str) -> Any:
-    from torchvision.models import get_model_weights
-
-    return get_model_weights(architecture).DEFAULT
-
-
-def _hub_file(architecture: str) -> Path:
-    """Where torchvision keeps the weights; the name ends in the first digits of the content's SHA-256."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / str(_official(architecture).url).rpartition("/")[2]
-
-
-def _fetch(architecture: str) -> None:
-    try:
-        _official(architecture).get_state_dict(progress=False, check_hash=True)
-    except (OSError, RuntimeError) as error:  # no network, no space, a hash that differs
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataMissing(
-            f"the ImageNet weights of {architecture} could not be downloaded: {reason}; "
-            "set model.weights=FILE or model.pretrained=false"
-        ) from error
-
-
-@functools.lru_cache(maxsize=1)
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    """The state dict in `path`, which is not executed: tensors only."""
-    try:
-        state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise DataCorrupt(
-            f"{path} holds no weights that torch can read; delete it or set model.weights=FILE"
-        ) from error
-    return state
-
-
-@functools.lru_cache(maxsize=4)
-def _file_hash(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    except OSError as error:
-        raise DataMissing(f"model.weights={path}: {error.strerror or error}") from error

@@ -15,7 +15,8 @@ from fedbench.config.compose import registry
 from fedbench.core.errors import FolderInUse
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.federation import Federation
-from fedbench.data.split import Partition, make_partition
+from fedbench.data.partition import Partition
+from fedbench.data.split import make_partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.pick.hardware import pick_device, pick_trainer

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedbench.config.compose import compose
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
-from fedbench.data.split import Partition
+from fedbench.data.partition import Partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.contract import Clock

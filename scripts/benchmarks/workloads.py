@@ -12,7 +12,7 @@ from fedbench.config.compose import compose
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
-from fedbench.data.split import Partition
+from fedbench.data.partition import Partition
 from fedbench.engine.setup import Setup
 from fedbench.runs.config import resolve
 

@@ -16,7 +16,7 @@ from fedbench.data.dataset import Dataset
 from fedbench.data.datasets import DATASETS
 from fedbench.data.datasets.cinic import NAMES, SPLITS
 from fedbench.data.datasets.cub import read_captions, tokens, vocabulary_of
-from fedbench.data.datasets.domainnet import DOMAINS, LISTED
+from fedbench.data.datasets.domainnet_files import DOMAINS, LISTED
 from fedbench.data.file_source import FileSource
 from fedbench.data.formats import images as image_files
 from tests.helpers import real_formats

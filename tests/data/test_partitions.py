@@ -14,11 +14,12 @@ from omegaconf import OmegaConf
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError, DataCorrupt
 from fedbench.data.dataset import Dataset
+from fedbench.data.partition import Partition
 from fedbench.data.partitions import PARTITIONS
 from fedbench.data.partitions.base import Assignment, PartitionSpec
 from fedbench.data.partitions.dirichlet import Dirichlet
 from fedbench.data.partitions.label_shift import LabelShift
-from fedbench.data.split import Partition, held_out, make_partition
+from fedbench.data.split import held_out, make_partition
 
 CONF = Path(__file__).parents[2] / "conf"
 SEEDS = range(8)

@@ -14,7 +14,7 @@ from fedbench.config.schema import LocalConfig, OptimizerConfig, ProtocolConfig
 from fedbench.core.rng import torch_rng
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
-from fedbench.data.split import Partition
+from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup, _distinct

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedbench.data.datasets.cinic import NAMES
-from fedbench.data.datasets.domainnet import DOMAINS
+from fedbench.data.datasets.domainnet_files import DOMAINS
 from fedbench.data.datasets.emnist import STEMS as EMNIST_STEMS
 from fedbench.data.formats.idx import STEMS
 

@@ -17,11 +17,11 @@ from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, Fedbench
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
-from fedbench.data.split import Partition
+from fedbench.data.partition import Partition
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models import MODELS, vision
+from fedbench.models import MODELS
 from fedbench.models.base import Model
 from fedbench.models.blocks import MaxPool2
 from fedbench.runs.config import RunConfig, resolve, run_key
@@ -211,7 +211,7 @@ def test_the_first_convolution_takes_other_channels_from_scratch_only(name: str)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder as torch.hub's."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    vision._read.cache_clear()
+    weights.read.cache_clear()
     return tmp_path / "hub" / "checkpoints"
 
 
@@ -230,7 +230,7 @@ def imagenet(name: str) -> dict[str, Tensor]:
 def test_weights_begin_everything_but_the_head(name: str, stem: str, hub: Path) -> None:
     state = imagenet(name)
     hub.mkdir(parents=True)
-    torch.save(state, hub / vision._hub_file(build(name).architecture).name)  # type: ignore[attr-defined]
+    torch.save(state, hub / weights.hub_file(build(name).architecture).name)  # type: ignore[attr-defined]
     model = build(name, pretrained=True)
     assert model.label == name
     task = model.task((3, 32, 32), 6)

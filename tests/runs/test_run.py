@@ -18,7 +18,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse
-from fedbench.data.split import Partition
+from fedbench.data.partition import Partition
 from fedbench.engine.request import Asking
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
