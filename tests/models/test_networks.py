@@ -211,7 +211,7 @@ def test_the_first_convolution_takes_other_channels_from_scratch_only(name: str)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder as torch.hub's."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    weights.read.cache_clear()
+    weight_files.read.cache_clear()
     return tmp_path / "hub" / "checkpoints"
 
 
@@ -230,7 +230,7 @@ def imagenet(name: str) -> dict[str, Tensor]:
 def test_weights_begin_everything_but_the_head(name: str, stem: str, hub: Path) -> None:
     state = imagenet(name)
     hub.mkdir(parents=True)
-    torch.save(state, hub / weights.hub_file(build(name).architecture).name)  # type: ignore[attr-defined]
+    torch.save(state, hub / weight_files.hub_file(build(name).architecture).name)  # type: ignore[attr-defined]
     model = build(name, pretrained=True)
     assert model.label == name
     task = model.task((3, 32, 32), 6)
