@@ -22,6 +22,7 @@ from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS
+from fedbench.models import weights as weight_files
 from fedbench.models.base import Model
 from fedbench.models.blocks import MaxPool2
 from fedbench.runs.config import RunConfig, resolve, run_key
