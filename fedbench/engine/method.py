@@ -19,6 +19,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Method(ABC):
     def reads_validation(self) -> frozenset[str]:
         """Names of the client hooks that use client.validation."""
         return frozenset()
+
+    @property
+    def conformance(self) -> Conformance:
+        """What it cannot promise; fedbench.testing checks the rest."""
+        return Conformance()
 
     # ---- server: first axis is the client's
 

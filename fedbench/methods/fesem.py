@@ -24,6 +24,7 @@ from fedbench.core import rng, trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort
 from fedbench.methods.kmeans import KMeans
 from fedbench.methods.parts import grouping
@@ -50,6 +51,11 @@ class FeSEM(KMeans):
             raise ConfigError(
                 "method.drawn needs method.pretrain_rounds=0: centres trained alone start alike"
             )
+
+    @property
+    def conformance(self) -> Conformance:
+        """A first assignment."""
+        return Conformance(draws_by_position="the first assignment is drawn in order")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """One centre, from which all will start, or k of them."""

@@ -24,6 +24,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
@@ -56,6 +57,11 @@ class PFedHN(FedAvg):
             )
 
     # ---- server
+
+    @property
+    def conformance(self) -> Conformance:
+        """Embeddings."""
+        return Conformance(draws_by_position="clients' embeddings are drawn in order")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """A random hypernetwork (phi/*), its momentum, and the shapes it makes (like/*, one row)."""

@@ -19,6 +19,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
+from fedbench.methods import METHODS
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
@@ -27,7 +28,7 @@ from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
-from tests.methods.test_conformance import PRESETS, toy
+from fedbench.testing.subject import Subject
 from tests.methods.toys import federation, setup
 
 EVERYONE = range(5)
@@ -92,9 +93,9 @@ def test_it_knows_layers_optimisers_and_steps(options: Any, engine: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", METHODS)
 def test_it_can_be_made_for_every_method(preset: str, kind: str) -> None:
-    setup = toy(preset, kind)
+    setup = Subject.of(preset).toy(kind)
     for trainer in (LoopedTrainer(setup), StackedTrainer(setup, 3)):
         assert peak_bytes(trainer, range(4)) > 0
 

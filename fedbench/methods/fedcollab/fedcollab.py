@@ -21,6 +21,7 @@ from fedbench.core import rng
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
@@ -56,6 +57,15 @@ class FedCollab(AnyInside):
             raise ConfigError("method.newcomers need method.join_round of at least 1")
         if min(self.newcomers, default=0) < 0 or len(set(self.newcomers)) < len(self.newcomers):
             raise ConfigError(f"method.newcomers must be different clients, got {list(self.newcomers)}")
+
+    @property
+    def conformance(self) -> Conformance:
+        """A discriminator trains on one sample and validates on another."""
+        return Conformance(
+            smallest=2,
+            draws_by_position="discriminators are keyed by pair, the solver visits clients in random order",
+            settings={"C": 0.1, "restarts": 3, "discriminator.rounds": 20, "discriminator.hidden": 5},
+        )
 
     # ---- the collaboration structure
 

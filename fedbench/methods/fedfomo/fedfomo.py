@@ -24,6 +24,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.fedfomo import candidates as fomo
@@ -54,6 +55,11 @@ class FedFomo(Method):
     def reads_validation(self) -> frozenset[str]:
         """To weigh the received models."""
         return frozenset({"start"})
+
+    @property
+    def conformance(self) -> Conformance:
+        """Who explores is drawn for each place; what is scored lies in the client's memory."""
+        return Conformance(sends_by_cohort="who explores is drawn for each place in the cohort")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """All start from one model; P is zero."""

@@ -14,6 +14,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.fedrema import mds
@@ -46,6 +47,15 @@ class RelevantPeers(Method):
                 "method.temperature must be positive and method.delta in [0, 1], got "
                 f"{self.temperature} and {self.delta}"
             )
+
+    @property
+    def conformance(self) -> Conformance:
+        """The code's probes, and its shuffling."""
+        drawn = self.probe_per_client or self.shuffle
+        reason = (
+            "a probe is drawn for each place in the cohort, and classifiers are shuffled" if drawn else ""
+        )
+        return Conformance(draws_by_position=reason)
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """In the period, no choices yet."""

@@ -1,0 +1,107 @@
+"""What every method promises, checked on toys: for the methods of this package and for those written outside it.
+
+    check_method("ditto")                      # a preset
+    check_method("my_package.fedavgm:FedAvgM") # a class; its fields' defaults
+    check_method(FedAvgM(momentum=0.9))
+
+On the command line `python -m fedbench.testing ditto`, in pytest:
+
+    @parametrize_with_checks(["my_package.fedavgm:FedAvgM"])
+    def test_fedavgm(check):
+        check()
+
+What a method cannot promise it declares in `Method.conformance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from fedbench.engine.method import Method
+from fedbench.testing import hooks, runs
+from fedbench.testing.subject import Subject
+
+if TYPE_CHECKING:
+    import pytest
+
+Check = Callable[[Subject], None]
+
+CHECKS: tuple[Check, ...] = tuple(
+    check for module in (hooks, runs) for name, check in vars(module).items() if name.startswith("check_")
+)
+"""All checks; each takes a `Subject` and raises AssertionError."""
+
+ESSENTIAL: tuple[Check, ...] = (runs.check_stacked_equals_looped, runs.check_traffic_is_what_was_sent)
+"""The two that a change of settings may break: it takes other branches of the hooks, and sends other leaves."""
+
+
+def exception_of(check: Check, subject: Subject) -> str:
+    """Why `subject` is declared to fail `check`; empty if it is not."""
+    if check is runs.check_relabelled_clients_get_relabelled_models:
+        return subject.declared.draws_by_position
+    if check is hooks.check_a_client_is_sent_the_same_in_whatever_company:
+        return subject.declared.sends_by_cohort
+    return ""
+
+
+def run(check: Check, subject: Subject) -> None:
+    """Run one check; where `subject` declares an exception, the check must fail.
+
+    Raises:
+        AssertionError: with what is wrong.
+    """
+    reason = exception_of(check, subject)
+    if not reason:
+        return check(subject)
+    try:
+        check(subject)
+    except AssertionError:
+        return None
+    raise AssertionError(f"{subject} passes, but declares that it does not: {reason}")
+
+
+def check_method(method: Method | type[Method] | str, checks: Iterable[Check] = CHECKS) -> None:
+    """Run all `checks` on a method, its class, a preset's name or "package.module:Class".
+
+    Raises:
+        AssertionError: the first promise that is broken.
+        ConfigError, UnknownName: there is no such method.
+    """
+    subject = Subject.of(method)
+    for check in checks:
+        run(check, subject)
+
+
+def parametrize_with_checks(
+    methods: Sequence[Method | type[Method] | str], checks: Sequence[Check] = CHECKS
+) -> pytest.MarkDecorator:
+    """A pytest decorator: the test is given every `check` of every method, and calls it.
+
+    A method is built, and its runs are made, when its first test asks; the others share them.
+    """
+    import pytest
+
+    subjects: dict[int, Subject] = {}
+
+    def bound(place: int, check: Check) -> Callable[[], None]:
+        def bound_check() -> None:
+            if place not in subjects:
+                subjects[place] = Subject.of(methods[place])
+            run(check, subjects[place])
+
+        return bound_check
+
+    cases = [
+        pytest.param(bound(place, check), id=f"{name_of(method)}-{check.__name__.removeprefix('check_')}")
+        for place, method in enumerate(methods)
+        for check in checks
+    ]
+    return pytest.mark.parametrize("check", cases)
+
+
+def name_of(method: Method | type[Method] | str) -> str:
+    """What results call a method: the preset, the path, or the class."""
+    if isinstance(method, str):
+        return method
+    return (method if isinstance(method, type) else type(method)).__name__

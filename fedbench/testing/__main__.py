@@ -1,0 +1,59 @@
+"""`python -m fedbench.testing METHOD...`: every check on a preset ("ditto") or a class ("package.module:Class")."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+from fedbench.core.errors import FedbenchError
+from fedbench.testing import CHECKS, Check, exception_of, run
+from fedbench.testing.subject import Subject
+
+USAGE = "usage: python -m fedbench.testing METHOD...   a preset (ditto) or package.module:Class"
+
+
+def outcome(check: Check, subject: Subject) -> str:
+    """What is wrong; empty if nothing is."""
+    try:
+        run(check, subject)
+    except AssertionError as error:
+        return str(error) or "".join(traceback.format_exception(error)[-2:])
+    except Exception as error:  # noqa: BLE001  # a hook may raise anything
+        return "".join(traceback.format_exception(error)[-4:]).rstrip()
+    return ""
+
+
+def report(subject: Subject) -> int:
+    """Print a line for each check; how many failed."""
+    failed = 0
+    for check in CHECKS:
+        begin = time.perf_counter()
+        wrong, declared = outcome(check, subject), exception_of(check, subject)
+        failed += bool(wrong)
+        verdict = "FAILS " if wrong else "except" if declared else "holds "
+        title = check.__name__.removeprefix("check_").replace("_", " ")
+        print(f"{verdict} {title} ({time.perf_counter() - begin:.1f} s)")
+        for line in (wrong or declared).splitlines():
+            print(f"         {line}")
+    print(f"{subject}: {len(CHECKS) - failed} of {len(CHECKS)} checks hold")
+    return failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 if every check of every method holds, 1 if one does not, 2 for a method that is not there."""
+    names = list(sys.argv[1:] if arguments is None else arguments)
+    if not names or names[0].startswith("-"):
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        subjects = [Subject.of(name) for name in names]
+    except FedbenchError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return int(sum(report(subject) for subject in subjects) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
