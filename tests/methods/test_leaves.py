@@ -172,13 +172,8 @@ def run(case: str, kind: str) -> tuple[type, list[tuple[str, Tree]], dict[str, T
     return type(method), trees, dict(chosen.task.fresh().state_dict())
 
 
-PLAIN = (
-    "fednova",
-    "scaffold",
-    "fedap",
-    "sosicfl_all",
-    "sosicfl_plus all",
-)  # differ without batch normalisation
+# Those that differ without batch normalisation.
+PLAIN = ("fednova", "scaffold", "fedap", "pfedsim", "sosicfl_all", "sosicfl_plus all")
 CASES = [*((case, "batch_norm") for case in (*PRESETS, *VARIANTS)), *((case, "mlp") for case in PLAIN)]
 
 
