@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Base of all methods; a subclass's fields are its hyper-parameters, and so its schema in the config."""
+    """Base of all methods; a subclass's fields are its hyper-parameters, and so its schema in the config.
+
+    A method's docstring lists its leaves in four lines; one that it lacks is as its base's. `Server` and `Memory` are
+    what `init` returns, `Message` and `Upload` what crosses the network to and from one client. Leaves are written
+    `name [shape] if condition, remark`: `*` for those of the network, all or some, by their own names, `[...]` for
+    their own shapes, `**` for any. N clients, K classes, d features before the classifier layer.
+    """
 
     family: ClassVar[str] = "global"  # global, personalised or clustered
     paper: ClassVar[str] = ""  # authors, venue, year

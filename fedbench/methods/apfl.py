@@ -28,7 +28,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class APFL(Method):
-    """A mixture of the global and a local model on every client."""
+    """A mixture of the global and a local model on every client.
+
+    Server: * [...], w
+    Memory: personal/* [N, ...], v_i; alpha [N]
+    Message: * [...], w
+    Upload: * [...], w
+    """
 
     alpha: float = 0.5  # share of the local model (at first, where it adapts)
     alpha_lr: float | None = None  # rate at which alpha adapts; null: it stays

@@ -39,7 +39,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class CFL(Coalitions):
-    """FedAvg whose clusters split when their clients' updates disagree."""
+    """FedAvg whose clusters split when their clients' updates disagree.
+
+    Server: coalition [N]; base/* [M, ...]; peak [N] if relative; distances [N, N] if a cut was looked at
+    Memory: nothing
+    Message: * [...]
+    Upload: * [...]
+    """
 
     eps1: float = 0.4  # a cluster's mean update is below this before it splits
     eps2: float = 1.6  # and the largest of its clients' updates above this

@@ -23,7 +23,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """A global model by FedAvg, and a personal one pulled towards it."""
+    """A global model by FedAvg, and a personal one pulled towards it.
+
+    Server: * [...], w
+    Memory: personal/* [N, ...], v_k
+    Message: * [...], w
+    Upload: * [...], w
+    """
 
     lam: float = 1.0  # lambda, strength of the pull
     personal_epochs: int | None = None  # epochs on v_k; null: as many as on w

@@ -32,7 +32,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedAMP(Mixing):
-    """Personal models, each pulled towards a mixture of those like it."""
+    """Personal models, each pulled towards a mixture of those like it.
+
+    Server: model/* [N, ...], u_i; W [N, N], Xi; initial/* [...]
+    Memory: * [N, ...], w_i
+    Message: * [...], u_i
+    Upload: * [...], w_i
+    """
 
     lam: float = 1.0  # lambda, strength of the pull
     alpha: float = 1.0  # alpha, the server's step

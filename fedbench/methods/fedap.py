@@ -35,7 +35,13 @@ MEAN, VARIANCE = "running_mean", "running_var"
 
 @dataclass(frozen=True)
 class FedAP(Library):
-    """FedBN, then mixtures by the distance of batch-normalisation statistics."""
+    """FedBN, then mixtures by the distance of batch-normalisation statistics.
+
+    Server: model/* [N, ...]; statistics/** [N, ...], of the last warm-up round
+    Memory: * [N, ...] if private
+    Message: * [...]
+    Upload: * [...]; statistics/** if warm-up
+    """
 
     warmup: float = 0.5  # share of the rounds that are FedBN's
     momentum: float = 0.5  # mu, weight of the client's own model

@@ -21,7 +21,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Size-weighted average of the clients' models."""
+    """Size-weighted average of the clients' models.
+
+    Server: * [...], the shared leaves
+    Memory: * [N, ...] if private
+    Message: * [...]
+    Upload: * [...]
+    """
 
     private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
 

@@ -24,7 +24,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedBABU(FedAvg):
-    """A body trained under a frozen head; fine-tuned before scoring."""
+    """A body trained under a frozen head; fine-tuned before scoring.
+
+    Server: body/* [...]; head/* [...], as drawn
+    Memory: * [N, ...], the same head
+    Message: * [...], the body
+    Upload: * [...], the body
+    """
 
     private: tuple[str, ...] = ("@head",)  # the frozen head: globs or groups, see Task.select
     tune_epochs: int = 5  # tau_f, epochs of fine-tuning before scoring; 0: the global model is scored

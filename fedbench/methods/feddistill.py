@@ -22,7 +22,13 @@ from fedbench.methods.parts.class_means import ClassMeans
 
 @dataclass(frozen=True)
 class FedDistill(ClassMeans):
-    """Own models, shared mean logits; lam is the paper's gamma."""
+    """Own models, shared mean logits; lam is the paper's gamma.
+
+    Server: sums [N, K, K]; counts [N, K]
+    Memory: * [N, ...]
+    Message: classes/means [K, K]; classes/present [K]
+    Upload: sums [K, K]; counts [K]
+    """
 
     distance: str = "cross_entropy"  # from the received logits: "cross_entropy" or "mse"
     own: bool = False  # whether a client's own logits count in the means it receives

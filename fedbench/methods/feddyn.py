@@ -27,7 +27,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Local objectives whose joint stationary point is that of the global one."""
+    """Local objectives whose joint stationary point is that of the global one.
+
+    Server: model/* [...]; drift/* [...], of the weights
+    Memory: * [N, ...], lambda_k of the weights
+    Message: * [...]; mean_size [] if weighted
+    Upload: * [...]
+    """
 
     alpha: float = 0.01  # strength of the dynamic regulariser
     weighted: bool = False  # true: clients count by their samples

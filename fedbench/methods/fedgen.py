@@ -34,7 +34,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedGen(Method):
-    """FedAvg with a feature generator that tells each client what the others' classifiers know."""
+    """FedAvg with a feature generator that tells each client what the others' classifiers know.
+
+    Server: * [...]; generator/**
+    Memory: nothing
+    Message: * [...]; generator/**; labels [K], p(y)
+    Upload: * [...]
+    """
 
     generative_weight: float = 10.0  # alpha of the first round
     latent_weight: float = 10.0  # beta of the first round

@@ -21,7 +21,10 @@ from fedbench.methods.parts.updates import accumulation
 
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    """Average of the clients' changes per local step."""
+    """Average of the clients' changes per local step.
+
+    Upload: change/* [...], d_k of the weights; statistics/* [...] if batch normalisation; steps [], ||a_k||_1
+    """
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
 

@@ -33,7 +33,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedPAC(Method):
-    """A shared extractor aligned to global centroids; classifiers combined for each client."""
+    """A shared extractor aligned to global centroids; classifiers combined for each client.
+
+    Server: body/* [...]; heads/* [N, ...]; centroids [K, d]; seen [K]; W [N, N]
+    Memory: nothing
+    Message: * [...]; centroids [K, d]; seen [K]
+    Upload: body/* [...]; heads/* [...]; sums [K, d]; counts [K]; h [K, d]; V []
+    """
 
     lam: float = 1.0  # lambda, weight of the feature alignment
     classifier_epochs: int = 1

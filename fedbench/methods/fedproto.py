@@ -27,7 +27,13 @@ ABSENT = -1e30  # score of a class without a prototype
 
 @dataclass(frozen=True)
 class FedProto(ClassMeans):
-    """Own models, shared mean features."""
+    """Own models, shared mean features.
+
+    Server: sums [N, K, d]; counts [N, K]
+    Memory: * [N, ...]
+    Message: classes/means [K, d]; classes/present [K]
+    Upload: sums [K, d]; counts [K]
+    """
 
     weighting: str = "samples"  # of a class's prototypes: by "samples" (paper) or "clients" alike (code)
     inference: str = "prototype"  # by the nearest "prototype", or the "head"

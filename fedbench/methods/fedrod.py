@@ -29,7 +29,13 @@ ABSENT = 1e-8  # the count of a class that a client has no sample of
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """A generic head with a balanced loss, a personal one on top of it."""
+    """A generic head with a balanced loss, a personal one on top of it.
+
+    Server: * [...], body and generic head
+    Memory: own/* [N, ...], the personal head; log_counts [N, K]
+    Message: * [...]
+    Upload: * [...]
+    """
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"

@@ -34,7 +34,13 @@ from fedbench.methods.parts.cosine import CosineMixing
 
 @dataclass(frozen=True)
 class FedSaC(CosineMixing):
-    """Mixtures of clients with similar models and complementary data."""
+    """Mixtures of clients with similar models and complementary data.
+
+    Server: model/* [N, ...], theta_tilde; W [N, N]; initial/* [...] if updates; direction/* [N, ...] if directions
+    Memory: * [N, ...] if private
+    Message: * [...], theta_tilde_i; direction/* [...] if directions
+    Upload: * [...], theta_i; subspace/U [d, k]
+    """
 
     alpha: float = 0.9  # weight of complementarity; .5 where partitions are pathological
     beta: float = 1.4  # weight of similarity; 1.6 where partitions are pathological

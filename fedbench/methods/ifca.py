@@ -26,7 +26,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class IFCA(Method):
-    """k models; each client works on the one that fits its data best."""
+    """k models; each client works on the one that fits its data best.
+
+    Server: * [k, ...]
+    Memory: nothing
+    Message: * [k, ...]
+    Upload: * [...]; choice []
+    """
 
     k: int = 4  # models
 

@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KMeans(Coalitions):
-    """Clients grouped once by where training alone leads them, FedAvg in each group."""
+    """Clients grouped once by where training alone leads them, FedAvg in each group.
+
+    Server: coalition [N]; base/* [k, ...]
+    Memory: nothing
+    Message: * [...]
+    Upload: * [...]
+    """
 
     k: int = 4  # groups
     pretrain_rounds: int = 10  # rounds each client trains alone before it is grouped

@@ -10,7 +10,13 @@ from fedbench.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Local(FedAvg):
-    """No communication at all."""
+    """No communication at all.
+
+    Server: nothing
+    Memory: * [N, ...]
+    Message: nothing
+    Upload: nothing
+    """
 
     private: tuple[str, ...] = field(default=("*",), init=False)
 

@@ -27,7 +27,10 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """FedAvg with a contrast between the global and the client's previous representation."""
+    """FedAvg with a contrast between the global and the client's previous representation.
+
+    Memory: previous/* [N, ...], the last local model; private/* [N, ...] if private
+    """
 
     mu: float = 1.0  # weight of the contrastive loss
     tau: float = 0.5  # temperature

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Oracle(AnyInside):
-    """Nothing is looked for: the user says who is together."""
+    """Nothing is looked for: the user says who is together.
+
+    Server: coalition [N]; base/** [M, ...], a base server each
+    Memory: ** [N, ...] if the base has any
+    Message: **, the base's
+    Upload: **, the base's
+    """
 
     coalition: tuple[
         int, ...

@@ -23,7 +23,13 @@ from fedbench.methods.parts.cosine import CosineMixing
 
 @dataclass(frozen=True)
 class PFedGraph(CosineMixing):
-    """Mixtures weighted by similarity and data size."""
+    """Mixtures weighted by similarity and data size.
+
+    Server: model/* [N, ...], mixtures; W [N, N]; initial/* [...] if updates; direction/* [N, ...] if directions
+    Memory: * [N, ...] if private
+    Message: * [...], the mixture; direction/* [...] if directions
+    Upload: * [...]
+    """
 
     alpha: float = 0.8  # how much closeness to p counts against similarity
     lam: float = 0.01

@@ -32,7 +32,12 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class PFedHN(FedAvg):
-    """Personal models made by one network on the server."""
+    """Personal models made by one network on the server.
+
+    Server: phi/*, the hypernetwork and embeddings [N, e]; momentum/*, of phi; like/* [1, ...], the shapes it makes
+    Message: * [...], theta_i
+    Upload: * [...], Delta theta_i
+    """
 
     embedding: int = 20  # width of a client's embedding
     hidden: int = 100  # width of the hypernetwork

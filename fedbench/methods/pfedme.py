@@ -30,7 +30,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """Personal models near a global one, by Moreau envelopes."""
+    """Personal models near a global one, by Moreau envelopes.
+
+    Server: * [...], w
+    Memory: personal/* [N, ...], theta
+    Message: * [...], w
+    Upload: * [...], w with theta's statistics
+    """
 
     lam: float = 15.0  # lambda, strength of the pull towards the global model
     inner_steps: int = 5  # K

@@ -38,7 +38,13 @@ CLOSEST = 1e-12  # smallest 1 - cosine: equal classifiers have a finite similari
 
 @dataclass(frozen=True)
 class PFedSim(Library):
-    """Extractors mixed by the similarity of classifiers; classifiers personal."""
+    """Extractors mixed by the similarity of classifiers; classifiers personal.
+
+    Server: model/* [N, ...]; phi [N, N]
+    Memory: * [N, ...] if private; own/* [N, ...] if scored is own; trained [N] if scored is own
+    Message: * [...]
+    Upload: * [...]
+    """
 
     rho: float = 0.5  # share of the rounds that are FedAvg's
     log_of_mean: bool = False  # the code: true

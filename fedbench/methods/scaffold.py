@@ -29,7 +29,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Local steps corrected by control variates."""
+    """Local steps corrected by control variates.
+
+    Server: model/* [...], x; control/* [...], c, of the weights
+    Memory: * [N, ...], c_i of the weights
+    Message: model/* [...]; control/* [...]
+    Upload: change/* [...], of the weights; control/* [...], of c_i; statistics/* [...] if batch normalisation
+    """
 
     option: int = 2  # of the control variate: 1 a full gradient, 2 the mean of the local ones
     server_lr: float = 1.0  # eta_g

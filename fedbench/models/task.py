@@ -177,6 +177,11 @@ class Task:
             self._slices[key] = Slice(net.train(train))
         return self._slices[key]
 
+    def shape_before(self, stage: str) -> tuple[int, ...]:
+        """The shape of what `stage` is given of one sample."""
+        with torch.no_grad():
+            return tuple(self._slice(False, None, stage).net(torch.zeros(1, *self.shape)).shape[1:])
+
     def features(self, model: Tree, x: Tensor, *, train: bool = False, mask: Tensor | None = None) -> Tensor:
         """What the classifier layer sees, [B, d].
 

@@ -36,7 +36,13 @@ INPUTS = ("unit", "normalised")
 
 @dataclass(frozen=True)
 class FedCollab(AnyInside):
-    """Coalitions found before training, and a method inside each."""
+    """Coalitions found before training, and a method inside each.
+
+    Server: coalition [N]; base/** [M, ...], a base server each; distances [N, N]
+    Memory: ** [N, ...] if the base has any
+    Message: **, the base's
+    Upload: **, the base's
+    """
 
     C: float = 10.0  # capacity constant of Eq. 7; the paper: 10 (label, feature shift), 8 (concept shift)
     restarts: int = 100  # runs of Algorithm 2, the best kept

@@ -34,7 +34,13 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """Clients combine others' models by how much these help on their validation samples."""
+    """Clients combine others' models by how much these help on their validation samples.
+
+    Server: model/* [N, ...]; P [N, N]
+    Memory: * [N, ...]
+    Message: peer/* [M, ...]; reported/peers [M]
+    Upload: * [...]; reported/peers [M]; reported/weights [M]
+    """
 
     private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
     M: int = 5  # models that a client receives

@@ -23,6 +23,7 @@ new extractor; absent clients keep their classifier.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,7 +44,16 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class FedReMa(RelevantPeers):
-    """One extractor; classifiers of the most relevant peers."""
+    """One extractor; classifiers of the most relevant peers.
+
+    h: width of what the classifier sees.
+
+    Server: model/* [N, ...]; W [N, N]; chosen [N, N], G; period/on []; period/largest [];
+        classes/means [K, h] if align; classes/seen [K] if align
+    Memory: * [N, ...] if private
+    Message: * [...]; classes/means [K, h] if align; classes/seen [K] if align
+    Upload: * [...]; classes/sums [K, h] if align; classes/counts [K] if align
+    """
 
     align: float = 0.0  # lambda of the feature alignment; +F: 1
     align_mean: bool = False  # the code: true
@@ -68,9 +78,7 @@ class FedReMa(RelevantPeers):
         """No class means yet."""
         server, memory = super().init(task, population, generator)
         if self.align:
-            model = trees.row(trees.part(server, "model"), 0)
-            stage = mds.classifier_stage(task, self.classifier)
-            width = task.apply(model, torch.zeros(1, *task.shape), until=stage).numel()
+            width = math.prod(task.shape_before(mds.classifier_stage(task, self.classifier)))
             server["classes/means"] = torch.zeros(task.classes, width)
             server["classes/seen"] = torch.zeros(task.classes)
         return server, memory

@@ -41,10 +41,9 @@ class Probe:
     def similarities(self, models: Tree, stage: str, cohort: Cohort) -> Tensor:
         """S [C, C], s_kj = cos(p_k, p_j) of the probabilities p = softmax(z / M) (Eq. 5); ones on the diagonal."""
         task, count = cohort.task, len(cohort.ids)
-        some = next(iter(models.values()))
-        shape = task.apply(trees.row(models, 0), some.new_zeros(1, *task.shape), until=stage).shape[1:]
-        probes = torch.rand(count if self.per_client else 1, *shape, generator=cohort.generator) * self.scale
-        probes = probes.to(some)
+        shape = (count if self.per_client else 1, *task.shape_before(stage))
+        probes = torch.rand(shape, generator=cohort.generator) * self.scale
+        probes = probes.to(next(iter(models.values())))
         logits = [task.apply(trees.row(models, j), probes, since=stage) for j in range(count)]
         z = torch.stack(logits, dim=1).to(torch.float64).expand(count, -1, -1)  # [row's probe, client, K]
         tempered = (z / self.temperature).softmax(2)

@@ -61,6 +61,8 @@ class RelevantPeers(Method):
         """In the period, no choices yet."""
         server, memory = one_each(task, self.private, population, generator)
         mds.classifier_stage(task, self.classifier)  # refuses what is no classifier before anything trains
+        if hidden := task.select(memory, self.classifier):
+            raise ConfigError(f"method.private keeps {hidden[0]} from the server, which compares classifiers")
         server["W"] = torch.eye(population.clients, dtype=torch.float64)
         server["chosen"] = torch.zeros_like(server["W"])  # G
         server["period/on"] = torch.ones((), dtype=torch.bool)

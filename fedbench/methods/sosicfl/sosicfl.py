@@ -52,7 +52,13 @@ COUNT_BYTES = 4  # of a client's count of one class, sent once
 
 @dataclass(frozen=True)
 class SosicFL(Method):
-    """Federated simplex learning, every cluster of clients in its own subregion."""
+    """Federated simplex learning, every cluster of clients in its own subregion.
+
+    Server: * [...] if without endpoints; endpoints/* [E, ...]; region/center [N, E]; region/radius []
+    Memory: nothing
+    Message: * [...] if without endpoints; endpoints/* [E, ...]; region/center [E]; region/radius []
+    Upload: * [...] if without endpoints; endpoints/* [E, ...]
+    """
 
     endpoints: int = 3  # M + 1
     simplex: tuple[str, ...] = ("@head",)  # parameters with endpoints; the others are one model's

@@ -26,7 +26,10 @@ from fedbench.models.task import Task
 
 @dataclass(frozen=True)
 class SosicFLPlus(SosicFL):
-    """SosicFL, and personal endpoints pulled towards the shared ones."""
+    """SosicFL, and personal endpoints pulled towards the shared ones.
+
+    Memory: personal/* [N, ...] if without endpoints; personal/endpoints/* [N, E, ...]
+    """
 
     lam: float = 1.0  # lambda, strength of the pull
     personal_epochs: int | None = None  # on the personal endpoints; null: as many as on the shared ones
