@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ import numpy as np
 from fedbench.config.schema import TestConfig
 from fedbench.core.errors import ConfigError, DataCorrupt
 from fedbench.core.rng import numpy_rng
+from fedbench.core.sealed import load_npz
 from fedbench.data.dataset import Dataset, Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
 
@@ -99,8 +99,9 @@ class Partition:
             DataCorrupt: not a file of this form, or a damaged one.
         """
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
+            arrays = load_npz(path)
+            if arrays is None:
+                raise DataCorrupt(f"{path} is no .npz of arrays, or a damaged one")
             clients = range(sum(name.startswith("train_") for name in arrays))
             sets = {name: [arrays[f"{name}_{i}"].astype(np.int64) for i in clients] for name in SETS}
             return cls(
@@ -113,7 +114,7 @@ class Partition:
                 label_map=arrays.get("label_map"),
                 **sets,
             )
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise DataCorrupt(f"{path} is no partition written by fedbench ({error})") from error
 
 
