@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for folder in folders:
             write(folder)
+            store.seal(folder)
             print(folder)
     except FedbenchError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -129,14 +129,18 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         return 0
     if missing:
         _run(missing, launcher, table)
-        planned = plan.make(table, wish, recorded.read(folder))  # another call may have added cells meanwhile
-    filled = fill.fill(planned)
-    store.save(folder, filled, fill.rows(planned))
-    store.save_curves(folder, fill.curves(planned))
-    store.save_matrices(folder, fill.matrices(planned))
     from fedbench.tables.render import write
 
-    write(folder)
+    with store.alone(folder):
+        if missing:
+            planned = plan.make(
+                table, wish, recorded.read(folder)
+            )  # another call may have added cells meanwhile
+        filled = fill.fill(planned)
+        store.save(folder, filled, fill.rows(planned))
+        store.save_curves(folder, fill.curves(planned))
+        store.save_matrices(folder, fill.matrices(planned))
+        write(folder)
     _log(planned, filled, folder)
     return 1 if _tell_lacking(planned) else 0
 

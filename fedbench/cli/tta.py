@@ -55,14 +55,14 @@ def rows(
 ) -> tuple[str, list[tuple[str, ...]]]:
     """The title, and a line of text for the baseline, if there is one, and for each run."""
     from fedbench.metrics.time_to_accuracy import improvement
-    from fedbench.results.folder import RESULT, read_result
+    from fedbench.results.folder import RESULT, files_of
     from fedbench.tables.measures import Finished
 
     folders = [*([baseline] if baseline else []), *runs]
     for folder in folders:
         if not (folder / RESULT).is_file():
             raise ConfigError(f"{folder} holds no finished run: it has no {RESULT}")
-    finished = [Finished(read_result(folder / RESULT), folder) for folder in folders]
+    finished = [Finished(files_of(folder).json(RESULT), folder) for folder in folders]
     reference = finished[0].best(test_set) if percent is None else percent / 100
     times = [run.reaches(reference, test_set) for run in finished]
     found: list[tuple[str, ...]] = []

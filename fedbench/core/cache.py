@@ -1,17 +1,17 @@
 """Prepared arrays on disk, memory-mapped: what took seconds to unpack once is there in milliseconds after.
 
-The cache is only ever an acceleration. A folder that cannot be written, a full disk, a truncated or altered
-entry, or another process that prepares the same data at the same time costs the time saved, never the run.
+The cache is only ever an acceleration. A folder that cannot be written, a full disk, an entry that is damaged (its
+checksums tell, fedbench.core.sealed), or another process that prepares the same data at the same time costs the time
+saved, never the run.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.sealed import MANIFEST, checksum_of, manifest, write_manifest
+
 Arrays = dict[str, NDArray[Any]]
 
 FORMAT = 1  # raised when a reader changes what it stores
-META = "meta.json"
+
+log = logging.getLogger("fedbench")
 
 
 def cache_dir() -> Path:
@@ -50,6 +53,8 @@ def cached_arrays(key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> 
     folder = cache_dir() / "prepared" / key
     found = _read(folder)
     if found is None:
+        if folder.exists():
+            log.warning("%s is damaged, or of an earlier version: it is made again", folder)
         built = dict(build())
         _write(folder, built)
         found = _read(folder) or built
@@ -58,22 +63,23 @@ def cached_arrays(key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> 
 
 def is_cached(key: str) -> bool:
     """Whether an entry called `key` is there; its content is only checked when it is read."""
-    return (cache_dir() / "prepared" / key / META).is_file()
+    return (cache_dir() / "prepared" / key / MANIFEST).is_file()
 
 
 def _read(folder: Path) -> Arrays | None:
-    """The entry in `folder`, every array checked against its checksum; None if absent or damaged."""
+    """The entry in `folder`, every file checked against its checksum; None if absent or damaged."""
     try:
-        checksums = json.loads((folder / META).read_text())
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in checksums}
-        if all(_checksum(arrays[name]) == value for name, value in checksums.items()):
-            return arrays
-    except (OSError, ValueError, TypeError, AttributeError, EOFError):
+        known = manifest(folder)
+        if known is None:
+            return None
+        if all(checksum_of(folder / name) in sums for name, sums in known.items()):
+            return {Path(name).stem: np.load(folder / name, mmap_mode="r") for name in known}
+    except (OSError, ValueError):
         pass
     return None
 
 
-def _write(folder: Path, arrays: Arrays) -> None:
+def _write(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write the entry beside its place and rename it, so that no reader ever meets half of it."""
     staging = None
     try:
@@ -81,14 +87,10 @@ def _write(folder: Path, arrays: Arrays) -> None:
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         for name, array in arrays.items():
             np.save(staging / f"{name}.npy", array)
-        (staging / META).write_text(json.dumps({name: _checksum(array) for name, array in arrays.items()}))
+        write_manifest(staging, {file.name: (checksum_of(file),) for file in staging.iterdir()})
         if folder.exists() and _read(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
     except OSError:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
-
-
-def _checksum(array: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -26,6 +26,10 @@ class DataCorrupt(FedbenchError):
     """A data file that is truncated, altered or of another format."""
 
 
+class Damaged(FedbenchError):
+    """A file that fedbench wrote and that is not as it was written; says what brings it back."""
+
+
 class CheckpointError(FedbenchError):
     """A checkpoint that is unreadable or belongs to another configuration."""
 

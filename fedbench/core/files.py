@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import math
 import os
@@ -11,6 +12,9 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 TEMPORARY = (
     ".tmp"  # prefix of files being written (safetensors' own too); what outlives its writer is garbage
@@ -53,15 +57,25 @@ def sweep(folder: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` (UTF-8) to `path`, atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` to `path`, atomically, as standard JSON: a number that is not finite becomes null."""
-    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    """Write `value` to `path`, atomically, as `as_json`."""
+    write_bytes(path, as_json(value))
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+    """`value` as the content of a standard JSON file: a number that is not finite becomes null."""
+    return (json.dumps(_finite(value), indent=2, allow_nan=False) + "\n").encode()
 
 
 def _finite(value: Any) -> Any:
@@ -75,21 +89,35 @@ def _finite(value: Any) -> Any:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write `rows` to `path`, atomically; columns in order of first appearance, a missing value is empty.
+    """Write `rows` to `path`, atomically, as `as_csv`."""
+    write_bytes(path, as_csv(rows))
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """`rows` as the content of a CSV file; columns in order of first appearance, a missing value is empty.
 
     Floats are written with as many digits as they need to be read back exactly.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as handle:
-        writer = csv.DictWriter(handle, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return text.getvalue().encode()
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows that `write_csv` wrote, as text."""
     with path.open(encoding="utf-8", newline="") as handle:
         return list(csv.DictReader(handle))
+
+
+def as_npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """`arrays` as the content of a compressed .npz file."""
+    named: dict[str, Any] = dict(arrays)
+    content = io.BytesIO()
+    np.savez_compressed(content, **named)
+    return content.getvalue()
 
 
 def _cell(value: Any) -> Any:

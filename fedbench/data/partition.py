@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.errors import DataCorrupt
+from fedbench.core.sealed import load_npz
 from fedbench.data.dataset import Ints
 
 SETS = ("train", "val", "test")
@@ -95,8 +95,9 @@ class Partition:
             DataCorrupt: not a file of this form, or a damaged one.
         """
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
+            arrays = load_npz(path)
+            if arrays is None:
+                raise DataCorrupt(f"{path} is no .npz of arrays, or a damaged one")
             clients = range(sum(name.startswith("train_") for name in arrays))
             sets = {name: [arrays[f"{name}_{i}"].astype(np.int64) for i in clients] for name in SETS}
             return cls(
@@ -109,5 +110,5 @@ class Partition:
                 label_map=arrays.get("label_map"),
                 **sets,
             )
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise DataCorrupt(f"{path} is no partition written by fedbench ({error})") from error

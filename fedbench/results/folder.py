@@ -1,13 +1,14 @@
 """The folder of a run: runs/<dataset>/<partition>/<method>/seed<k>-<key8>/.
 
-Every file is written atomically. `result.json` is written last: a run is finished when it is there.
+Every file is written atomically. `result.json` is written last: a run is finished when it is there, and has checksums
+of its files (fedbench.core.sealed) by then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.core.errors import FedbenchError, FolderInUse
-from fedbench.core.files import read_csv, replacing, sweep, write_csv, write_json, write_text
+from fedbench.core.files import as_csv, as_json, as_npz, replacing, sweep, write_bytes, write_text
 from fedbench.core.lock import FolderLock
+from fedbench.core.sealed import MANIFEST, Sealed, checksum
 from fedbench.results.history import History
 from fedbench.results.observer import Labels
 
@@ -31,7 +33,11 @@ CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
 MEMORY = "memory.rows"  # what clients keep between rounds, where it is too large for a checkpoint
 FAILURE = "failure.txt"
+CONFIG = "config.yaml"
+ROUNDS = "rounds.csv"
 CLIENTS = "clients.csv"
+ARRAYS = "arrays.npz"
+COLLABORATION = "collaboration.npz"
 
 Status = Literal["new", "partial", "finished"]
 
@@ -54,6 +60,7 @@ class RunFolder:
         self.key = key
         self.labels = labels
         self._lock = FolderLock(self.path)
+        self._checksums: dict[str, str] = {}  # of the files written so far
 
     @property
     def checkpoint(self) -> Path:
@@ -74,9 +81,11 @@ class RunFolder:
         """
         self._lock.acquire()
         sweep(self.path)
-        if self.status() == "finished":  # killed between its result and the removal of its checkpoint
-            for name in (CHECKPOINT, MEMORY):
-                (self.path / name).unlink(missing_ok=True)
+        finished = self.status() == "finished"
+        for name in (
+            (CHECKPOINT, MEMORY) if finished else (MANIFEST,)
+        ):  # killed just after, or before, its result
+            (self.path / name).unlink(missing_ok=True)
         return self
 
     def __exit__(
@@ -118,22 +127,23 @@ class RunFolder:
 
     def clear(self) -> None:
         """Forget the run, so that it starts anew."""
-        for name in (CHECKPOINT, RESULT, MODEL, MEMORY):
+        for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, MEMORY):
             (self.path / name).unlink(missing_ok=True)
 
     def write_config(self, yaml: str) -> None:
         """config.yaml: the resolved config."""
-        write_text(self.path / "config.yaml", yaml)
+        self._write(CONFIG, yaml.encode())
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """environment.json (fedbench.results.environment)."""
-        write_json(self.path / "environment.json", environment)
+        self._write("environment.json", as_json(environment))
 
     def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
         """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
         with replacing(self.path / "partition.npz") as temporary:
             partition.save(temporary)
-        write_csv(self.path / "partition.csv", statistics)
+            self._checksums["partition.npz"] = checksum(temporary.read_bytes())
+        self._write("partition.csv", as_csv(statistics))
 
     def write_figure(self, name: str, svg: str) -> None:
         """`name`.svg: a figure (fedbench.plots)."""
@@ -141,27 +151,27 @@ class RunFolder:
 
     def write_history(self, history: History) -> None:
         """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
-        write_csv(self.path / "rounds.csv", history.rows())
-        self._write_npz("tallies", history.arrays())
+        self._write(ROUNDS, as_csv(history.rows()))
+        self._write("tallies.npz", as_npz(history.arrays()))
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """clients.csv: one row a client (fedbench.results.summary.client_rows)."""
-        write_csv(self.path / CLIENTS, rows)
+        self._write(CLIENTS, as_csv(rows))
 
     def write_collaboration(self, matrix: NDArray[Any]) -> None:
         """collaboration.npz (array W) and .csv: row i holds the weights [N, N] client i gives to the others."""
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
-        self._write_npz("collaboration", {"W": matrix})
+        self._write(COLLABORATION, as_npz({"W": matrix}))
         rows = [
             {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
             for index, weights in enumerate(matrix)
         ]
-        write_csv(self.path / "collaboration.csv", rows)
+        self._write("collaboration.csv", as_csv(rows))
 
     def write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """arrays.npz: what the method found: before training (distances, coalitions), or in its course."""
-        self._write_npz("arrays", arrays)
+        self._write(ARRAYS, as_npz(arrays))
 
     def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:
         """Write `model` if it is to be kept, then `result`, and drop the checkpoint: the run is finished."""
@@ -169,16 +179,17 @@ class RunFolder:
             from fedbench.results import checkpoint
 
             checkpoint.save(self.path / MODEL, model, {}, key=self.key)
-        write_json(self.path / RESULT, {**result, "key": self.key})
+        files_of(self.path).write({RESULT: as_json({**result, "key": self.key})}, self._checksums)
         self.checkpoint.unlink(missing_ok=True)
 
     def result(self) -> dict[str, Any]:
         """The row of a finished run.
 
         Raises:
-            FedbenchError: it is unreadable, or of another configuration.
+            Damaged: result.json is not as it was written.
+            FedbenchError: it is of another configuration.
         """
-        row = read_result(self.path / RESULT)
+        row = files_of(self.path).json(RESULT)
         if row.get("key") != self.key:
             raise FedbenchError(
                 f"{self.path} belongs to another configuration; delete the folder to run this one"
@@ -189,32 +200,40 @@ class RunFolder:
         """Reported accuracies [N] of a finished run, as fractions: what Local lends to IPR and RSD.
 
         Raises:
-            FedbenchError: clients.csv is missing or unreadable.
+            Damaged: clients.csv or result.json is not as it was written.
         """
-        path = self.path / CLIENTS
-        try:
-            percent = [float(row["acc"]) for row in read_csv(path)]
-        except (OSError, ValueError, KeyError) as error:
-            raise FedbenchError(f"cannot read {path}; delete the folder to run it again") from error
-        if not percent:
-            raise FedbenchError(f"{path} holds no clients; delete the folder to run it again")
-        return np.array(percent, dtype=np.float64) / 100
+        files = files_of(self.path)
+        rows = numeric_rows(files, CLIENTS, "acc")
+        if len(rows) != self.result().get("clients"):
+            raise files.damaged(CLIENTS, f"it does not hold as many clients as {RESULT}")
+        return np.array([float(row["acc"] or "nan") for row in rows], dtype=np.float64) / 100
 
-    def _write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        named: dict[str, Any] = dict(arrays)
-        with replacing(self.path / f"{name}.npz") as temporary:
-            np.savez_compressed(temporary, **named)
+    def _write(self, name: str, content: bytes) -> None:
+        write_bytes(self.path / name, content)
+        self._checksums[name] = checksum(content)
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """The row in a result.json; null values are None. Raises FedbenchError when it is unreadable."""
+def files_of(folder: Path) -> Sealed:
+    """The files of a finished run."""
+    return Sealed(folder, f"make the run again after: rm -r {shlex.quote(str(folder))}")
+
+
+def numeric_rows(files: Sealed, name: str, *columns: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of numbers, as text that is empty or a number; at least one, with all of `columns`.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    rows = files.csv(name)
     try:
-        row = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FedbenchError(f"cannot read {path}; delete it to run again") from error
-    if not isinstance(row, dict):
-        raise FedbenchError(f"{path} holds no result; delete it to run again")
-    return row
+        for row in rows:
+            for text in row.values():
+                float(text or "nan")
+    except ValueError as error:
+        raise files.damaged(name, "it holds something else than numbers") from error
+    if not rows or not set(columns) <= set(rows[0]):
+        raise files.damaged(name, "rows or columns are missing")
+    return rows
 
 
 def _slug(name: str) -> str:

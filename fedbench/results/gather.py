@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.core.errors import FedbenchError
-from fedbench.results.folder import RESULT, read_result
+from fedbench.results.folder import CONFIG, RESULT, files_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _readable(file: Path, config: bool) -> list[dict[str, Any]]:
     """The row in `file`, or none and a warning."""
     try:
-        row = {**read_result(file), "path": str(file.parent)}
+        row = {**files_of(file.parent).json(file.name), "path": str(file.parent)}
     except FedbenchError as error:
         log.warning("%s", error)
         return []
@@ -79,10 +79,10 @@ def _config(folder: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        content = yaml.safe_load(files_of(folder).read(CONFIG))
         kept = {group: content[group] for group in GROUPS if isinstance(content.get(group), Mapping)}
         return flat({**kept, **{key: content[key] for key in FURTHER if content.get(key) is not None}})
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except (FedbenchError, ValueError, AttributeError, yaml.YAMLError) as error:
         log.warning("%s has no readable config.yaml, its columns stay empty: %s", folder, error)
         return {}
 

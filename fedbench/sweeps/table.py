@@ -126,13 +126,13 @@ def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
 
 def curves(runs: pd.DataFrame, x: str, by: str) -> list[Mapping[str, Any]]:
     """One entry a run: line, panel, and the rows of its rounds.csv."""
-    from fedbench.core.files import read_csv
+    from fedbench.results.folder import ROUNDS, files_of
 
     return [
         {
             "line": f"{x.rpartition('.')[2]}={run[x]}",
             "panel": f"{by}={run[by]}" if by else "",
-            "rounds": read_csv(Path(str(run["path"])) / "rounds.csv"),
+            "rounds": files_of(Path(str(run["path"]))).csv(ROUNDS),
         }
         for run in runs.to_dict("records")
     ]

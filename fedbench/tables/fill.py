@@ -11,6 +11,7 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.results.environment import machine, source_commit
+from fedbench.results.folder import COLLABORATION, files_of
 from fedbench.tables import measures, store
 from fedbench.tables.job import Job
 from fedbench.tables.measures import Finished
@@ -60,11 +61,8 @@ def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _matrix(job: Job) -> np.ndarray[Any, Any] | None:
-    path = job.folder.path / "collaboration.npz"
-    if not path.is_file():
-        return None
-    with np.load(path) as arrays:
-        return np.asarray(arrays["W"])
+    files = files_of(job.folder.path)
+    return files.npz(COLLABORATION)["W"] if files.has(COLLABORATION) else None
 
 
 def _finished(plan: Plan) -> Iterator[tuple[Entry, Job]]:

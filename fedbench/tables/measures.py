@@ -12,8 +12,8 @@ import numpy as np
 
 from fedbench.config.registry import Registry
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import read_csv
 from fedbench.metrics.time_to_accuracy import TimeToAccuracy, improvement, time_to_accuracy
+from fedbench.results.folder import ARRAYS, CLIENTS, ROUNDS, files_of, numeric_rows
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,13 @@ class Finished:
     folder: Path
 
     def rounds(self) -> list[dict[str, str]]:
-        """One row a scored round (rounds.csv)."""
-        return read_csv(self.folder / "rounds.csv")
+        """One row a scored round (rounds.csv), numbers as text.
+
+        Raises:
+            Damaged: it is not as it was written.
+        """
+        columns = ("round", "seconds_total", "bytes_up", "bytes_down")
+        return numeric_rows(files_of(self.folder), ROUNDS, *columns)
 
     def curve(self, test_set: str) -> list[float]:
         """Accuracy on `test_set` at each scored round, as fractions.
@@ -34,10 +39,8 @@ class Finished:
             UnknownName: the run was not scored on it.
         """
         name, rows = f"acc_on_{test_set}", self.rounds()
-        if not rows or name not in rows[0]:
-            scored = [
-                key.removeprefix("acc_on_") for key in (rows[0] if rows else {}) if key.startswith("acc_on_")
-            ]
+        if name not in rows[0]:
+            scored = [key.removeprefix("acc_on_") for key in rows[0] if key.startswith("acc_on_")]
             raise unknown("test set", test_set, scored)
         return [float(row[name] or "nan") / 100 for row in rows]
 
@@ -115,8 +118,8 @@ class Clients(Measure):
 
     def value(self, run: Finished, baseline: Finished | None) -> float:
         """See the base."""
-        rows = read_csv(run.folder / "clients.csv")[self.first : self.last + 1]
-        return float(np.mean([float(row["acc"]) for row in rows]))
+        rows = numeric_rows(files_of(run.folder), CLIENTS, "acc")[self.first : self.last + 1]
+        return float(np.mean([float(row["acc"] or "nan") for row in rows]))
 
 
 @dataclass(frozen=True)
@@ -145,10 +148,10 @@ class ArrayMean(Measure):
 
     def value(self, run: Finished, baseline: Finished | None) -> float:
         """See the base."""
-        with np.load(run.folder / "arrays.npz") as arrays:
-            if self.array not in arrays:
-                raise unknown("recorded array", self.array, list(arrays))
-            return float(np.mean(arrays[self.array]))
+        arrays = files_of(run.folder).npz(ARRAYS)
+        if self.array not in arrays:
+            raise unknown("recorded array", self.array, list(arrays))
+        return float(np.mean(arrays[self.array]))
 
 
 MEASURES: Registry[Measure] = Registry(

@@ -1,28 +1,34 @@
 """Filled tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
 
 table.json holds the specification, the cells and the circumstances; rows.csv one line a run with its whole result
-row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed.
+row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed. All
+four are sealed (fedbench.core.sealed).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.files import read_csv, replacing, write_csv, write_json
+from fedbench.core.errors import FolderInUse
+from fedbench.core.files import as_csv, as_json, as_npz
+from fedbench.core.lock import FolderLock
+from fedbench.core.sealed import Sealed
 from fedbench.tables import spec
 from fedbench.tables.result import Cell, Circumstances, TableResult
 
 TABLE, ROWS, CURVES, MATRICES = "table.json", "rows.csv", "curves.csv", "matrices.npz"
 POINTS = 50  # of a learning curve that are kept
+PATIENCE = 0.2  # seconds between attempts to hold a folder
 SEPARATOR = "|"  # between row, column and seed in the names of matrices
 
 
@@ -39,30 +45,59 @@ def folders(results: Path | str) -> list[Path]:
 
 
 def save(folder: Path, table: TableResult, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write table.json and rows.csv; each file is replaced as a whole."""
+    """Write table.json and rows.csv; each file is replaced as a whole.
+
+    Raises:
+        Damaged: the folder's checksums are.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    seal(folder)
     content = {
         "spec": dataclasses.asdict(table.spec),
         "circumstances": dataclasses.asdict(table.circumstances),
         "cells": [_plain(cell) for cell in table.cells],
     }
-    write_json(folder / TABLE, content)
-    if rows:
-        write_csv(folder / ROWS, rows)
+    files_of(folder).write({TABLE: as_json(content), **({ROWS: as_csv(rows)} if rows else {})})
 
 
 def save_curves(folder: Path, curves: Iterable[Mapping[str, Any]]) -> None:
     """Write curves.csv: row, column, seed, round and acc_on_<set> in percent."""
     if rows := list(curves):
-        write_csv(folder / CURVES, rows)
+        files_of(folder).write({CURVES: as_csv(rows)})
 
 
 def save_matrices(folder: Path, matrices: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write matrices.npz, [N, N] each, as float32."""
     if matrices:
-        small: dict[str, Any] = {name: np.asarray(w, dtype=np.float32) for name, w in matrices.items()}
-        with replacing(folder / MATRICES) as temporary:
-            np.savez_compressed(temporary, **small)
+        small = {name: np.asarray(w, dtype=np.float32) for name, w in matrices.items()}
+        files_of(folder).write({MATRICES: as_npz(small)})
+
+
+def seal(folder: Path) -> None:
+    """Give the files of a table that an earlier version wrote their checksums."""
+    files_of(folder).adopt(TABLE, ROWS, CURVES, MATRICES)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the folder of a table, so that what is read stays true until it is written; waits while another does."""
+    lock = FolderLock(folder)
+    while True:
+        try:
+            lock.acquire()
+            break
+        except FolderInUse:
+            time.sleep(PATIENCE)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def files_of(folder: Path) -> Sealed:
+    """The files of a table's folder that are read back."""
+    name = shlex.quote(str(folder))
+    return Sealed(folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}")
 
 
 def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -76,11 +111,11 @@ def load_table(folder: Path) -> TableResult:
     """The table in `folder`; published values are looked up again, so a corrected one shows at once.
 
     Raises:
-        FedbenchError: table.json is unreadable.
+        Damaged: table.json is not as it was written.
     """
-    path = folder / TABLE
+    files = files_of(folder)
+    content = files.json(TABLE)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         table = spec.parse(content["spec"])
         rows = {row.label: row for row in table.rows}
         columns = {column.label: column for column in table.columns}
@@ -97,34 +132,30 @@ def load_table(folder: Path) -> TableResult:
         made = content["circumstances"]
         lists = {key: tuple(made.get(key, ())) for key in ("changed", "varied")}
         circumstances = Circumstances(**{**made, **lists, "seconds": _number(made["seconds"])})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedbenchError(
-            f"cannot read {path} ({error}); bring back an earlier version, or delete it and make the table again"
-        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise files.damaged(TABLE, f"it holds no table: {error}") from error
     return TableResult(table, cells, circumstances)
 
 
 def load_rows(folder: Path) -> list[dict[str, str]]:
     """One line a run; empty if no run finished."""
-    return _read(folder / ROWS)
+    return _read(folder, ROWS)
 
 
 def load_curves(folder: Path) -> list[dict[str, str]]:
     """The learning curves behind the cells."""
-    return _read(folder / CURVES)
+    return _read(folder, CURVES)
 
 
 def load_matrices(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Collaboration matrices [N, N] by "row|column|seed"."""
-    path = folder / MATRICES
-    if not path.is_file():
-        return {}
-    with np.load(path) as arrays:
-        return dict(arrays)
+    files = files_of(folder)
+    return files.npz(MATRICES) if files.has(MATRICES) else {}
 
 
-def _read(path: Path) -> list[dict[str, str]]:
-    return read_csv(path) if path.is_file() else []
+def _read(folder: Path, name: str) -> list[dict[str, str]]:
+    files = files_of(folder)
+    return files.csv(name) if files.has(name) else []
 
 
 def _plain(cell: Cell) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def test_unreadable_parts_are_told_and_left_out(runs: Path, caplog: pytest.LogCa
     (runs / "b" / "result.json").write_text("{")
     assert main([str(runs), "--out", str(runs / "x.csv")]) == 0
     assert list(pd.read_csv(runs / "x.csv")["method"]) == ["fedprox", "third"]
-    assert "cannot read" in caplog.text
+    assert "result.json is damaged" in caplog.text
     assert "no readable config.yaml" in caplog.text
 
 

@@ -475,7 +475,7 @@ def test_a_damaged_cache_entry_is_rebuilt(tmp_path, kind):
     build, calls = build_counter(values)
     cache.cached_arrays("toy", build)
     folder = tmp_path / "cache" / "prepared" / "toy"
-    file, meta = folder / "x.npy", folder / "meta.json"
+    file, meta = folder / "x.npy", folder / "checksums.json"
     content = bytearray(file.read_bytes())
     if kind == "cut":
         file.write_bytes(bytes(content[:-10]))

@@ -18,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse
+from fedbench.core.errors import CheckpointError, Damaged, FedbenchError, FolderInUse
 from fedbench.core.files import read_csv, replacing, write_csv, write_json
 from fedbench.metrics.accuracy import Tally
 from fedbench.results import checkpoint, environment, units
@@ -222,6 +222,7 @@ class TestRunFolder:
         row = write_all(folder, a_history())
         assert folder.status() == "finished"
         assert names(folder.path) == [
+            "checksums.json",
             "clients.csv",
             "collaboration.csv",
             "collaboration.npz",
@@ -328,16 +329,17 @@ class TestRunFolder:
         folder = RunFolder(tmp_path, KEY, LABELS)
         folder.path.mkdir(parents=True)
         for text, reason in (
-            ("{", "cannot read .*result.json; delete it"),
-            ("[]", "no result"),
+            ("{", r"result\.json is damaged \(it is no JSON\); .*rm -r"),
+            ("[]", "it holds no object"),
             ('{"key": "fedcba98"}', "another configuration"),
         ):
             (folder.path / "result.json").write_text(text)
             with pytest.raises(FedbenchError, match=reason):
                 folder.result()
-        for text in ("", "client,acc\n", "client,score\n0,1\n", "client,acc\n0,much\n"):
+        (folder.path / "result.json").write_text(json.dumps({"key": KEY, "clients": 2}))
+        for text in ("", "client,acc\n", "client,score\n0,1\n", "client,acc\n0,much\n", "client,acc\n0,1\n"):
             (folder.path / "clients.csv").write_text(text)
-            with pytest.raises(FedbenchError, match=r"clients.csv.*; delete the folder"):
+            with pytest.raises(Damaged, match=r"clients.csv is damaged .*; .*rm -r"):
                 folder.accuracies()
 
     def test_any_label_becomes_a_folder_inside_the_runs(self, tmp_path):

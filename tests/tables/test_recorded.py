@@ -58,6 +58,12 @@ def test_partial_calls_add_to_the_table(tmp_path: Path) -> None:
     assert {("FedAvg", "Label shift", "1"), ("FedAvg", "Feature shift", "0")} <= points
 
 
+def rewrite(tmp_path: Path, old: str, new: str) -> None:
+    """Change the stored table as another version would have written it."""
+    text = (folder(tmp_path) / store.TABLE).read_text()
+    store.files_of(folder(tmp_path)).write({store.TABLE: text.replace(old, new).encode()})
+
+
 def test_recorded_values_stand_without_their_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, *FIRST, "seeds=1")
     before = (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
@@ -79,9 +85,8 @@ def test_a_record_of_another_configuration_does_not_stand(
 ) -> None:
     run(tmp_path, *FIRST, "seeds=1")
     shutil.rmtree(tmp_path / "runs")
-    path = folder(tmp_path) / store.TABLE
     cell = store.load_table(folder(tmp_path)).cell("FedAvg", "Label shift", "acc")
-    path.write_text(path.read_text().replace(cell.keys[0], "0" * 16))
+    rewrite(tmp_path, cell.keys[0], "0" * 16)
     capsys.readouterr()
     run(tmp_path, *FIRST, "seeds=1", "--dry-run")
     assert "2 to do" in capsys.readouterr().out  # FedAvg, and the Local run that it is measured against
@@ -92,8 +97,7 @@ def test_a_record_measured_otherwise_does_not_stand(
 ) -> None:
     run(tmp_path, *FIRST, "seeds=1")
     shutil.rmtree(tmp_path / "runs")
-    path = folder(tmp_path) / store.TABLE
-    path.write_text(path.read_text().replace('"column": "rsd"', '"column": "acc_pooled"'))
+    rewrite(tmp_path, '"column": "rsd"', '"column": "acc_pooled"')
     capsys.readouterr()
     run(tmp_path, *FIRST, "seeds=1", "--dry-run")
     assert "2 to do" in capsys.readouterr().out

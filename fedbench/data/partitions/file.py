@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
+from fedbench.core.sealed import load_npz
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
 
@@ -82,12 +82,11 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         DataCorrupt: not a file of this form, or a damaged one.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays: dict[str, NDArray[Any]] = {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise DataMissing(f"partition.path={path}: there is no such file") from error
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise DataCorrupt(f"{path} is no readable .npz of index arrays ({error})") from error
+        arrays = load_npz(path)
+    except OSError as error:
+        raise DataMissing(f"partition.path={path}: {error.strerror or error}") from error
+    if arrays is None:
+        raise DataCorrupt(f"{path} is no .npz of index arrays, or a damaged one; make it again (numpy.savez)")
     for name, array in arrays.items():
         if not re.fullmatch(r"(train|val|test)_(0|[1-9]\d*)", name):
             if name not in EXTRAS:
