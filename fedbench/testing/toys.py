@@ -16,7 +16,7 @@ from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
-from fedbench.data.split import Partition
+from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
