@@ -27,7 +27,6 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
-from fedbench.engine.request import serve
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State, pack, unpack
@@ -283,8 +282,7 @@ def test_client_hooks_leave_their_arguments_alone(preset: str) -> None:
 def test_scoring_changes_nothing_and_scores_classes(preset: str) -> None:
     chosen, state = toy(preset, "mlp"), looped(preset, "mlp").state
     before = trees.clone(everything(state))
-    trainer = LoopedTrainer(chosen)
-    tallies = serve(Simulation(chosen, trainer)._score(state), lambda: trainer)
+    tallies = Simulation(chosen, LoopedTrainer(chosen)).score(state)
     assert tallies["local"].total.tolist() == [6.0] * 5
     assert tallies["local"].correct.tolist() == state.history.last.tallies["local"].correct.tolist()
     assert equal(everything(state), before)

@@ -24,7 +24,6 @@ from omegaconf import OmegaConf
 from fedbench.config import compose
 from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse
 from fedbench.data.split import Partition
-from fedbench.engine.request import Asking
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.results import checkpoint
@@ -105,14 +104,14 @@ def count_rounds(
 ) -> list[int]:
     """Rounds that are really trained from now on."""
     trained: list[int] = []
-    played = Simulation.round
+    played = Simulation.step
 
-    def counted(self: Simulation, state: State) -> Asking[None]:
+    def counted(self: Simulation, state: State) -> None:
         before(state)
         trained.append(state.round)
-        return played(self, state)
+        played(self, state)
 
-    monkeypatch.setattr(Simulation, "round", counted)
+    monkeypatch.setattr(Simulation, "step", counted)
     return trained
 
 
