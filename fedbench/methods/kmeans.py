@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from fedbench.config.schema import added
@@ -90,6 +89,5 @@ class KMeans(Coalitions):
         preparation.charge(up=size, down=size)
         for completed in range(self.pretrain_rounds):
             clock: Clock = replace(preparation.clock, round=completed)
-            with torch.enable_grad():
-                models = preparation.trainer.train(ids, models, memory, clock).uploads
+            models = preparation.trainer.train(ids, models, memory, clock).uploads
         return models

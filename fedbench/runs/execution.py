@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedbench.config.compose import registry
+from fedbench.config.schema import CheckpointConfig
 from fedbench.core.errors import FolderInUse
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.federation import Federation
@@ -20,7 +22,6 @@ from fedbench.data.split import make_partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.pick.hardware import pick_device, pick_trainer
-from fedbench.engine.request import Asking, serve
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
@@ -46,81 +47,75 @@ class RunResult:
     folder: Path
 
 
-def execute(run: RunConfig) -> RunResult:
+def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None) -> RunResult:
     """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
+
+    `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.together.
 
     Raises:
         FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
     """
-    execution = Execution(run)
-    return serve(execution.steps(), lambda: execution.trainer)
+    key, folder = run_key(run), folder_of(run)
+    observer = observers(run, key, folder)
+    try:
+        if folder.status() == "finished" and not run.settings.force:
+            row = folder.result()
+        else:
+            with folder:
+                if run.settings.force:
+                    folder.clear()
+                row = _simulate(run, key, folder, observer, seating)
+        observer.finish(row)
+        return RunResult(row, folder.path)
+    finally:
+        observer.close()
 
 
-class Execution:
-    """One run on its way: its folder, its engine, and the steps that make it a result."""
+def _simulate(
+    run: RunConfig,
+    key: str,
+    folder: RunFolder,
+    observer: Observer,
+    seating: Callable[[Trainer], Trainer] | None,
+) -> dict[str, Any]:
+    setup, partition, dataset = build(run)
+    local, local_key = local_reference(run)
+    folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
+    folder.write_environment(environment(str(setup.federation.device)))
+    folder.write_partition(partition, partition.statistics(dataset.y))
+    if len(partition) <= DRAWN:
+        title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
+        folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
+    trainer = pick_trainer(setup, run.hardware)
+    if seating is not None:
+        trainer = seating(trainer)
+    try:
+        storage = Storage.of(setup, run.hardware, folder.path)
+        simulation = Simulation(setup, trainer, observer, storage)
+        resumed = folder.status() == "partial"
+        if resumed:
+            state = states.load(folder.checkpoint, key, setup.federation.device, storage)
+        observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
+        if not resumed:
+            state = simulation.begin()
+        with state.memory:
+            _play(simulation, state, run.settings.checkpoint, folder, key)
+            return _write(run, key, folder, setup, partition, state, local, local_key)
+    finally:
+        trainer.close()
 
-    trainer: Trainer  # from the first request on
 
-    def __init__(self, run: RunConfig) -> None:
-        self.run = run
-        self.key = run_key(run)
-        self.folder = folder_of(run)
-
-    def steps(self) -> Asking[RunResult]:
-        """The whole run, asking an engine to train and to score. Raises as `execute`."""
-        run, folder = self.run, self.folder
-        observer = observers(run, self.key, folder)
-        try:
-            if folder.status() == "finished" and not run.settings.force:
-                row = folder.result()
-            else:
-                with folder:
-                    if run.settings.force:
-                        folder.clear()
-                    row = yield from self._simulate(observer)
-            observer.finish(row)
-            return RunResult(row, folder.path)
-        finally:
-            observer.close()
-
-    def _simulate(self, observer: Observer) -> Asking[dict[str, Any]]:
-        run, folder = self.run, self.folder
-        setup, partition, dataset = build(run)
-        local, local_key = local_reference(run)
-        folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
-        folder.write_environment(environment(str(setup.federation.device)))
-        folder.write_partition(partition, partition.statistics(dataset.y))
-        if len(partition) <= DRAWN:
-            title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-            folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
-        self.trainer = pick_trainer(setup, run.hardware)
-        try:
-            storage = Storage.of(setup, run.hardware, folder.path)
-            simulation = Simulation(setup, self.trainer, observer, storage)
-            resumed = folder.status() == "partial"
-            if resumed:
-                state = states.load(folder.checkpoint, self.key, setup.federation.device, storage)
-            observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
-            if not resumed:
-                state = yield from simulation.beginning()
-            with state.memory:
-                yield from self._rounds(simulation, state)
-                return _write(run, self.key, folder, setup, partition, state, local, local_key)
-        finally:
-            self.trainer.close()
-
-    def _rounds(self, simulation: Simulation, state: State) -> Asking[None]:
-        """All rounds still to do, with a checkpoint whenever one is due."""
-        rule = self.run.settings.checkpoint
-        saved = time.monotonic()
-        while not simulation.done(state):
-            yield from simulation.round(state)
-            by_time = 0 < rule.seconds <= time.monotonic() - saved
-            by_round = rule.rounds > 0 and state.round % rule.rounds == 0
-            if (by_time or by_round) and not simulation.done(state):
-                states.save(self.folder.checkpoint, state, self.key)
-                self.folder.write_history(state.history)
-                saved = time.monotonic()
+def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: RunFolder, key: str) -> None:
+    """All rounds still to do, with a checkpoint whenever `rule` says that one is due."""
+    saved = time.monotonic()
+    while not simulation.done(state):
+        simulation.step(state)
+        by_time = 0 < rule.seconds <= time.monotonic() - saved
+        by_round = rule.rounds > 0 and state.round % rule.rounds == 0
+        if (by_time or by_round) and not simulation.done(state):
+            states.save(folder.checkpoint, state, key)
+            folder.write_history(state.history)
+            saved = time.monotonic()
 
 
 def folder_of(run: RunConfig) -> RunFolder:

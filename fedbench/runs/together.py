@@ -6,10 +6,14 @@ import functools
 from collections.abc import Sequence
 
 from fedbench.engine.pick.footprint import fitting_chunk
-from fedbench.engine.train.joint import Joint, JointSetup, serve_together
+from fedbench.engine.pick.hardware import set_threads
+from fedbench.engine.setup import Setup
+from fedbench.engine.train.joint import JointSetup
 from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.together import together
+from fedbench.engine.train.trainer import Trainer
 from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.execution import Execution, RunResult, folder_of, local_config
+from fedbench.runs.execution import RunResult, execute, folder_of, local_config
 
 
 def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
@@ -20,13 +24,10 @@ def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
         lacking
     ):  # once each, as runs may share one; an error comes up again, in the run that needs the reference
         execute_together(list(lacking.values()))
-    executions = [Execution(run) for run in runs]
 
-    def joint() -> Joint:
-        begun = {k: each.trainer.setup for k, each in enumerate(executions) if hasattr(each, "trainer")}
-        setup = JointSetup.of(list(begun.values()))
-        first = {k: place * setup.clients for place, k in enumerate(begun)}
-        return Joint(StackedTrainer(setup, runs[0].hardware.chunk or fitting_chunk(setup)), first)
+    def joint(setups: Sequence[Setup]) -> Trainer:
+        whole = JointSetup.of(setups)
+        return StackedTrainer(whole, runs[0].hardware.chunk or fitting_chunk(whole))
 
-    alone = [functools.partial(getattr, each, "trainer") for each in executions]
-    return serve_together([each.steps() for each in executions], alone, joint)
+    set_threads(runs[0].hardware)  # of this thread, which trains for those of the runs
+    return together([functools.partial(execute, run) for run in runs], joint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from benchmarks.workloads import Workload
 from fedbench.config.schema import HardwareConfig
 from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.pick.hardware import pick_trainer
-from fedbench.engine.request import serve
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
-from fedbench.engine.train.joint import Joint, JointSetup, serve_together
+from fedbench.engine.train.joint import JointSetup
 from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.together import Seating, together
 
 SEEDS = 5
 TOLERANCE = 1e-3  # of a parameter after a round of eighty steps, along which rounding differences grow
@@ -43,7 +44,7 @@ class Runs:
 
     def _apart(self, _repeat: int, count: int) -> int:
         for simulation, state in zip(self.simulations[:count], self.states, strict=False):
-            serve(simulation.round(state), lambda simulation=simulation: simulation.trainer)
+            simulation.step(state)
         return count
 
 
@@ -53,17 +54,20 @@ class Together(Runs):
     def __init__(self, setups: list[Setup]) -> None:
         super().__init__(setups)
         whole = JointSetup.of(setups)
-        first = {index: index * whole.clients for index in range(len(setups))}
-        self.joint = Joint(StackedTrainer(whole, fitting_chunk(whole)), first)
+        self.joint = StackedTrainer(whole, fitting_chunk(whole))
 
     def together(self, _repeat: int) -> int:
         """A round of every seed."""
-        askings = [each.round(state) for each, state in zip(self.simulations, self.states, strict=True)]
-        alone = [lambda trainer=trainer: trainer for trainer in self.trainers]
-        for result in serve_together(askings, alone, lambda: self.joint):
+        works = [partial(self._step, index) for index in range(len(self.simulations))]
+        for result in together(works, lambda _: self.joint):
             if isinstance(result, Exception):
                 raise result
-        return len(askings)
+        return len(works)
+
+    def _step(self, index: int, seating: Seating) -> None:
+        simulation = self.simulations[index]
+        simulation.trainer = seating(self.trainers[index])
+        simulation.step(self.states[index])
 
 
 def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from fedbench.engine.clients import storage
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.clients.store import ClientStore
 from fedbench.engine.method import Method
-from fedbench.engine.request import Asking
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer
@@ -288,16 +287,16 @@ FILE = ["hardware.client_memory=file"]
 def test_a_run_removes_its_file_unless_it_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [*FILE, f"hardware.scratch={tmp_path / 'scratch'}", "method=ditto", "save_models=true"]
     whole = run.execute(config(tmp_path / "whole", "method=ditto", "save_models=true"))
-    played = Simulation.round
+    played = Simulation.step
 
-    def interrupted(self: Simulation, state: State) -> Asking[None]:
+    def interrupted(self: Simulation, state: State) -> None:
         if state.round == 2 and isinstance(self.setup.method, Ditto):
             raise KeyboardInterrupt
-        return played(self, state)
+        played(self, state)
 
     for rule, left in (("checkpoint.seconds=0", 0), ("checkpoint.rounds=1", 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(Simulation, "round", interrupted)
+            patch.setattr(Simulation, "step", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run.execute(config(tmp_path / "parts", *chosen, rule))
         assert len(list((tmp_path / "scratch").iterdir())) == left, rule

@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 
 from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse
 from fedbench.data.partition import Partition
-from fedbench.engine.request import Asking
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.runs import execution as run
@@ -58,14 +57,14 @@ def count_rounds(
 ) -> list[int]:
     """Rounds that are really trained from now on."""
     trained: list[int] = []
-    played = Simulation.round
+    played = Simulation.step
 
-    def counted(self: Simulation, state: State) -> Asking[None]:
+    def counted(self: Simulation, state: State) -> None:
         before(state)
         trained.append(state.round)
-        return played(self, state)
+        played(self, state)
 
-    monkeypatch.setattr(Simulation, "round", counted)
+    monkeypatch.setattr(Simulation, "step", counted)
     return trained
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,16 +14,15 @@ import torch
 
 from fedbench.config.compose import compose
 from fedbench.core.errors import Diverged
-from fedbench.engine.request import Request
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
-from fedbench.engine.train.joint import JointSetup
+from fedbench.engine.train.joint import JointSetup, Request
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Outcome, Trainer
 from fedbench.results import checkpoint
 from fedbench.runs import execution as run
 from fedbench.runs.config import RunConfig, resolve
-from fedbench.runs.execution import Execution, RunResult
+from fedbench.runs.execution import RunResult
 from fedbench.runs.together import execute_together
 
 SEEDS = (0, 3)
@@ -64,8 +66,9 @@ def same(together: RunResult, alone: RunResult) -> None:
         ["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"],
         ["method=fedavg", "partition=feature_shift"],
         ["method=fedavg", "partition=dir0.5", "partition_seed=2", "reference_seed=7"],
+        ["method=kmeans", "method.pretrain_rounds=2", "partition=homo", "partition.num_clients=3"],
     ],
-    ids=["cohort", "memory", "prepared", "relabelled", "rotated", "one reference"],
+    ids=["cohort", "memory", "prepared", "relabelled", "rotated", "one reference", "trained before"],
 )
 def test_results_of_separate_runs(chosen: list[str], tmp_path: Path) -> None:
     together = finished(execute_together(configs(tmp_path / "together", *chosen)))
@@ -74,7 +77,13 @@ def test_results_of_separate_runs(chosen: list[str], tmp_path: Path) -> None:
     assert together[0].row["acc"] != together[1].row["acc"]
 
 
-def test_the_seeds_train_in_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "calls"), [(["method=local"], 3), (["method=kmeans", "method.pretrain_rounds=2"], 3 + 2 + 3)]
+)
+def test_the_seeds_train_in_one_chunk(
+    chosen: list[str], calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in their preparation; three rounds, for KMeans after those of Local and two of each client alone."""
     cohorts: list[int] = []
     train = StackedTrainer.train
 
@@ -84,26 +93,43 @@ def test_the_seeds_train_in_one_chunk(tmp_path: Path, monkeypatch: pytest.Monkey
         return train(self, ids, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StackedTrainer, "train", watched)
-    finished(execute_together(configs(tmp_path, "method=local", "partition=homo", "partition.num_clients=7")))
-    assert cohorts == [14, 14, 14]
+    finished(execute_together(configs(tmp_path, *chosen, "partition=homo", "partition.num_clients=7")))
+    assert cohorts == [14] * calls
+
+
+def test_a_run_is_charged_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that moves a second with every joint call: each of two runs takes half a second."""
+    now = 0.0
+    serve = Request.served_by
+
+    def slow(self: Request, trainer: Trainer) -> Outcome:
+        nonlocal now
+        now += 1.0
+        return serve(self, trainer)
+
+    monkeypatch.setattr(Request, "served_by", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    for result in finished(execute_together(configs(tmp_path, "method=local", "partition=homo"))):
+        assert result.row["seconds_train"] == pytest.approx(3 / 2)
+        assert result.row["seconds_evaluate"] == pytest.approx(4 / 2)
 
 
 def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["method=local", "partition=dir0.5", "checkpoint.rounds=1"]
     first, _ = configs(tmp_path / "together", *chosen)
-    played = Simulation.round
+    played = Simulation.step
 
-    def stopped(self: Simulation, state: State) -> object:
+    def stopped(self: Simulation, state: State) -> None:
         if state.round == 2:
             raise KeyboardInterrupt
-        return played(self, state)
+        played(self, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "round", stopped)
+        patch.setattr(Simulation, "step", stopped)
         with pytest.raises(KeyboardInterrupt):
             run.execute(first)
     sizes: list[int] = []
-    serve = Request.serve
+    serve = Request.served_by
 
     def watched(self: Request, trainer: Trainer) -> Outcome:
         if self.training:
@@ -111,7 +137,7 @@ def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: p
         return serve(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Request, "serve", watched)
+        patch.setattr(Request, "served_by", watched)
         together = finished(execute_together(configs(tmp_path / "together", *chosen)))
     alone = sizes[-1] // 2
     assert sizes[-3:] == [alone, alone, 2 * alone], "the second catches up, then both train as one"
@@ -121,7 +147,7 @@ def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: p
 
 def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["method=local", "partition=dir0.5"]
-    serve = Request.serve
+    serve = Request.served_by
 
     def failing(self: Request, trainer: Trainer) -> Outcome:
         if (
@@ -133,12 +159,12 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
         return serve(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Request, "serve", failing)
+        patch.setattr(Request, "served_by", failing)
         good, bad = execute_together(configs(tmp_path / "together", *chosen))
     assert isinstance(bad, Diverged)
     assert isinstance(good, RunResult)
     same(good, run.execute(configs(tmp_path / "alone", *chosen)[0]))
-    assert Execution(configs(tmp_path / "together", *chosen)[1]).folder.status() != "finished"
+    assert run.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
 
 
 def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,18 +180,22 @@ def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch
         same(ours, run.execute(config))
 
 
-def test_an_interruption_unlocks_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", [(Request, "served_by"), (Simulation, "step")], ids=["engine", "loop"])
+def test_an_interruption_unlocks_every_folder(
+    where: tuple[type, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = ["method=local", "partition=dir0.5"]
-    serve = Request.serve
+    kept, before = getattr(*where), threading.active_count()
 
-    def interrupted(self: Request, trainer: Trainer) -> Outcome:
-        if self.clock.round == 1:
+    def interrupted(self: Any, other: Any) -> Any:
+        if (self.clock if where[0] is Request else other).round == 1:
             raise KeyboardInterrupt
-        return serve(self, trainer)
+        return kept(self, other)
 
-    monkeypatch.setattr(Request, "serve", interrupted)
+    monkeypatch.setattr(*where, interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:  # its traceback keeps every frame alive
         execute_together(configs(tmp_path, *chosen))
+    assert threading.active_count() == before
     for config in configs(tmp_path, *chosen):
         with run.folder_of(config):
             assert caught.value

@@ -47,6 +47,12 @@ def pick_device(config: HardwareConfig) -> torch.device:
     return torch.device(name)
 
 
+def set_threads(config: HardwareConfig) -> None:
+    """Torch's threads for whatever this thread computes, and those that start after it."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+
+
 def set_precision(*, tf32: bool) -> None:
     """What a GPU multiplies in: float32, or TensorFloat-32, which torch by itself allows for convolutions alone."""
     torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -61,8 +67,7 @@ def stacks(config: HardwareConfig) -> bool:
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`; `auto` is the one that trains a few steps of it fastest on this machine."""
     device = setup.federation.device
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    set_threads(config)
     set_precision(tf32=config.tf32)
     if config.engine == "auto":
         return _fastest_on_gpu(setup, config) if device.type == "cuda" else _fastest_on_cpu(setup, config)

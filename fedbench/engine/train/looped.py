@@ -82,6 +82,7 @@ class LoopedTrainer(Trainer):
                 model = method.model(work, view)
         return self.count(client, model, score, known)
 
+    @torch.enable_grad()
     def descend(
         self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
     ) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class Trainer(ABC):
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """Local work of clients `ids` [C] given messages and memories [C, ...].
+        """Local work of clients `ids` [C] given messages and memories [C, ...], with gradients on or off.
 
         `score` names the sets (local, val, global) on which each client's trained model is scored.
 
@@ -53,6 +54,10 @@ class Trainer(ABC):
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
         """Scores of the personal models of clients `ids` [C] as received."""
+
+    def clock(self) -> float:
+        """Seconds on the clock that the simulation's phases are timed by."""
+        return time.perf_counter()
 
     def close(self) -> None:
         """Release processes and buffers."""

@@ -126,8 +126,7 @@ class SosicFL(Method):
         """A centre for each client [N, n]: principal components of what a round of training made of its head."""
         ids = preparation.everyone()
         message = self.send(server, preparation.setup.cohort(ids, preparation.clock))
-        with torch.enable_grad():
-            trained = preparation.trainer.train(ids, message, memory, preparation.clock).uploads
+        trained = preparation.trainer.train(ids, message, memory, preparation.clock).uploads
         heads = trees.map_leaves(lambda leaf: leaf.mean(1), trees.part(trained, "endpoints"))
         preparation.charge(trees.row_bytes(heads) * len(ids), trees.row_bytes(message) * len(ids))
         return positions.projected_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
