@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench help install quickstart test test-full lint format readme tables report wheel clean
+.PHONY: bench help install quickstart test test-full lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -33,8 +33,9 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-quickstart: $(INSTALLED) ## train Local, FedAvg and FedCollab on digits and compare them (two minutes)
-	$(BIN)/python -m fedbench -m method=local,fedavg,fedcollab dataset=digits
+quickstart: $(INSTALLED) ## train six methods on digits with three seeds and compare them (a minute)
+	$(BIN)/python -m fedbench -m method=local,fedavg,fedprox,ditto,fedper,fedcollab seed=0,1,2 dataset=digits \
+		partition=dir0.1 protocol=quick protocol.local.epochs=5
 
 test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (ten minutes)
 	$(CHECKS) -m "not slow"
@@ -51,8 +52,8 @@ format: $(INSTALLED) ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-readme: $(INSTALLED) ## rewrite the tables of methods and data sets in README.md
-	$(BIN)/python scripts/update_readme.py
+docs: $(INSTALLED) ## rewrite the generated parts of README.md, docs/ and results/*.md
+	$(BIN)/python scripts/update_docs.py
 
 # Variables of the command line (scale=quick, seeds=3, rows=..., model=...) are passed on, but for this file's own.
 .PHONY: $(addprefix reproduce-,$(TABLES))

@@ -1,12 +1,13 @@
-"""Figures of papers that are neither a table nor a sweep, on the runs behind FedCollab's Table 2, label shift.
+"""Figures that are neither a table nor a sweep: two of FedCollab's paper, on runs of its Table 2, and one of ours.
 
     python scripts/figures.py [NAME ...] [--seed 0] [--out results/figures] [--redraw] [--set KEY=VALUE ...]
 
 fedcollab_distances (Figure 5): distances between clients as FedCollab, FedCluster, FeSEM and KMeans see them.
 fedcollab_solver (Figure 8): the objective along the coalition solver's way, from 100 random orders.
+fedcollab_t1: the values of Table 1 under label shift beside the published ones, from results/tables/fedcollab_t1.
 
-What is missing is run first (runs_dir as everywhere); --redraw draws what was made before again. The numbers go to
-OUT/NAME.npz, the figure to OUT/NAME.svg; `--set` changes the runs, for a trial.
+What is missing is run first (runs_dir as everywhere); --redraw draws what was made before again. The numbers of the
+first two go to OUT/NAME.npz, the figure to OUT/NAME.svg; `--set` changes the runs, for a trial.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from numpy.typing import NDArray
 from fedbench.config.compose import compose
 from fedbench.methods.fedcollab import solver
 from fedbench.plots import collaboration
+from fedbench.plots.beside import beside
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import build, execute
-from fedbench.tables import spec
+from fedbench.tables import spec, store
 
 Arrays = dict[str, NDArray[np.float64]]
 
 TABLE, COLUMN = "fedcollab_t2", 0
 COMPARED = ("FedCollab", "FedCluster", "FeSEM", "KMeans")
 RESTARTS = 100
+FILLED = Path(__file__).resolve().parents[1] / "results" / "tables" / "fedcollab_t1"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Kind:
 
     collect: Callable[[int, Sequence[str]], Arrays]
     draw: Callable[[Arrays], Figure]
+    kept: bool = True  # in an .npz of its own; False: they are a table's, read anew each time
 
 
 def config(label: str, seed: int, changes: Sequence[str]) -> RunConfig:
@@ -78,6 +82,26 @@ def collect_solver(seed: int, changes: Sequence[str]) -> Arrays:
     return {"values": np.array(values), "clients": np.array(float(len(sizes)))}
 
 
+def collect_table(_seed: int, _changes: Sequence[str]) -> Arrays:
+    """Ours and published, mean and standard deviation, [rows, 4] for each metric of the filled table."""
+    table = store.load_table(FILLED)
+    column = table.spec.columns[COLUMN].label
+    found = {}
+    for metric in table.spec.metrics:
+        cells = [table.cell(row.label, column, metric.name) for row in table.spec.rows]
+        published = [(c.published.mean, c.published.std) if c.published else (np.nan, np.nan) for c in cells]
+        found[metric.label] = np.array(
+            [(c.mean, c.std, *theirs) for c, theirs in zip(cells, published, strict=True)], dtype=np.float64
+        )
+    return found
+
+
+def draw_table(arrays: Arrays) -> Figure:
+    """A panel a metric."""
+    names = [row.label.replace("+", " + ") for row in store.load_table(FILLED).spec.rows]
+    return beside(arrays, names, "FedCollab's Table 1, label shift on Fashion-MNIST, five seeds")
+
+
 def draw_distances(arrays: Arrays) -> Figure:
     """A panel a method."""
     return collaboration.distances(arrays, "Distances between clients, Fashion-MNIST, label shift")
@@ -94,6 +118,7 @@ def draw_solver(arrays: Arrays) -> Figure:
 FIGURES = {
     "fedcollab_distances": Kind(collect_distances, draw_distances),
     "fedcollab_solver": Kind(collect_solver, draw_solver),
+    "fedcollab_t1": Kind(collect_table, draw_table, kept=False),
 }
 
 
@@ -111,13 +136,14 @@ def main(given: Sequence[str] | None = None) -> int:
     if unknown := set(asked.names) - set(FIGURES):
         parser.error(f"no figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     asked.out.mkdir(parents=True, exist_ok=True)
-    made = [name for name in FIGURES if (asked.out / f"{name}.npz").exists()]
+    made = [name for name, kind in FIGURES.items() if not kind.kept or (asked.out / f"{name}.npz").exists()]
     for name in asked.names or (made if asked.redraw else FIGURES):
-        place = asked.out / f"{name}.npz"
-        if not asked.redraw:
-            np.savez_compressed(place, **FIGURES[name].collect(asked.seed, asked.set))
-        with np.load(place) as arrays, rc_context({"svg.hashsalt": name}):  # the same file each time
-            FIGURES[name].draw(dict(arrays)).savefig(place.with_suffix(".svg"), metadata={"Date": None})
+        kind, place = FIGURES[name], asked.out / f"{name}.npz"
+        if kind.kept and not asked.redraw:
+            np.savez_compressed(place, **kind.collect(asked.seed, asked.set))
+        arrays = dict(np.load(place)) if kind.kept else kind.collect(asked.seed, asked.set)
+        with rc_context({"svg.hashsalt": name}):  # the same file each time
+            kind.draw(arrays).savefig(place.with_suffix(".svg"), metadata={"Date": None})
         print(place.with_suffix(".svg"))
     return 0
 

@@ -1,13 +1,15 @@
-"""The README's "add a method": the very text, run as a method."""
+"""README, docs/ and results/: the example's very text is run, commands compose, paths and links are there."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from fedbench.config import compose
 from fedbench.methods import METHODS
@@ -15,7 +17,17 @@ from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, resolve
 from fedbench.tables import spec
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
+    for file in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("results/*.md"))]
+}
+README = PAGES["README.md"]
+MADE = (  # by a command that the page names, or by the reader
+    "results/index.html",
+    "fedbench/methods/shrinking.py",
+    "conf/method/shrinking.yaml",
+)
 
 
 def block(language: str, marker: str) -> str:
@@ -40,25 +52,52 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(
 
     plain = losses({"name": "fedavg"})
     assert len(plain) == 3
-    assert losses({"name": "shrinking", "strength": 0.0}) == plain  # its limit is FedAvg
-    assert losses({"name": "shrinking", "strength": 1.0})[0] > plain[0]  # the penalty counts
+    config = yaml.safe_load(block("yaml", "name: shrinking"))
+    assert losses({**config, "strength": 0.0}) == plain  # its limit is FedAvg
+    assert losses({**config, "strength": 1.0})[0] > plain[0]  # the penalty counts
 
 
-def test_commands_of_the_readme_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_compose(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run of each `python -m fedbench`: of a sweep its first."""
     np.savez(tmp_path / "SPLIT.npz", train_0=[0, 1], test_0=[2])
     monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^(?:\$ )?python -m fedbench ((?!-)[^#\n]*)", README, re.MULTILINE)
-    assert len(commands) >= 5
+    commands = re.findall(r"^(?:\$ )?python -m fedbench ([^#\n]*)", PAGES[page], re.MULTILINE)
+    assert commands or page not in ("README.md", "docs/runs.md", "docs/sweeps.md", "results/fedcollab.md")
     for command in commands:
-        overrides = [word.strip("'\"") for word in command.split()]
-        resolve(compose.compose(overrides))
+        words = [word.strip("'\"") for word in command.split() if word != "-m"]
+        words = [word for word in words if not word.startswith("hydra/sweeper") and "tag(" not in word]
+        firsts = [re.sub(r"=range\((\d+),.*|,.*", r"=\1" if "range(" in word else "", word) for word in words]
+        resolve(compose.compose(firsts))
 
 
-def test_targets_of_the_readme_exist() -> None:
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
-    named = set(re.findall(r"^(?:.*`)?make ([a-z0-9-]+)", README, re.MULTILINE))
-    assert {"quickstart", "test", "help"} <= named
-    tables = {f"reproduce-{name.replace('_', '-')}" for name in spec.names()}
-    for target in named - tables:
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    assert named & tables
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_named_is_there(page: str) -> None:
+    """Links, paths of the repository, modules to run, targets of make."""
+    text, here = PAGES[page], (ROOT / page).parent
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (here / link).exists(), link
+    for path in re.findall(r"(?<![\w/.])((?:conf|docs|fedbench|results|scripts|tests)/[\w./=+-]*)", text):
+        known = path.startswith("results/tables/NAME") or path in MADE or "NAME" in path
+        assert known or any((root / path).exists() for root in (ROOT, here)), path
+    for module in re.findall(r"python -m (fedbench\.\w+)", text):
+        assert importlib.util.find_spec(module), module
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^(?:.*`)?make ([a-z0-9-]+)", text, re.MULTILINE):
+        table = target.removeprefix("reproduce-").replace("-", "_")
+        assert table in spec.names() or re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_quickstart_is_the_readme_s_command() -> None:
+    """The one whose output README shows."""
+    makefile = re.sub(r"\\\n\s*", "", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    found = re.search(r"^quickstart:.*\n\t\$\(BIN\)/(.*)", makefile, re.MULTILINE)
+    assert found is not None
+    assert found[1] in README
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_can_be_read(page: str) -> None:
+    """Prose is wrapped; a row of a table, or a command, may be longer."""
+    prose = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    assert [line for line in prose.splitlines() if len(line) > 125 and not line.startswith(("|", "["))] == []

@@ -1,4 +1,4 @@
-"""`python -m fedbench.list KIND`: the methods, datasets, partitions, models, protocols or tables to choose from."""
+"""`python -m fedbench.list KIND`: the methods, their parameters, data sets, partitions, ... to choose from."""
 
 from __future__ import annotations
 

@@ -15,15 +15,7 @@ from fedbench.core.errors import UnknownName, unknown
 
 Row = dict[str, str]
 HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters
-METHOD_COLUMNS = (
-    "method",
-    "family",
-    "paper",
-    "server → client",
-    "client → server",
-    "bytes ↓ / ↑",
-    "parameters",
-)
+METHOD_COLUMNS = ("method", "family", "paper", "server → client", "client → server", "bytes ↓ / ↑")
 
 
 @dataclass(frozen=True)
@@ -138,11 +130,32 @@ def _methods() -> Listing:
                 "server → client": "; then ".join(found.down) + once,
                 "client → server": "; then ".join(found.up),
                 "bytes ↓ / ↑": f"{found.down_ratio:.2f} / {found.up_ratio:.2f}",
-                "parameters": parameters(config),
             }
         )
     return Listing(
         "Methods; bytes a round relative to FedAvg (N clients, K classes, d features)", METHOD_COLUMNS, rows
+    )
+
+
+def _presets() -> Listing:
+    """What is set in each YAML of a method; of a variant, what differs from the method's own; of a part, apart."""
+    rows = []
+    for name in options("method"):
+        config = load_option("method", name)
+        usual = str(config["name"])
+        variant = name != usual and usual in options("method")
+        parts = {
+            key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value
+        }
+        whole = {key: value for key, value in config.items() if key not in parts}
+        shown = parameters(_different(config, load_option("method", usual)) if variant else whole) or "-"
+        rows.append({"method": name, "parameters": f"as {usual}, but {shown}" if variant else shown})
+        if not variant:
+            rows += [
+                {"method": f"{name}, {key}.*", "parameters": parameters(part)} for key, part in parts.items()
+            ]
+    return Listing(
+        "Parameters of the methods; any of them is a key: method.mu=1", ("method", "parameters"), rows
     )
 
 
@@ -250,6 +263,7 @@ def _source(group: str, config: Mapping[str, Any], file: Path) -> str:
 
 KINDS: dict[str, Callable[[], Listing]] = {
     "methods": _methods,
+    "presets": _presets,
     "datasets": _datasets,
     "partitions": _components(
         "partition", "Partitions; a number behind a family's name is its parameter: dir0.1"

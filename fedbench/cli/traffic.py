@@ -29,6 +29,7 @@ from fedbench.models.task import Task
 
 ROUNDS = 4  # enough for a method of two phases to show both
 CLIENTS, CLASSES, FEATURES = 9, 7, 84  # all different, so that a leaf's size says what it counts
+MANY = 3  # leaves of one namespace that are named together
 SYMBOLS = {CLIENTS: "N", CLASSES: "K", FEATURES: "d"}
 GROUPS = ("@body", "@head", "@classifier", "@norm", "@stats")
 WORDS = {
@@ -127,11 +128,12 @@ def _model_bytes(task: Task) -> int:
 def describe(tree: Tree, task: Task) -> str:
     """The leaves of a stacked tree in words: groups of the model by namespace, other leaves by name and size.
 
-    "4 × model" is a leaf with an axis of length 4 before the model's own.
+    "4 × model" is a leaf with an axis of length 4 before the model's own. A namespace of many other leaves, such as a
+    second network, is named once.
     """
     shapes = _shapes(task)
     groups: dict[tuple[str, int], set[str]] = {}
-    others = []
+    others: dict[str, list[str]] = {}
     for key, leaf in tree.items():
         space, _, name = key.rpartition("/")
         size = tuple(leaf.shape[1:])
@@ -140,9 +142,11 @@ def describe(tree: Tree, task: Task) -> str:
             groups.setdefault((space, size[0] if size != own else 0), set()).add(name)
         else:
             text = ", ".join(SYMBOLS.get(n, str(n)) for n in size)
-            others.append(f"{key} [{text}]" if text else key)
+            others.setdefault(space, []).append(f"{key} [{text}]" if text else key)
     words = [_named(space, count, _group(names, task)) for (space, count), names in groups.items()]
-    return " + ".join([*words, *others]) or "nothing"
+    for space, found in others.items():
+        words += found if len(found) < MANY or not space else [f"{space} ({len(found)} leaves)"]
+    return " + ".join(words) or "nothing"
 
 
 def _named(space: str, count: int, group: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 ENGINES = ("plain", "looped", "workers", "stacked", "merged")
@@ -110,8 +111,8 @@ def _profile(found: dict[str, Any]) -> str:
 def phases_table(found: dict[str, Any]) -> list[str]:
     """What a run's time goes into at each paper's protocol."""
     lines = [
-        "Shares of a run's time at the papers' own cadences, with the engine chosen by itself, Fashion-MNIST in the",
-        f"place of other data sets, what happens once before round 0 left out (load {found['load_before']:.1f}):",
+        "Shares of a run's time, models scored as often as the papers do, the engine chosen by itself. Fashion-MNIST",
+        f"replaces other data sets; what happens once before round 0 is left out (load {found['load_before']:.1f}):",
         "",
         "| method and protocol | scored every | local work | server | evaluation |",
         "|---|---|---|---|---|",
@@ -125,21 +126,22 @@ def phases_table(found: dict[str, Any]) -> list[str]:
 
 def seeds_lines(found: dict[str, Any]) -> list[str]:
     """Five seeds as one program, in a sentence."""
-    seconds = ", ".join(f"{name} {value:g} s" for name, value in found["seconds"].items())
+    seconds = found["seconds"]
     text = (
-        f"W6, {found['what']}, a round of local training (load {found['load_before']:.1f}): {seconds}; together takes "
-        f"{found['together_over_one']:.2f} times one seed, {found['apart_over_together']:.2f} times as fast as apart."
+        f"W6, {found['what']}: a round of local training takes {seconds['one']:.1f} s for one seed, "
+        f"{seconds['apart']:.1f} s for all one after the other, {seconds['together']:.1f} s for all as one program. "
+        f"That is {found['apart_over_together']:.2f} of the speed (load {found['load_before']:.1f})."
     )
-    return [text]
+    return textwrap.wrap(text, 120)
 
 
 def rivals_table(rows: list[dict[str, Any]]) -> list[str]:
     """Other frameworks beside fedbench: their seconds a round, ours, and our speed over theirs."""
     lines = [
-        "Other frameworks on the same network, initial weights, samples and local steps, each in its own environment",
-        "with one thread a process, data preloaded (seconds of the fastest round after a warm-up, as other processes",
-        "only add to them, and of the median one in brackets; fedbench's right before and after, on as many cores;",
-        "accuracy of the final global model):",
+        "Other frameworks, with the same network, initial weights, samples and local steps. Each has an environment of",
+        "its own, one thread a process, and preloaded data. Seconds are those of the fastest round after a warm-up, as",
+        "other processes only add to them, with the median round in brackets. fedbench ran right before and after, on",
+        "as many cores. Accuracy is that of the final global model.",
         "",
         "| workload | rival | processes | its s a round | fedbench's | fedbench / rival | accuracy | load |",
         "|---|---|---|---|---|---|---|---|",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import types
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from fedbench.cli import list as command
 from fedbench.cli import listing as tables
 from fedbench.cli.listing import KINDS, Listing, listing, load_option, options, parameters
+from fedbench.cli.reproduce import read
 from fedbench.cli.traffic import describe, probe
 from fedbench.config import compose
 from fedbench.core.errors import UnknownName
@@ -22,6 +24,7 @@ from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.lenet5 import LeNet5
 from fedbench.runs.config import resolve
+from fedbench.tables import spec
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +36,7 @@ def script() -> types.ModuleType:
 
 
 def _loaded() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
+    spec = importlib.util.spec_from_file_location("update_docs", ROOT / "scripts" / "update_docs.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -105,6 +108,8 @@ def test_leaves_are_named_by_what_they_make_up() -> None:
         == "model + means [K, d] + step"
     )
     assert words({"head.bias": torch.zeros(1, 8)}) == "head.bias [8]"
+    second = {f"net/{name}": torch.zeros(1, 2) for name in ("a", "b", "c")}
+    assert words({**second, "step": torch.zeros(1)}) == "net (3 leaves) + step"
     assert words({}) == "nothing"
 
 
@@ -139,7 +144,7 @@ def test_parameters_are_what_is_set() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "methods"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("methods", "presets")])
 def test_every_table_has_a_row_for_every_file(kind: str) -> None:
     table = listing(kind)
     group = {"datasets": "dataset"}.get(kind, kind.removesuffix("s"))
@@ -148,6 +153,17 @@ def test_every_table_has_a_row_for_every_file(kind: str) -> None:
         assert set(row) == set(table.columns)
         assert row["content"]
     assert table.markdown().count("\n") == 2 + len(table.rows)
+
+
+def test_a_variant_shows_what_it_changes() -> None:
+    rows = {row["method"]: row["parameters"] for row in listing("presets").rows}
+    assert [name for name in rows if "." not in name] == options("method")
+    assert rows["fedprox"] == "mu=0.1"
+    assert rows["fedavg"] == "-"
+    assert rows["fedsac_similarity"] == "as fedsac, but alpha=0"
+    assert rows["fedcollab"].startswith("base=fedavg, C=10")
+    assert rows["fedcollab, discriminator.*"].startswith("hidden=200, rounds=200")
+    assert rows["fedcollab_code"] == "as fedcollab, but discriminator.rounds=2000, discriminator.report=best"
 
 
 def test_data_sets_show_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,11 +206,26 @@ def test_the_command_prints_tables_and_names_the_nearest(
         load_option("method", "fedavgg")
 
 
-# --- the README
+# --- the documents
 
 
-def test_the_tables_of_the_readme_are_what_is_listed() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- methods -->" in text
-    assert "<!-- datasets -->" in text
-    assert script().updated(text) == text, "run `make readme`"
+def test_the_generated_parts_are_what_is_made_today() -> None:
+    documents = script()
+    found: set[str] = set()
+    for file in documents.files():
+        text = file.read_text(encoding="utf-8")
+        found |= {kind for kind in documents.MADE if f"<!-- {kind} -->" in text}
+        assert documents.updated(text) == text, f"{file.name}: run `make docs`"
+    assert found == {"methods", "presets", "datasets", "tables", "speed", "filled", "commands", "papers"}
+
+
+def test_the_commands_are_those_that_fill_the_tables() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        commands = importlib.import_module("status").commands().splitlines()[1:-1]
+    assert "make reproduce-fedcollab-t1 columns=1" in commands
+    assert "make reproduce-fedcollab-t2-open rows=7 seeds=[0,3,4]" in commands
+    assert "make reproduce-fedsac-t1 substitute=fashion_mnist scale=quick columns=1,3 seeds=3" in commands
+    for each in commands:
+        name, *words = each.removeprefix("make reproduce-").split()
+        assert read([f"table={name.replace('-', '_')}", *words])[0].table in spec.names()

@@ -67,3 +67,15 @@ def test_an_unknown_figure_is_refused(figures: Any, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         figures.main(["figure_nine"])
     assert "there are fedcollab_distances, fedcollab_solver" in capsys.readouterr().err
+
+
+def test_a_table_is_drawn_from_what_is_stored(figures: Any, tmp_path: Path) -> None:
+    assert figures.main(["fedcollab_t1", "--out", str(tmp_path), "--redraw"]) == 0
+    drawn = (tmp_path / "fedcollab_t1.svg").read_bytes()
+    assert drawn == (Path("results") / "figures" / "fedcollab_t1.svg").read_bytes(), "run `make tables`"
+    values = figures.collect_table(0, [])
+    assert list(values) == ["Acc %", "IPR %", "RSD"]
+    assert values["Acc %"].shape == (15, 4)
+    assert values["Acc %"][0] == pytest.approx([86.82, 0.70, 86.05, 0.28], abs=0.005)
+    assert np.isnan(values["IPR %"][0]).all(), "of Local there is none"
+    assert np.isfinite(values["RSD"][1:]).all()

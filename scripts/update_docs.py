@@ -1,6 +1,7 @@
-"""Rewrite the tables of README.md between <!-- KIND --> and <!-- /KIND -->.
+"""Rewrite the generated parts of README.md, docs/*.md and results/*.md: between <!-- KIND --> and <!-- /KIND -->.
 
-KIND is one that `python -m fedbench.list` knows, or `speed`: the latest benchmarks under results/bench/.
+KIND is one that `python -m fedbench.list` knows, or one of these: `speed`, the latest benchmarks under results/bench/;
+`filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper.
 """
 
 from __future__ import annotations
@@ -8,28 +9,40 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import status
 from benchmarks import render
 
 from fedbench.cli.listing import KINDS, listing
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 ENGINES = ("looped", "workers", "stacked")
 OTHERS = {"phases": render.phases_table, "seeds": render.seeds_lines, "rivals": render.rivals_table}
 
 
+def files() -> list[Path]:
+    """The documents that may hold generated parts."""
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "results").glob("*.md")),
+    ]
+
+
 def updated(text: str) -> str:
-    """`text` with every marked table made anew."""
+    """`text` with every generated part made anew."""
 
-    def table(match: re.Match[str]) -> str:
-        kind = match[1]
-        made = speed() if kind == "speed" else listing(kind).markdown()
-        return f"<!-- {kind} -->\n\n{made}\n<!-- /{kind} -->"
+    def part(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n\n{MADE[match[1]]()}\n<!-- /{match[1]} -->"
 
-    return re.sub(rf"<!-- ({'|'.join([*KINDS, 'speed'])}) -->.*?<!-- /\1 -->", table, text, flags=re.DOTALL)
+    return re.sub(rf"<!-- ({'|'.join(MADE)}) -->.*?<!-- /\1 -->", part, text, flags=re.DOTALL)
+
+
+def listed(kind: str) -> str:
+    """A table of `python -m fedbench.list`."""
+    return listing(kind).markdown()
 
 
 def speed() -> str:
@@ -46,28 +59,35 @@ def speed() -> str:
             numbers = (row.get("two_processes"), row["stacking_efficiency"])
             shown = ["-" if number is None else f"{number:.2f}" for number in numbers]
             rounds.append([name, *ratios, *shown, f"{row['load_before']:.1f}"])
-        parts.append(head + _markdown(rounds))
+        parts.append(head + status.markdown(rounds))
         parts += ["\n".join(made(found[key])) + "\n" for key, made in OTHERS.items() if found.get(key)]
         if found.get("server"):
             columns = list(found["server"][0])
             rows = [[f"{row[column]:g}" for column in columns] for row in found["server"]]
             names = [column.replace("_", " ") for column in columns]
-            parts.append("The server alone, seconds a call on one thread:\n\n" + _markdown([names, *rows]))
+            parts.append(
+                "The server alone, seconds a call on one thread:\n\n" + status.markdown([names, *rows])
+            )
     return "\n".join(parts)
 
 
-def _markdown(lines: list[list[Any]]) -> str:
-    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+MADE = {
+    **{kind: partial(listed, kind) for kind in KINDS},
+    "speed": speed,
+    "filled": status.tables,
+    "commands": status.commands,
+    "papers": status.papers,
+}
 
 
 def main() -> int:
-    """Rewrite the file if a table has changed."""
-    before = README.read_text(encoding="utf-8")
-    after = updated(before)
-    if after != before:
-        README.write_text(after, encoding="utf-8")
-    print(f"{README.name}: {'rewritten' if after != before else 'unchanged'}")
+    """Rewrite every document of which a part has changed."""
+    for file in files():
+        before = file.read_text(encoding="utf-8")
+        after = updated(before)
+        if after != before:
+            file.write_text(after, encoding="utf-8")
+            print(f"{file.relative_to(ROOT)}: rewritten")
     return 0
 
 
