@@ -19,9 +19,12 @@ import numpy as np
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import read_csv, replacing, write_csv, write_json
 from fedbench.tables import spec
+from fedbench.tables.parts import RowSpec
 from fedbench.tables.result import Cell, Circumstances, TableResult
 
 TABLE, ROWS, CURVES, MATRICES = "table.json", "rows.csv", "curves.csv", "matrices.npz"
+# Fields of a specification that say how values are judged and what is said of them, not how they are measured.
+JUDGING = ("published_seeds", "margins", "groups", "exploratory", "notes", "findings")
 POINTS = 50  # of a learning curve that are kept
 SEPARATOR = "|"  # between row, column and seed in the names of matrices
 
@@ -73,7 +76,10 @@ def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def load_table(folder: Path) -> TableResult:
-    """The table in `folder`; published values are looked up again, so a corrected one shows at once.
+    """The table in `folder`, its cells as stored.
+
+    What they are judged by is looked up again: published values, and from the table's YAML of today its margins, what
+    is exploratory, notes and findings. So a correction shows at once.
 
     Raises:
         FedbenchError: table.json is unreadable.
@@ -81,7 +87,7 @@ def load_table(folder: Path) -> TableResult:
     path = folder / TABLE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        table = spec.parse(content["spec"])
+        table = _judged_as_today(spec.parse(content["spec"]))
         rows = {row.label: row for row in table.rows}
         columns = {column.label: column for column in table.columns}
         metrics = {metric.name: metric for metric in table.metrics}
@@ -101,7 +107,24 @@ def load_table(folder: Path) -> TableResult:
         raise FedbenchError(
             f"cannot read {path} ({error}); bring back an earlier version, or delete it and make the table again"
         ) from error
-    return TableResult(table, cells, circumstances)
+    clients = {row["column"]: int(row["clients"]) for row in load_rows(folder) if row.get("clients")}
+    return TableResult(table, cells, circumstances, clients)
+
+
+def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
+    if stored.name not in spec.names():
+        return stored
+    today = spec.load(stored.name)
+    rows = {row.label: row for row in today.rows}
+    return dataclasses.replace(
+        stored,
+        rows=tuple(_reworded(row, rows.get(row.label, row)) for row in stored.rows),
+        **{name: getattr(today, name) for name in JUDGING},
+    )
+
+
+def _reworded(row: RowSpec, today: RowSpec) -> RowSpec:
+    return dataclasses.replace(row, exploratory=today.exploratory, note=today.note)
 
 
 def load_rows(folder: Path) -> list[dict[str, str]]:
