@@ -12,12 +12,9 @@ from fedbench.config.compose import SETTINGS
 from fedbench.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fedbench.tables.cell_config import Wish
     from fedbench.tables.job import Job
     from fedbench.tables.plan import Plan
-    from fedbench.tables.result import TableResult
     from fedbench.tables.scale import Scale
     from fedbench.tables.spec import TableSpec
 
@@ -141,7 +138,6 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         store.save_curves(folder, fill.curves(planned))
         store.save_matrices(folder, fill.matrices(planned))
         write(folder)
-    _log(planned, filled, folder)
     return 1 if _tell_lacking(planned) else 0
 
 
@@ -208,14 +204,6 @@ def _announce(planned: Plan, missing: Sequence[Job], at_once: int) -> None:
         console.print(f"{len(cells)} cells: {reason}")
     if missing:
         console.print(f"time: {told(planned, at_once)}")
-
-
-def _log(planned: Plan, filled: TableResult, folder: Path) -> None:
-    """To Weights & Biases, if wandb.enabled=true is among the overrides."""
-    if planned.jobs and (settings := planned.jobs[0].config.settings.wandb).enabled:
-        from fedbench.tables.wandb_table import log_table
-
-        log_table(filled, settings, folder)
 
 
 def _run(missing: Sequence[Job], launcher: Sequence[str], table: TableSpec) -> None:

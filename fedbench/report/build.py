@@ -13,11 +13,19 @@ from typing import Any
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_text
 from fedbench.report.curves import packed, runs_behind
-from fedbench.report.view import MARKS, WORDS, TableView, view
+from fedbench.report.view import KINDS, TableView, view
 from fedbench.tables import store
 
 PAGE = Path(__file__).with_name("page")
-DRAWN = ("table.md", "table.tex", "cells.csv", "rows.csv", "significance.csv")  # linked where they exist
+DRAWN = (
+    "table.md",
+    "table.tex",
+    "cells.csv",
+    "rows.csv",
+    "significance.csv",
+    "bias.csv",
+    "specificity.csv",
+)  # linked where they exist
 
 
 def build(results: Path, out: Path) -> int:
@@ -57,8 +65,7 @@ def render(views: Sequence[TableView]) -> str:
     return environment.get_template("page.html").render(
         views=views,
         facets=_facets(views),
-        words=WORDS,
-        legend=[(kind, MARKS[kind], word) for kind, word in WORDS.items()],
+        kinds=KINDS,
         content=[each.content for each in views],
         style=_text("style.css"),
         scripts=scripts,
@@ -81,13 +88,19 @@ def _view(folder: Path, anchor: str, out: Path) -> TableView:
 def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
     """What the page can be filtered by: a name, its label and its options."""
     papers = {paper: label for each in views for paper, label in [(each.paper, each.paper_label)]}
-    datasets = sorted({name for each in views for column in each.columns for name in column.datasets})
-    methods = sorted({row.label for each in views for row in each.rows}, key=str.casefold)
+    datasets = sorted(
+        {name for each in views for column in each.content["columns"] for name in column["datasets"]}
+    )
+    methods = sorted({row["label"] for each in views for row in each.content["rows"]}, key=str.casefold)
     return [
         {"name": "paper", "label": "Paper", "options": sorted(papers.items())},
         {"name": "dataset", "label": "Data set", "options": [(name, name) for name in datasets]},
         {"name": "method", "label": "Method", "options": [(name, name) for name in methods]},
-        {"name": "verdict", "label": "Verdict", "options": list(WORDS.items())},
+        {
+            "name": "verdict",
+            "label": "Verdict",
+            "options": [(kind, word) for kind, (_, word) in KINDS.items()],
+        },
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from itertools import groupby
 from typing import Any
 
 from fedbench.report.curves import packed
-from fedbench.tables.render.grid import Layout, Text
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
+from fedbench.tables.render.grid import DASH, Layout, Text
+from fedbench.tables.render.remarks import remarks
 from fedbench.tables.result import Cell, TableResult
-from fedbench.tables.spec import ColumnSpec, MetricSpec, TableSpec
-from fedbench.tables.verdict import DIFFERS, REPRODUCED
+from fedbench.tables.spec import TableSpec
+from fedbench.tables.verdict import NONE
 
 PAPERS = {
     "": "Our own tables",
@@ -22,51 +26,17 @@ PAPERS = {
     "pfedsim": "pFedSim",
     "sosicfl": "SosicFL",
 }
-MARKS = {"reproduced": "✓", "above": "▲", "below": "▼", "open": "○", "alone": "", "missing": "–"}
-SHORT = 24  # characters of a reason that fit into a cell
-WORDS = {  # of the legend
-    "reproduced": "reproduced",
-    "above": "differs, ours is higher",
-    "below": "differs, ours is lower",
-    "open": "no verdict",
-    "missing": "not run, or failed",
+KINDS = {  # of cells -> the sign, for those who do not see the colour, and the word
+    EQUIVALENT: ("≈", "equivalent"),
+    "above": ("▲", "different, ours is higher"),
+    "below": ("▼", "different, ours is lower"),
+    INCONCLUSIVE: ("?", "inconclusive"),
+    "exploratory": ("†", "exploratory, counted apart"),
+    "open": ("○", "no verdict"),
+    "missing": ("–", "not run, or failed"),
 }
-
-
-@dataclass(frozen=True)
-class CellView:
-    """One number, as printed."""
-
-    key: str  # "row-column-metric", numbers from 0
-    column: int
-    kind: str  # of MARKS
-    place: int
-    ours: str
-    published: str  # "" if nothing
-    verdict: str
-    name: str  # of row, column and metric, for those who do not see the table
-
-    @property
-    def mark(self) -> str:
-        """The verdict as a sign, for those who do not see its colour."""
-        return MARKS[self.kind]
-
-
-@dataclass(frozen=True)
-class RowView:
-    """A line of the table."""
-
-    label: str
-    cells: tuple[CellView, ...]
-    headline: bool
-
-
-@dataclass(frozen=True)
-class ColumnView:
-    """A column and the data sets it is found by."""
-
-    label: str
-    datasets: tuple[str, ...]
+ALONE = "alone"  # nothing is published beside it, and it has no sign
+SHORT = 24  # characters of a reason that fit into a cell
 
 
 @dataclass(frozen=True)
@@ -79,14 +49,12 @@ class TableView:
     name: str
     paper: str
     paper_label: str
-    columns: tuple[ColumnView, ...]
+    headline: str
     groups: tuple[tuple[str, tuple[int, ...]], ...]  # heading, the columns below it
-    metrics: tuple[str, ...]
-    rows: tuple[RowView, ...]
-    counts: tuple[tuple[str, str, int], ...]  # kind, mark, cells
+    counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
     remarks: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
-    content: dict[str, Any]  # for the script: what a cell shows on demand
+    content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
     behind: str  # packed: curves and matrices
 
 
@@ -100,20 +68,13 @@ def view(
 ) -> TableView:
     """What the page says of `table`; `runs` are its result rows, `behind` its curves and matrices."""
     spec, layout = table.spec, Layout(table)
-    rows, cells = [], {}
-    for i, row in enumerate(spec.rows):
-        line = []
-        for j, column in enumerate(spec.columns):
-            for k, metric in enumerate(spec.metrics):
-                cell, text = (
-                    table.cell(row.label, column.label, metric.name),
-                    layout.text(row, column, metric),
-                )
-                shown = _cell(f"{i}-{j}-{k}", j, cell, text, _heading(column, metric))
-                line.append(shown)
-                cells[shown.key] = _details(cell, text, metric)
-        rows.append(RowView(row.label, tuple(line), row.label == spec.headline))
-    counts = Counter(cell.kind for row in rows for cell in row.cells)
+    cells = {
+        f"{i}-{j}-{k}": _cell(layout, row, column, metric)
+        for i, row in enumerate(spec.rows)
+        for j, column in enumerate(spec.columns)
+        for k, metric in enumerate(spec.metrics)
+    }
+    counts = Counter(cell["kind"] for cell in cells.values())
     return TableView(
         anchor=anchor,
         folder=folder,
@@ -123,32 +84,51 @@ def view(
         else spec.name,
         paper=spec.paper,
         paper_label=PAPERS.get(spec.paper, spec.paper),
-        columns=tuple(ColumnView(column.label, _datasets(table, column)) for column in spec.columns),
+        headline=spec.headline,
         groups=_groups(spec),
-        metrics=tuple(metric.label for metric in spec.metrics),
-        rows=tuple(rows),
-        counts=tuple((kind, mark, counts[kind]) for kind, mark in MARKS.items() if mark and counts[kind]),
-        remarks=tuple(layout.remarks()),
+        counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
+        remarks=tuple(remarks(layout)),
         links=tuple(links),
         content=_content(table, anchor, cells, runs),
         behind=packed(behind),
     )
 
 
-def _cell(key: str, column: int, cell: Cell, text: Text, heading: str) -> CellView:
-    published = "" if cell.published is None else text.published
-    said = text.verdict.text
-    if kind := {REPRODUCED: "reproduced", DIFFERS: "above" if text.verdict.difference > 0 else "below"}.get(
-        text.verdict.kind
-    ):
-        verdict = said
-    elif not text.ran:
-        kind, verdict = "missing", _brief(cell.reason)
-    elif cell.published is None:
-        kind, verdict = "alone", ""
-    else:
-        kind, verdict = "open", f"{text.difference}, no verdict"
-    return CellView(key, column, kind, text.place, text.ours, published, verdict, f"{cell.row}, {heading}")
+def _cell(layout: Layout, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> dict[str, Any]:
+    """What is printed of a cell, what is shown on demand, and what it is called by those who do not see the table."""
+    table = layout.table
+    cell, text = table.cell(row.label, column.label, metric.name), layout.text(row, column, metric)
+    kind, said = _kind(cell, text, metric, mirrored=bool(table.spec.paper))
+    values = [f"{value:.{metric.decimals}f}" for value in cell.values]
+    return {
+        "kind": kind,
+        "place": text.place,
+        "said": said,
+        "name": ", ".join(filter(None, (row.label, column.group, column.label, metric.label))),
+        "ours": text.ours if text.ran else "",
+        "paper": "" if cell.published is None else text.published,
+        "difference": text.difference,
+        "verdict": text.verdict.text,
+        "apart": text.verdict.exploratory,
+        "also": text.also,
+        "reason": cell.reason,
+        "seeds": [list(each) for each in zip(cell.seeds, values, cell.keys, strict=True)],
+    }
+
+
+def _kind(cell: Cell, text: Text, metric: MetricSpec, *, mirrored: bool) -> tuple[str, str]:
+    """(kind, the verdict in the width of a cell)."""
+    judged = text.verdict
+    if cell.published is None and (text.ran or mirrored):
+        return ALONE, ""
+    if not text.ran:
+        return "missing", _brief(cell.reason)
+    difference = f"{judged.difference:+.{metric.decimals}f}" if math.isfinite(judged.difference) else DASH
+    if judged.kind == NONE:
+        return "open", f"{difference}, no verdict"
+    side = "above" if judged.difference > 0 else "below"
+    kind = "exploratory" if judged.exploratory else side if judged.kind == DIFFERENT else judged.kind
+    return kind, f"{difference}, {judged.kind}"
 
 
 def _brief(reason: str) -> str:
@@ -157,23 +137,6 @@ def _brief(reason: str) -> str:
         return "failed" if reason else "not run"
     brief = reason.partition(" (")[0]
     return brief if len(brief) <= SHORT else "not run"
-
-
-def _heading(column: ColumnSpec, metric: MetricSpec) -> str:
-    parts = (column.group, column.label, metric.label)
-    return ", ".join(part for part in parts if part)
-
-
-def _details(cell: Cell, text: Text, metric: MetricSpec) -> dict[str, Any]:
-    values = [f"{value:.{metric.decimals}f}" for value in cell.values]
-    return {
-        "ours": text.ours if text.ran else "",
-        "paper": "" if cell.published is None else text.published,
-        "difference": text.difference,
-        "verdict": text.verdict.text,
-        "reason": cell.reason,
-        "seeds": [list(each) for each in zip(cell.seeds, values, cell.keys, strict=True)],
-    }
 
 
 def _content(
@@ -187,7 +150,9 @@ def _content(
         "rows": [{"label": row.label, "overrides": row.overrides} for row in spec.rows],
         "columns": [
             {
+                "name": column.label,
                 "label": ", ".join(part for part in (column.group, column.label) if part),
+                "datasets": _datasets(table, column),
                 "overrides": column.overrides,
                 "own": [column.own(row.label) for row in spec.rows],
                 "substitute": (f"dataset={made.substitute}", *column.substitute) if made.substitute else (),

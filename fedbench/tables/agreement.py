@@ -6,8 +6,8 @@ import math
 import warnings
 from dataclasses import dataclass
 
+from fedbench.tables.parts import MetricSpec
 from fedbench.tables.result import Cell, TableResult
-from fedbench.tables.spec import MetricSpec
 
 
 @dataclass(frozen=True)

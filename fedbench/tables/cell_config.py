@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError
+from fedbench.tables.parts import ColumnSpec, RowSpec
 from fedbench.tables.scale import Scale
-from fedbench.tables.spec import ColumnSpec, RowSpec, TableSpec
+from fedbench.tables.spec import TableSpec
 
 
 @dataclass(frozen=True)

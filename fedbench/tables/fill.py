@@ -15,9 +15,9 @@ from fedbench.results.folder import COLLABORATION, files_of
 from fedbench.tables import measures, store
 from fedbench.tables.job import Job
 from fedbench.tables.measures import Finished
+from fedbench.tables.parts import MetricSpec
 from fedbench.tables.plan import PENDING, Entry, Plan
 from fedbench.tables.result import Cell, Circumstances, TableResult
-from fedbench.tables.spec import MetricSpec
 
 
 def fill(plan: Plan) -> TableResult:

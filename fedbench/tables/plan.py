@@ -11,9 +11,10 @@ from fedbench.core.errors import DataMissing
 from fedbench.runs.config import from_plain
 from fedbench.tables.cell_config import Wish, compose_cell
 from fedbench.tables.job import Job, local_twin, unique
+from fedbench.tables.parts import ColumnSpec, RowSpec
 from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Circumstances
-from fedbench.tables.spec import ColumnSpec, RowSpec, TableSpec
+from fedbench.tables.spec import TableSpec
 
 PENDING = "not run yet"
 

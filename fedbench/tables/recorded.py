@@ -15,8 +15,9 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.tables import measures, store
+from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.result import Cell, Circumstances, TableResult
-from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
+from fedbench.tables.spec import TableSpec
 
 
 @dataclass(frozen=True)

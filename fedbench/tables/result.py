@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedbench.tables.published import Published
 from fedbench.tables.spec import TableSpec
+
+SEVERAL = "one of several settings tried beside the same published value"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,17 @@ class TableResult:
     spec: TableSpec
     cells: tuple[Cell, ...]
     circumstances: Circumstances = field(default_factory=Circumstances)
+    clients: Mapping[str, int] = field(
+        default_factory=dict
+    )  # column -> clients of its runs, where they are known
+
+    def exploratory(self, row: str) -> str:
+        """Why the verdicts on a row are counted apart; "" if they are not."""
+        for override, reason in self.spec.exploratory.items():
+            if override in self.circumstances.varied:
+                return reason
+        marked = next((each.exploratory for each in self.spec.rows if each.label == row), None)
+        return marked or (SEVERAL if self.spec.varies else "")
 
     def cell(self, row: str, column: str, metric: str) -> Cell:
         """The cell of these labels. Raises KeyError if there is none."""

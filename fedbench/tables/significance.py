@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbench.tables.parts import MetricSpec
 from fedbench.tables.result import TableResult
-from fedbench.tables.spec import MetricSpec
 
 LEAST_PAIRS = 3
 LEVEL = 0.05

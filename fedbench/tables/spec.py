@@ -5,68 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fedbench.config import compose
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
+from fedbench.tables import margins
+from fedbench.tables.margins import Margin
+from fedbench.tables.parts import ColumnSpec, Finding, MetricSpec, RowSpec
 from fedbench.tables.published import Published, find
 
-LineT = TypeVar("LineT", "RowSpec", "ColumnSpec")
-
-
-@dataclass(frozen=True)
-class MetricSpec:
-    """One number of a cell: how it is measured on a finished run (fedbench.tables.measures)."""
-
-    name: str  # as in published.csv: acc, ipr, rsd, acc_global, ...
-    label: str = "Acc %"
-    better: str = "higher"  # higher | lower | neither: which end is printed bold and ranks first
-    decimals: int = 2
-    timing: bool = False  # seconds: they depend on the machine, so they get no verdict
-    measure: dict[str, Any] = field(default_factory=lambda: {"name": "result"})  # the protocol's accuracy
-
-    def measured(self, row: RowSpec, column: ColumnSpec) -> dict[str, Any]:
-        """How it is measured in a cell: `measure`, and what the column's and the row's own say otherwise."""
-        own = [line.measures.get(self.name) or {} for line in (column, row)]
-        return {**self.measure, **own[0], **own[1]}
-
-
-@dataclass(frozen=True)
-class RowSpec:
-    """A row: usually a method."""
-
-    label: str
-    overrides: tuple[str, ...] = ()  # of the run's config, after the column's
-    published: dict[str, str] = field(default_factory=dict)  # filter; method: the label by default
-    baseline: tuple[str, ...] = ()  # overrides instead of `overrides`: the run that a ratio is taken to
-    study: str = ""  # what fills the cell instead of a training run (fedbench.tables.studies)
-    measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this row's own
-    unsupported: str = ""  # why the row cannot be run
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class ColumnSpec:
-    """A column: usually a data set and a partition."""
-
-    label: str
-    group: str = ""  # heading over several columns
-    overrides: tuple[str, ...] = ()
-    published: dict[str, str] = field(default_factory=dict)  # filter: dataset, partition, setting
-    # Further overrides when another data set takes the place of the column's; a choice among them, as model=lenet5,
-    # drops the earlier options of its group.
-    substitute: tuple[str, ...] = ()
-    measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this column's own
-    rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> further overrides there
-    unsupported: str = ""
-    note: str = ""
-
-    def own(self, row: str) -> tuple[str, ...]:
-        """The overrides that only the row labelled `row` has in this column (after the row's)."""
-        return tuple(text for names, texts in self.rows.items() if fnmatchcase(row, names) for text in texts)
+LineT = TypeVar("LineT", RowSpec, ColumnSpec)
+PARTS: dict[str, type[Any]] = {"metrics": MetricSpec, "rows": RowSpec, "columns": ColumnSpec}
 
 
 @dataclass(frozen=True)
@@ -87,7 +38,19 @@ class TableSpec:
     # Keys of a run that the paper does not settle: changing them voids no verdict.
     left_open: tuple[str, ...] = ()
     varies: str = ""  # the table whose published values stand here too, beside runs at other settings
-    notes: tuple[str, ...] = ()
+    margins: dict[str, Margin] = field(default_factory=dict)  # metric -> in place of the default
+    groups: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # name -> labels or globs of rows judged jointly
+    exploratory: dict[str, str] = field(
+        default_factory=dict
+    )  # override of what is left open -> why it was chosen
+    notes: tuple[str, ...] = ()  # what holds at every scale: settings, what the paper leaves open
+    findings: tuple[Finding, ...] = ()
+
+    def metric(self, name: str) -> MetricSpec:
+        """The metric of this name. Raises KeyError if there is none."""
+        return {metric.name: metric for metric in self.metrics}[name]
 
     def published(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Published | None:
         """What the paper prints in this cell; None if nothing."""
@@ -131,30 +94,61 @@ def load(name: str) -> TableSpec:
 
 
 def parse(content: Mapping[str, Any]) -> TableSpec:
-    """A table from the plain content of its YAML; metrics, rows and columns are lists of mappings."""
+    """A table from the plain content of its YAML; metrics, rows and columns are lists of mappings.
+
+    Raises:
+        UnknownName: a key, metric or headline that there is none of.
+        ConfigError: a value that cannot be, or an exploratory mark or a margin without a reason.
+    """
     where = f"table '{content.get('name')}'"
-    parts: dict[str, Any] = {}
-    for key, cls in (("metrics", MetricSpec), ("rows", RowSpec), ("columns", ColumnSpec)):
-        entries = content.get(key) or ()
-        if not entries:
-            raise ConfigError(f"{where}: '{key}' must not be empty")
-        parts[key] = tuple(typed(cls, entry, f"{where}, {key} {i}") for i, entry in enumerate(entries, 1))
-        labels = [getattr(part, "label" if key != "metrics" else "name") for part in parts[key]]
-        if len(set(labels)) < len(labels):
-            raise ConfigError(f"{where}: two of its {key} have the same name")
-    rest = {key: value for key, value in content.items() if key not in parts}
+    rest = {key: value for key, value in content.items() if key not in PARTS}
     fields = {f.name for f in dataclasses.fields(TableSpec)}
     for key in rest:
         if key not in fields:
             raise unknown(f"key of {where}", str(key), fields)
-    for key in ("base", "left_open", "notes"):
+    parts: dict[str, Any] = {key: _parts(content, key, where) for key in PARTS}
+    for key in ("base", "left_open", "notes", "findings"):
         if isinstance(rest.get(key), str):
             raise ConfigError(f"{where}: '{key}' must be a list")
-    lists: dict[str, Any] = {key: tuple(rest[key]) for key in ("base", "left_open", "notes") if key in rest}
-    spec = TableSpec(**{**rest, **lists}, **parts)
+        rest[key] = tuple(rest.get(key) or ())
+    findings = ({"text": each} if isinstance(each, str) else each for each in rest["findings"])
+    rest["findings"] = tuple(typed(Finding, each, f"{where}, findings") for each in findings)
+    names = [metric.name for metric in parts["metrics"]]
+    rest["margins"] = margins.parse(rest.get("margins") or {}, names, where)
+    rest["groups"] = {name: tuple(rows) for name, rows in (rest.get("groups") or {}).items()}
+    rest["exploratory"] = dict(rest.get("exploratory") or {})
+    for override, reason in rest["exploratory"].items():
+        _reason(reason, f"{where}: '{override}'")
+    spec = TableSpec(**rest, **parts)
+    if spec.published_seeds < 1:
+        raise ConfigError(
+            f"{where}: published_seeds is {spec.published_seeds}; a published mean is of at least 1"
+        )
     if spec.headline and spec.headline not in {row.label for row in spec.rows}:
         raise unknown(f"headline of {where}", spec.headline, [row.label for row in spec.rows])
     return spec
+
+
+def _parts(content: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
+    """The metrics, rows or columns."""
+    entries = content.get(key) or ()
+    if not entries:
+        raise ConfigError(f"{where}: '{key}' must not be empty")
+    found = tuple(typed(PARTS[key], entry, f"{where}, {key} {i}") for i, entry in enumerate(entries, 1))
+    labels = [part.name if isinstance(part, MetricSpec) else part.label for part in found]
+    if len(set(labels)) < len(labels):
+        raise ConfigError(f"{where}: two of its {key} have the same name")
+    for entry, label in zip(entries, labels, strict=True):
+        if (reason := entry.get("exploratory")) is not None:
+            _reason(reason, f"{where}: row '{label}'")
+    return found
+
+
+def _reason(given: object, where: str) -> None:
+    if not isinstance(given, str) or not given.strip():
+        raise ConfigError(
+            f"{where} is marked exploratory without a reason; say what was seen before it was chosen"
+        )
 
 
 def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple[LineT, ...]:

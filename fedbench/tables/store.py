@@ -24,9 +24,12 @@ from fedbench.core.files import as_csv, as_json, as_npz
 from fedbench.core.lock import FolderLock
 from fedbench.core.sealed import Sealed
 from fedbench.tables import spec
+from fedbench.tables.parts import RowSpec
 from fedbench.tables.result import Cell, Circumstances, TableResult
 
 TABLE, ROWS, CURVES, MATRICES = "table.json", "rows.csv", "curves.csv", "matrices.npz"
+# Fields of a specification that say how values are judged and what is said of them, not how they are measured.
+JUDGING = ("published_seeds", "margins", "groups", "exploratory", "notes", "findings")
 POINTS = 50  # of a learning curve that are kept
 PATIENCE = 0.2  # seconds between attempts to hold a folder
 SEPARATOR = "|"  # between row, column and seed in the names of matrices
@@ -108,7 +111,10 @@ def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def load_table(folder: Path) -> TableResult:
-    """The table in `folder`; published values are looked up again, so a corrected one shows at once.
+    """The table in `folder`, its cells as stored.
+
+    What they are judged by is looked up again: published values, and from the table's YAML of today its margins, what
+    is exploratory, notes and findings. So a correction shows at once.
 
     Raises:
         Damaged: table.json is not as it was written.
@@ -116,7 +122,7 @@ def load_table(folder: Path) -> TableResult:
     files = files_of(folder)
     content = files.json(TABLE)
     try:
-        table = spec.parse(content["spec"])
+        table = _judged_as_today(spec.parse(content["spec"]))
         rows = {row.label: row for row in table.rows}
         columns = {column.label: column for column in table.columns}
         metrics = {metric.name: metric for metric in table.metrics}
@@ -134,7 +140,24 @@ def load_table(folder: Path) -> TableResult:
         circumstances = Circumstances(**{**made, **lists, "seconds": _number(made["seconds"])})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(TABLE, f"it holds no table: {error}") from error
-    return TableResult(table, cells, circumstances)
+    clients = {row["column"]: int(row["clients"]) for row in load_rows(folder) if row.get("clients")}
+    return TableResult(table, cells, circumstances, clients)
+
+
+def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
+    if stored.name not in spec.names():
+        return stored
+    today = spec.load(stored.name)
+    rows = {row.label: row for row in today.rows}
+    return dataclasses.replace(
+        stored,
+        rows=tuple(_reworded(row, rows.get(row.label, row)) for row in stored.rows),
+        **{name: getattr(today, name) for name in JUDGING},
+    )
+
+
+def _reworded(row: RowSpec, today: RowSpec) -> RowSpec:
+    return dataclasses.replace(row, exploratory=today.exploratory, note=today.note)
 
 
 def load_rows(folder: Path) -> list[dict[str, str]]:

@@ -1,82 +1,118 @@
 """The verdict on a cell: does what we measured agree with what the paper prints?
 
-The rule, fixed before any number was looked at, but for the exception of `left_open`, which came after the first three
-seeds of FedCollab's tables. Seeds vary partition (unless partition_seed holds it), initial weights
-and batch order together. With n >= 3 seeds of mean m and sample standard deviation s, and a published mean over k
-seeds:
+An equivalence test with a margin that is fixed in advance (fedbench.tables.margins); the rule and its formulas are in
+fedbench.tables.equivalence, an account of both in docs/verdicts.md.
 
-- `reproduced` if the published mean lies within m +- t(0.975, n - 1) * s * sqrt(1/k + 1/n), the 95 % prediction
-  interval for a table entry, widened by half a unit of the last printed digit; or if m lies within the published
-  mean +- 2 published standard deviations.
-- `differs by d`, d = m - published, otherwise.
-- No verdict from fewer than three seeds, from values that are not finite (a censored time), on substitute data, at a
-  reduced scale, or with settings changed on the command line, but for those that the paper leaves open (`left_open` of
-  the table); none where the paper prints nothing.
-- No verdict on seconds, which depend on the machine.
-- Where the paper prints only a bound (> 3000), `reproduced` if m satisfies it.
+- The test is over training seeds. They vary initial weights and batch order, and the partition unless it is kept
+  (`partition_seed`, `partition=file`): then the verdict is on that partition alone.
+- One seed gives no test: `inconclusive`.
+- No verdict from values that are not finite (a censored time), on substitute data, at a reduced scale, or with settings
+  changed on the command line but for those that the paper leaves open (`left_open` of the table); none where the paper
+  prints nothing, and none on seconds, which depend on the machine.
+- A row whose setting was chosen after outcomes had been seen keeps its verdict, marked `exploratory` and counted apart.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
+from fedbench.tables import margins
+from fedbench.tables.equivalence import (
+    DIFFERENT,
+    EQUIVALENT,
+    INCONCLUSIVE,
+    LEAST_SEEDS,
+    MOST_SEEDS,
+    Comparison,
+    Sample,
+    compare,
+    seeds_needed,
+)
+from fedbench.tables.published import Published
+from fedbench.tables.result import Cell, TableResult
 
-from fedbench.tables.result import Cell, Circumstances
-
-LEAST_SEEDS = 3
-CONFIDENCE = 0.95
-PUBLISHED_STDS = 2.0
-
-REPRODUCED, DIFFERS, NONE = "reproduced", "differs", "none"
+NONE = "none"
+KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE, NONE)
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What is said of a cell."""
 
-    kind: str  # REPRODUCED | DIFFERS | NONE
-    difference: float = float("nan")  # ours - published; nan if either is missing
-    text: str = ""  # as printed: "reproduced", "differs by -1.20", or why there is no verdict
+    kind: str  # of KINDS
+    difference: float = math.nan  # ours - published; nan if either is missing
+    text: str = (
+        ""  # as printed: "equivalent", "inconclusive, 12 seeds would decide", or why there is no verdict
+    )
+    comparison: Comparison | None = None  # the test, where there is one
+    seeds: float = math.nan  # of ours that would decide an inconclusive test; inf: none up to 1000 would
+    exploratory: str = ""  # why it is counted apart; "" if it is not
 
 
-def judge(cell: Cell, made: Circumstances, published_seeds: int = 1, *, timing: bool = False) -> Verdict:
-    """The verdict on `cell` of a table made in these circumstances; see the module for the rule.
-
-    `timing` says that its values are seconds.
-    """
+def judge(table: TableResult, cell: Cell) -> Verdict:
+    """The verdict on a cell of `table`; see the module for the rule."""
     if cell.published is None:
         return Verdict(NONE, text="nothing published")
     if not cell.values:
         return Verdict(NONE, text=cell.reason or "not run")
     difference = cell.mean - cell.published.mean
-    if not all(map(math.isfinite, cell.values)):
-        return Verdict(NONE, text="no verdict: not reached by every seed")
-    if not made.faithful:
-        return Verdict(NONE, difference, "no verdict: not the paper's setting")
-    if timing:
-        return Verdict(NONE, difference, "no verdict: depends on the machine")
+    if reason := _barred(table, cell):
+        return Verdict(NONE, difference, f"no verdict: {reason}")
+    exploratory = table.exploratory(cell.row)
+    apart = " (exploratory)" if exploratory else ""
     if len(cell.values) < LEAST_SEEDS:
-        return Verdict(NONE, difference, f"no verdict: fewer than {LEAST_SEEDS} seeds")
-    if cell.published.bound:
-        agrees = cell.mean > cell.published.mean
-    else:
-        agrees = abs(difference) <= tolerance(cell, published_seeds)
-    if agrees:
-        return Verdict(REPRODUCED, difference, REPRODUCED)
-    return Verdict(DIFFERS, difference, f"differs by {difference:+.{max(1, cell.published.decimals)}f}")
+        text = f"inconclusive{apart}: one seed, a test needs {LEAST_SEEDS}"
+        return Verdict(INCONCLUSIVE, difference, text, exploratory=exploratory)
+    test = against(table, cell, cell.published)
+    if test is None:
+        return Verdict(NONE, difference, "no verdict: its margin is not known")
+    text, seeds = f"{test.outcome}{apart}", math.nan
+    if test.outcome == INCONCLUSIVE and not cell.published.bound:
+        samples = _ours(cell), sample_of(cell.published, table.spec.published_seeds)
+        seeds = seeds_needed(*samples, test.margin)
+        text += f", {_told(seeds, seeds_needed(*samples, test.margin, both=True))}"
+    return Verdict(test.outcome, difference, text, test, seeds, exploratory)
 
 
-def tolerance(cell: Cell, published_seeds: int) -> float:
-    """Largest |ours - published| that still counts as reproduced; `cell` has a published value and >= 2 seeds."""
-    from scipy import stats
+def against(table: TableResult, cell: Cell, published: Published) -> Comparison | None:
+    """The test of a cell with two values or more against any published value; None if there is no margin."""
+    clients = table.clients.get(cell.column)
+    margin = margins.width(cell.metric, table.spec.margins, published.mean, clients)
+    if margin is None:
+        return None
+    theirs = sample_of(published, table.spec.published_seeds)
+    return compare(_ours(cell), theirs, margin, bound=bool(published.bound))
 
-    published = cell.published
-    if published is None:
-        raise ValueError("a tolerance needs a published value")
-    n = len(cell.values)
-    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
-    ours = quantile * cell.std * float(np.sqrt(1 / max(1, published_seeds) + 1 / n))
-    ours += 0.5 * 10.0**-published.decimals
-    return max(ours, PUBLISHED_STDS * (published.std or 0.0))
+
+def sample_of(published: Published, seeds: int) -> Sample:
+    """A published value as the test sees it."""
+    return Sample(published.mean, published.std, seeds, 0.5 * 10.0**-published.decimals)
+
+
+def _ours(cell: Cell) -> Sample:
+    return Sample(cell.mean, cell.std, len(cell.values))
+
+
+def counts(table: TableResult, *, exploratory: bool = False) -> Counter[str]:
+    """How many published values of `table` have which kind of verdict: those counted apart, or all others."""
+    judged = [(cell, judge(table, cell)) for cell in table.cells if cell.published]
+    return Counter(each.kind for cell, each in judged if bool(table.exploratory(cell.row)) == exploratory)
+
+
+def _barred(table: TableResult, cell: Cell) -> str:
+    """Why a cell with values gets no verdict; "" if it does."""
+    if not all(map(math.isfinite, cell.values)):
+        return "not reached by every seed"
+    if not table.circumstances.faithful:
+        return "not the paper's setting"
+    return "depends on the machine" if table.spec.metric(cell.metric).timing else ""
+
+
+def _told(alone: float, both: float) -> str:
+    if math.isfinite(alone):
+        return f"{alone:.0f} seeds would decide"
+    if math.isfinite(both):
+        return f"{both:.0f} seeds on both sides would decide"
+    return f"{MOST_SEEDS} seeds would not decide"

@@ -19,9 +19,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.report.__main__ import main
 from fedbench.report.build import build
 from fedbench.report.curves import CLIENTS, LEVELS, packed, runs_behind
-from fedbench.report.view import TableView, view
+from fedbench.report.view import KINDS, TableView, view
 from fedbench.tables.result import TableResult
-from tests.report.toys import CLOSE, TAG, hostile_table, judged_table, stored
+from tests.report.toys import CLOSE, TAG, judged_table, stored
 
 
 @pytest.fixture
@@ -70,19 +70,30 @@ def seen(table: TableResult) -> TableView:
 
 
 def test_every_cell_has_its_verdict_as_colour_sign_and_word() -> None:
-    shown = {(row.label, cell.key[2:]): cell for row in seen(judged_table()).rows for cell in row.cells}
-    accuracy = {row: shown[row, "0-0"] for row in ("Local", "FedAvg", "FedAvg+FedCollab")}
-    assert [(c.kind, c.mark, c.verdict) for c in accuracy.values()] == [
-        ("reproduced", "✓", "reproduced"),
-        ("above", "▲", "differs by +5.00"),
-        ("below", "▼", "differs by -5.00"),
+    cells = seen(judged_table()).content["cells"]
+    assert [(cells[f"{row}-0-0"]["kind"], cells[f"{row}-0-0"]["said"]) for row in range(3)] == [
+        ("equivalent", "+0.00, equivalent"),
+        ("above", "+5.00, different"),
+        ("below", "-5.00, different"),
     ]
-    assert accuracy["Local"].published == "86.05 ± 0.28"
-    assert (shown["Local", "0-1"].kind, shown["Local", "0-1"].published) == ("alone", "")
-    assert shown["FedAvg", "0-2"].kind == "open"
-    missing = shown["FedAvg", "1-0"]
-    assert (missing.kind, missing.mark, missing.verdict) == ("missing", "–", "not run: data missing")
-    assert missing.name == "FedAvg, CIFAR-100 (coarse), Concept shift, Acc %"
+    assert {KINDS[cells[f"{row}-0-0"]["kind"]][0] for row in range(3)} == {"≈", "▲", "▼"}
+    assert cells["0-0-0"]["paper"] == "86.05 ± 0.28"
+    assert cells["1-0-0"]["difference"].startswith("+5.00 [4.")
+    assert (cells["0-0-1"]["kind"], cells["0-0-1"]["paper"]) == ("alone", "")
+    assert cells["1-0-2"]["kind"] == "open"
+    missing = cells["1-1-0"]
+    assert (missing["kind"], missing["ours"], missing["said"]) == ("missing", "", "not run: data missing")
+    assert missing["name"] == "FedAvg, CIFAR-100 (coarse), Concept shift, Acc %"
+    assert cells["0-1-1"]["kind"] == "alone", "nothing is published there, so nothing is missing"
+
+
+def test_an_exploratory_cell_is_of_a_kind_of_its_own() -> None:
+    table = judged_table()
+    rows = tuple(dataclasses.replace(row, exploratory="seen before") for row in table.spec.rows)
+    shown = seen(dataclasses.replace(table, spec=dataclasses.replace(table.spec, rows=rows)))
+    cell = shown.content["cells"]["1-0-0"]
+    assert (cell["kind"], cell["said"], cell["apart"]) == ("exploratory", "+5.00, different", "seen before")
+    assert {kind for kind, _ in shown.counts} == {"exploratory", "open", "missing"}
 
 
 @pytest.mark.parametrize(
@@ -100,21 +111,17 @@ def test_a_cell_without_a_value_says_why(reason: str, word: str) -> None:
     cells = tuple(
         dataclasses.replace(cell, values=(), seeds=(), keys=(), reason=reason) for cell in table.cells
     )
-    shown = seen(dataclasses.replace(table, cells=cells)).rows[0].cells[0]
-    assert (shown.kind, shown.verdict) == ("missing", word)
+    shown = seen(dataclasses.replace(table, cells=cells)).content["cells"]["0-0-0"]
+    assert (shown["kind"], shown["said"]) == ("missing", word)
 
 
 def test_counts_groups_and_data_sets() -> None:
     table = seen(judged_table())
-    assert {kind: cells for kind, _, cells in table.counts} == {
-        "reproduced": 1,
-        "above": 2,
-        "below": 2,
-        "open": 2,
-        "missing": 9,
-    }
+    counts = dict(table.counts)
+    assert counts == {"equivalent": 1, "above": 1, "below": 1, "inconclusive": 2, "open": 2, "missing": 7}
+    assert sum(counts.values()) == sum(cell.published is not None for cell in judged_table().cells)
     assert table.groups == (("Fashion-MNIST", (0,)), ("CIFAR-100 (coarse)", (1,)))
-    assert [column.datasets for column in table.columns] == [("fashion_mnist",), ("cifar100",)]
+    assert [column["datasets"] for column in table.content["columns"]] == [("fashion_mnist",), ("cifar100",)]
     assert table.name == "FedCollab T1"
 
 
@@ -193,7 +200,7 @@ def test_labels_stay_text(page: Page) -> None:
     assert not [text for _, text in page.scripts if text.startswith("document.title")]
     (content,) = (json.loads(text) for attributes, text in page.scripts if attributes.get("id") == "content")
     assert content[1]["rows"] == [{"label": TAG, "overrides": [f"method={CLOSE}"]}]
-    assert seen(hostile_table()).rows[0].cells[0].name == f"{TAG}, {TAG}, {CLOSE}, {TAG}"
+    assert content[1]["cells"]["0-0-0"]["name"] == f"{TAG}, {TAG}, {CLOSE}, {TAG}"
 
 
 def test_files_that_were_drawn_are_linked_from_where_the_page_lies(results: Path) -> None:

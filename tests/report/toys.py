@@ -15,7 +15,7 @@ CLOSE = "</script><script>document.title='owned'</script>"
 
 
 def judged_table() -> TableResult:
-    """FedCollab's Table 1, three rows: reproduced, above, below, without verdict, alone and missing all occur."""
+    """FedCollab's Table 1, three rows: equivalent, above, below, without verdict, alone and missing all occur."""
     table = spec.load("fedcollab_t1").only(rows=["Local", "FedAvg", "FedAvg+FedCollab"], columns=["1", "3"])
     shift = {"Local": 0.0, "FedAvg": 5.0, "FedAvg+FedCollab": -5.0}
     last = table.columns[-1].label
@@ -35,7 +35,7 @@ def judged_table() -> TableResult:
                     cell = Cell(row.label, last, metric.name, published=published, reason=reason)
                 cells.append(cell)
     made = Circumstances(machine="here", commit="abc", date="2026-01-01", seconds=60.0)
-    return TableResult(table, tuple(cells), made)
+    return TableResult(table, tuple(cells), made, {table.columns[0].label: 20})
 
 
 def hostile_table() -> TableResult:
@@ -71,6 +71,7 @@ def stored(root: Path) -> Path:
     label = judged.spec.columns[0].label
     folder = root / "tables" / "fedcollab_t1"
     run = {"key": "Fed0", "rounds": 2, "seconds_total": 1.5, "bytes_up": 1e6, "bytes_down": 2e6}
+    run |= {"column": label, "clients": 20}
     store.save(folder, judged, [{**run, "test_set": "local", "average": "client"}])
     store.save_curves(folder, [curve for row in ("Local", "FedAvg") for curve in points(row, label)])
     store.save_matrices(folder, {f"FedAvg|{label}|0": np.full((4, 4), 0.25)})

@@ -8,31 +8,40 @@ import io
 import math
 from pathlib import Path
 
-from fedbench.tables import store
+import pytest
+
+from fedbench.tables import spec, store
 from fedbench.tables.render import cells, latex, markdown, write
 from fedbench.tables.result import Cell, Circumstances
 from tests.tables.toys import filled, value
 
 PUBLISHED = {"A": value(91.0, 0.5), "B_1": value(80.0)}
 VALUES = {"A": [90.0, 91.0, 92.0], "B_1": [85.0, 85.0, 85.0], "C": [math.nan, 70.0, 72.0], "D": []}
+FIVE = {"published_seeds": 5}
 MADE = Circumstances(machine="M", commit="abc", date="2026-01-01", seconds=30.0)
 
 
 def test_markdown_has_value_published_difference_and_verdict() -> None:
-    text = markdown.render(filled(VALUES, PUBLISHED, made=MADE, headline="A"))
-    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
-    assert "**91.00 ± 1.00** (paper 91.00 ± 0.50; +0.00) ✓" in lines["A"]
-    assert "<u>85.00 ± 0.00</u> (paper 80.00; +5.00) ✗" in lines["B_1"]
+    text = markdown.render(filled(VALUES, PUBLISHED, made=MADE, headline="A", **FIVE))
+    lines = {
+        line.split("|")[1].strip(): line
+        for line in text.partition("## ")[0].splitlines()
+        if line.startswith("| ")
+    }
+    # A: se = sqrt(1 / 3 + 0.25 / 5) = 0.6191, df = 2.61, t(.975) = 3.47; half a unit of the last digit is 0.005.
+    assert "**91.00 ± 1.00** (paper 91.00 ± 0.50; +0.00 [-2.15, 2.15], g 0.0) ?" in lines["A"]
+    assert "<u>85.00 ± 0.00</u> (paper 80.00; +5.00 [5.00, 5.00]) ≠" in lines["B_1"]
     assert "71.00 ± 1.41 (1 of 3 censored)" in lines["C"]
     assert "not run" in lines["D"]
-    assert "Of 2 published values 1 are reproduced, 1 differ, 0 have no verdict." in text
+    assert "Of 2 published values: 0 equivalent, 1 different, 1 inconclusive, 0 without a verdict." in text
+    assert "- Margins: Acc % 1." in text
     assert "commit abc" in text
     assert "the paper's claim that A is best holds" in text
 
 
 def test_rows_with_fewer_seeds_than_the_table_are_named() -> None:
     some = markdown.render(filled({**VALUES, "E": [1.0], "F": [2.0]}, PUBLISHED, made=MADE))
-    assert "over seeds 0, 1, 2; " in some
+    assert "over seeds 0, 1, 2." in some
     assert "Fewer seeds so far: E, F over 0." in some, "D did not run at all, which its cells say"
     assert "Fewer seeds" not in markdown.render(filled(VALUES, PUBLISHED, made=MADE))
 
@@ -44,8 +53,7 @@ def test_a_substitute_is_in_the_title_and_voids_verdicts() -> None:
     assert "digits instead of the paper's data" in title
     assert "quick scale" in title
     assert "model=mlp" in title
-    assert "✓" not in text
-    assert "✗" not in text
+    assert not set("≈≠?") & set(text)
 
 
 def test_latex_escapes_and_marks() -> None:
@@ -54,7 +62,8 @@ def test_latex_escapes_and_marks() -> None:
     assert r"B\_1" in text
     assert r"\textbf{91.00 $\pm$ 1.00}" in text
     assert r"\underline{85.00 $\pm$ 0.00}" in text
-    assert r"91.00 $\pm$ 0.50 \checkmark" in text
+    assert r"91.00 $\pm$ 0.50 ?" in text
+    assert r"80.00 $\neq$" in text
     for line in text.splitlines():
         if line.endswith(r"\\"):
             assert line.count(" & ") == 1  # a label and one column
@@ -64,7 +73,13 @@ def test_csv_has_every_cell_with_all_digits() -> None:
     rows = list(csv.DictReader(io.StringIO(cells.render(filled({"A": [1 / 3, 0.5, 1.0]}, PUBLISHED)))))
     assert [float(x) for x in rows[0]["values"].split()] == [1 / 3, 0.5, 1.0]
     assert rows[0]["seeds"] == "0 1 2"
-    assert rows[0]["verdict"].startswith("differs by")
+    assert rows[0]["verdict"] == "different"
+    assert (
+        float(rows[0]["low"])
+        < float(rows[0]["difference"])
+        < float(rows[0]["high"])
+        < -float(rows[0]["margin"])
+    )
 
 
 def test_write_draws_what_is_stored(tmp_path: Path) -> None:
@@ -74,6 +89,75 @@ def test_write_draws_what_is_stored(tmp_path: Path) -> None:
     names = {file.name for file in tmp_path.iterdir()}
     assert {"table.md", "table.tex", "cells.csv", "significance.csv"} <= names
     assert (tmp_path / "table.md").read_text(encoding="utf-8") == markdown.render(store.load_table(tmp_path))
+
+
+def test_what_was_chosen_afterwards_is_marked_and_counted_apart() -> None:
+    rows = [{"label": "A"}, {"label": "B_1", "exploratory": "taken after A was seen"}]
+    table = filled({"A": VALUES["A"], "B_1": VALUES["B_1"]}, PUBLISHED, made=MADE, rows=rows, **FIVE)
+    text = markdown.render(table)
+    assert "+5.00 [5.00, 5.00]) ≠†" in text
+    assert "Of 1 published values: 0 equivalent, 0 different, 1 inconclusive, 0 without a verdict." in text
+    assert "Exploratory, counted apart: of 1 published values: 0 equivalent, 1 different" in text
+    assert "- Exploratory (†), B_1: taken after A was seen." in text
+    assert r"$\neq$$\dagger$" in latex.render(table)
+    line = list(csv.DictReader(io.StringIO(cells.render(table))))[1]
+    assert (line["verdict"], line["exploratory"]) == ("different (exploratory)", "taken after A was seen")
+
+
+def test_what_a_verdict_is_worth_is_said_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    near = {"A": value(90.0, 0.1), "B": value(90.2, 0.1), "C": value(60.0, 0.1)}
+    same = [89.9, 90.0, 90.1]
+    table = filled({"A": same, "B": same, "C": same}, near, made=MADE, groups={"near": ["A", "B"]}, **FIVE)
+    text = markdown.render(table)
+    assert (
+        "Acc % 2 of 3 rows are equivalent to their own, which pass for 1.0 other rows on average, and of 6 pairs of "
+        "different rows 4 are equivalent, 2 different." in text
+    )
+    assert "| A | ≈ | ≈ | ≠ |" in text
+    assert "c, near, mean difference over rows: Acc % -0.10 [" in text
+    monkeypatch.setattr(spec, "find", lambda _paper, _table, where: near[where["method"]])
+    store.save(tmp_path, table, [])
+    write(tmp_path)
+    assert (tmp_path / "specificity.csv").read_text().count("equivalent") == 6
+    assert (tmp_path / "bias.csv").read_text().count("near") == 1
+    assert csv_line(tmp_path / "cells.csv")["also_passes_for"] == "B"
+
+
+def csv_line(path: Path) -> dict[str, str]:
+    """The first line."""
+    with path.open(newline="") as file:
+        return next(csv.DictReader(file))
+
+
+def test_over_what_an_interval_is_depends_on_the_partition() -> None:
+    values = {"A": VALUES["A"]}
+    assert "Each seed draws its own partition" in markdown.render(filled(values, PUBLISHED, made=MADE))
+    kept = dataclasses.replace(MADE, varied=("partition_seed=0",))
+    assert "One partition for all seeds (partition_seed=0)" in markdown.render(
+        filled(values, PUBLISHED, made=kept)
+    )
+    columns = [{"label": "c"}, {"label": "d", "overrides": ["partition=file"]}]
+    table = filled(values, PUBLISHED, made=MADE, columns=columns)
+    more = Cell("A", "d", "acc", (90.0, 91.0), (0, 1))
+    text = markdown.render(dataclasses.replace(table, cells=(*table.cells, more)))
+    assert "- c: Each seed draws its own partition" in text
+    assert "- d: One partition for all seeds (partition=file)" in text
+
+
+def test_a_finding_is_said_only_where_it_holds() -> None:
+    findings = ["at the paper's setting", {"text": "after 20 rounds", "changed": ["protocol.rounds=20"]}]
+    settings = {"notes": ["always"], "findings": findings}
+
+    def said(**made: object) -> list[bool]:
+        circumstances = dataclasses.replace(MADE, **made)  # type: ignore[arg-type]
+        text = markdown.render(filled(VALUES, PUBLISHED, made=circumstances, **settings))
+        return [words in text for words in ("always", "at the paper's setting", "after 20 rounds")]
+
+    assert said() == [True, True, False]
+    assert said(varied=("partition_seed=0",)) == [True, True, False]
+    assert said(changed=("protocol.rounds=20",)) == [True, False, True]
+    assert said(changed=("protocol.rounds=20",), substitute="digits") == [True, False, False]
+    assert said(scale="smoke") == [True, False, False]
 
 
 def test_runs_that_are_too_short_have_no_order() -> None:

@@ -13,8 +13,9 @@ from fedbench.config import compose
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.tables import measures, spec
 from fedbench.tables.cell_config import _without
+from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.published import published
-from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
+from fedbench.tables.spec import TableSpec
 from fedbench.tables.studies import STUDIES
 
 CELLS = {  # table -> (rows, columns, metrics, published values)

@@ -1,55 +1,53 @@
-"""The verdict's rule, against intervals worked out by hand."""
+"""The verdict on a cell: which test it is given, and when it is given none."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 
+from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import verdict
-from fedbench.tables.result import Cell, Circumstances
-from fedbench.tables.verdict import DIFFERS, NONE, REPRODUCED, judge
-from tests.tables.toys import value
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables.margins import Margin, width
+from fedbench.tables.published import Published
+from fedbench.tables.result import Circumstances, TableResult
+from fedbench.tables.verdict import NONE, Verdict, counts, judge
+from tests.tables.toys import filled, value
 
-PAPER = Circumstances()
-
-
-def cell(*values: float, **changes: object) -> Cell:
-    made = Cell("r", "c", "acc", values, tuple(range(len(values))), published=value(90.0))
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+SAME = (89.9, 90.0, 90.1)
 
 
-def test_prediction_interval_by_hand() -> None:
-    # m = 91, s = 1, n = 3, k = 5: t(.975, 2) = 4.302653, s sqrt(1/5 + 1/3) = 0.7302967; half a unit is 0.005.
-    ours = cell(90.0, 91.0, 92.0)
-    assert verdict.tolerance(ours, 5) == pytest.approx(4.302653 * 0.7302967 + 0.005, abs=1e-5)
-    assert verdict.tolerance(ours, 1) == pytest.approx(4.302653 * 1.1547005 + 0.005, abs=1e-5)
+def judged(*values: float, published: Published | None = None, **changes: object) -> Verdict:
+    """The verdict on a table's only cell."""
+    changes = {"published_seeds": 5, **changes}
+    table = filled({"A": values}, {"A": published or value(90.0, 0.1)}, **changes)  # type: ignore[arg-type]
+    return judge(table, table.cells[0])
 
 
-@pytest.mark.parametrize(("published", "kind"), [(87.86, REPRODUCED), (87.84, DIFFERS), (94.14, REPRODUCED)])
-def test_inside_and_outside_the_interval(published: float, kind: str) -> None:
-    ours = cell(90.0, 91.0, 92.0, published=value(published))  # 91 +- 3.1472
-    assert judge(ours, PAPER, 5).kind == kind
+@pytest.mark.parametrize(
+    ("published", "kind"), [(90.0, EQUIVALENT), (90.8, EQUIVALENT), (91.0, INCONCLUSIVE), (91.3, DIFFERENT)]
+)
+def test_within_a_point_of_accuracy(published: float, kind: str) -> None:
+    found = judged(*SAME, published=value(published, 0.1))
+    assert (found.kind, found.difference) == (kind, pytest.approx(90 - published))
+    assert found.comparison is not None
+    assert found.comparison.margin == 1.0
+    assert found.text.startswith(kind)
 
 
-def test_the_papers_spread_counts_too() -> None:
-    same = (90.0, 90.0, 90.0)
-    assert judge(cell(*same, published=value(91.0)), PAPER, 5).kind == DIFFERS
-    assert judge(cell(*same, published=value(91.0, 0.5)), PAPER, 5).kind == REPRODUCED
-    assert judge(cell(*same, published=value(91.01, 0.5)), PAPER, 5).kind == DIFFERS
+def test_how_many_seeds_would_decide_is_said() -> None:
+    assert judged(89.0, 90.0, 91.0).text == "inconclusive, 10 seeds would decide"
+    wide = judged(*SAME, published=value(90.5, 5.0))
+    assert math.isinf(wide.seeds)
+    assert wide.text == "inconclusive, 633 seeds on both sides would decide"
+    assert judged(*SAME, published=value(91.0, 0.1)).text == "inconclusive, 1000 seeds would not decide"
 
 
-def test_equal_up_to_the_printed_digits() -> None:
-    assert judge(cell(*[90.004] * 3), PAPER, 5).kind == REPRODUCED
-    assert judge(cell(*[90.006] * 3), PAPER, 5).kind == DIFFERS
-    assert judge(cell(*[90.4] * 3, published=value(90, decimals=0)), PAPER, 5).kind == REPRODUCED
-
-
-def test_the_difference_is_ours_minus_theirs() -> None:
-    judged = judge(cell(*[88.0] * 3), PAPER, 5)
-    assert judged.difference == -2.0
-    assert judged.text == "differs by -2.00"
+def test_one_seed_is_inconclusive_and_says_why() -> None:
+    found = judged(90.0)
+    assert (found.kind, found.text) == (INCONCLUSIVE, "inconclusive: one seed, a test needs 2")
+    assert found.comparison is None
 
 
 @pytest.mark.parametrize(
@@ -57,22 +55,119 @@ def test_the_difference_is_ours_minus_theirs() -> None:
     [Circumstances("quick"), Circumstances(substitute="digits"), Circumstances(changed=("model=mlp",))],
 )
 def test_no_verdict_away_from_the_papers_setting(made: Circumstances) -> None:
-    judged = judge(cell(*[90.0] * 5), made, 5)
-    assert (judged.kind, judged.difference) == (NONE, 0.0)
+    found = judged(*SAME, made=made)
+    assert (found.kind, found.difference) == (NONE, pytest.approx(0.0))
 
 
-def test_no_verdict_without_enough_values() -> None:
-    assert judge(cell(90.0, 90.0), PAPER).kind == NONE
-    assert judge(cell(90.0, 90.0, math.nan), PAPER).kind == NONE
-    assert "broke" in judge(cell(reason="broke"), PAPER).text
-    assert judge(cell(*[90.0] * 3, published=None), PAPER).kind == NONE
+def test_no_verdict_without_finite_values_or_on_seconds() -> None:
+    assert judged(90.0, 90.0, math.nan).kind == NONE
+    assert judged().text == "not run"
+    assert (
+        judged(*SAME, metrics=[{"name": "acc", "timing": True}]).text == "no verdict: depends on the machine"
+    )
+    table = filled({"A": SAME})
+    assert judge(table, table.cells[0]).text == "nothing published"
 
 
 def test_a_bound_is_met_or_not() -> None:
     bound = value(3000, decimals=0, bound=">")
-    assert judge(cell(*[3500.0] * 3, published=bound), PAPER).kind == REPRODUCED
-    assert judge(cell(*[2500.0] * 3, published=bound), PAPER).kind == DIFFERS
+    for mean, kind in ((3500.0, EQUIVALENT), (2500.0, DIFFERENT)):
+        found = judged(
+            mean - 1, mean, mean + 1, published=bound, metrics=[{"name": "acc", "label": "rounds"}]
+        )
+        assert found.kind == kind
 
 
-def test_seconds_get_no_verdict() -> None:
-    assert judge(cell(*[90.0] * 3), PAPER, timing=True).kind == NONE
+# ---- margins
+
+
+def test_the_margins_in_the_metrics_own_units() -> None:
+    for name in ("acc", "best_acc", "acc_global", "rsd"):
+        assert width(name, {}, 50.0, 20) == 1.0
+    assert width("ipr", {}, 50.0, 20) == 5.0
+    assert width("ipr", {}, 50.0, None) is None
+    assert width("tta_speedup_global", {}, 2.5, 20) == pytest.approx(0.25)
+    assert width("similarity", {}, -0.5, None) == pytest.approx(0.05)
+    assert width("similarity", {}, 0.0, None) is None
+    own = {"acc": Margin(2.0, "few images"), "ipr": Margin(20.0, "noisy", relative=True)}
+    assert (width("acc", own, 50.0, 20), width("ipr", own, 50.0, 20)) == (2.0, 10.0)
+
+
+def test_a_table_may_set_a_margin_and_says_why() -> None:
+    assert judged(*SAME, published=value(91.3, 0.1)).kind == DIFFERENT
+    own = {"acc": {"value": 2, "why": "accuracy is of 50 test images"}}
+    assert judged(*SAME, published=value(91.3, 0.1), margins=own).kind == EQUIVALENT
+
+
+@pytest.mark.parametrize(
+    ("margins", "told"),
+    [
+        ({"acc": {"value": 0, "why": "w"}}, "the margin of acc is 0; it must be above 0"),
+        ({"acc": {"value": -1, "why": "w"}}, "the margin of acc is -1; it must be above 0"),
+        ({"acc": {"value": 1}}, r"say why the margin of acc is 1 \(margins.acc.why\)"),
+        ({"acc": {"value": "wide", "why": "w"}}, "margin of acc"),
+    ],
+)
+def test_a_margin_that_is_none(margins: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as error:
+        filled({"A": SAME}, margins=margins)
+    assert "\n" not in str(error.value)
+
+
+def test_a_margin_of_a_metric_that_is_not_there() -> None:
+    with pytest.raises(UnknownName, match="ipr"):
+        filled({"A": SAME}, margins={"ipr": {"value": 1, "why": "w"}})
+
+
+def test_an_unknown_number_of_clients_gives_no_verdict_on_ipr() -> None:
+    table = filled({"A": SAME}, {"A": value(90.0)}, metrics=[{"name": "ipr"}])
+    assert judge(table, table.cells[0]).text == "no verdict: its margin is not known"
+
+
+def test_a_published_mean_is_of_a_seed_at_least() -> None:
+    with pytest.raises(ConfigError, match="published_seeds is 0"):
+        filled({"A": SAME}, published_seeds=0)
+
+
+# ---- counted apart
+
+
+def both(**changes: object) -> TableResult:
+    rows = [{"label": "A"}, {"label": "B", "exploratory": "taken after A had come out low"}]
+    published = {"A": value(90.0, 0.1), "B": value(90.0, 0.1)}
+    return filled({"A": SAME, "B": SAME}, published, **{"rows": rows, "published_seeds": 5, **changes})  # type: ignore[arg-type]
+
+
+def test_exploratory_rows_are_marked_and_counted_apart() -> None:
+    table = both()
+    found = judge(table, table.cell("B", "c", "acc"))
+    assert (found.kind, found.text) == (EQUIVALENT, "equivalent (exploratory)")
+    assert found.exploratory == "taken after A had come out low"
+    assert (counts(table).total(), counts(table, exploratory=True)[EQUIVALENT]) == (1, 1)
+
+
+def test_what_was_chosen_on_the_command_line_marks_the_whole_table() -> None:
+    reason = "the nearest of five"
+    chosen = both(
+        exploratory={"partition_seed=2": reason}, made=Circumstances(varied=("partition_seed=2",)), rows=ROWS
+    )
+    assert [verdict.judge(chosen, cell).exploratory for cell in chosen.cells] == [reason, reason]
+    other = both(
+        exploratory={"partition_seed=2": reason}, made=Circumstances(varied=("partition_seed=1",)), rows=ROWS
+    )
+    assert counts(other, exploratory=True).total() == 0
+
+
+ROWS = [{"label": "A"}, {"label": "B"}]
+
+
+def test_settings_tried_beside_one_published_value_are_exploratory() -> None:
+    assert counts(both(varies="another", rows=ROWS), exploratory=True).total() == 2
+
+
+@pytest.mark.parametrize("reason", ["", "  ", True, 1])
+def test_a_mark_needs_a_reason(reason: object) -> None:
+    with pytest.raises(ConfigError, match="row 'A' is marked exploratory without a reason"):
+        filled({"A": SAME}, rows=[{"label": "A", "exploratory": reason}])
+    with pytest.raises(ConfigError, match="'partition_seed=2' is marked exploratory without a reason"):
+        filled({"A": SAME}, exploratory={"partition_seed=2": reason})

@@ -33,8 +33,9 @@ def filled(
         "rows": [{"label": row} for row in values],
         "columns": [{"label": column}],
     }
+    metric = changes.get("metrics", content["metrics"])[0]["name"]
     cells = [
-        Cell(row, column, "acc", tuple(xs), tuple(range(len(xs))), published=(published or {}).get(row))
+        Cell(row, column, metric, tuple(xs), tuple(range(len(xs))), published=(published or {}).get(row))
         for row, xs in values.items()
     ]
     return TableResult(spec.parse({**content, **changes}), tuple(cells), made or Circumstances())

@@ -128,7 +128,9 @@
     const [row, column] = key.split("-").map(Number);
     const lines = [node("b", heading(table, key))];
     lines.push(node("p", [detail.ours && `ours ${detail.ours}`, detail.paper && `paper ${detail.paper}`].filter(Boolean).join(", ")));
+    if (detail.paper && detail.ours) lines.push(node("p", `difference ${detail.difference}`));
     lines.push(node("p", detail.verdict));
+    if (detail.also.length) lines.push(node("p", `also equivalent to the published ${detail.also.join(", ")}`));
     if (detail.reason && detail.reason !== detail.verdict) lines.push(node("p", detail.reason));
     if (detail.seeds.length) {
       lines.push(node("p", detail.seeds.map(([seed, value]) => `seed ${seed}: ${value}`).join(", ")));
@@ -206,7 +208,8 @@
   }
 
   function facts(table, detail) {
-    const pairs = [["ours", detail.ours], ["paper", detail.paper], ["difference", detail.difference.replace(/^-$/, "")], ["verdict", detail.verdict]];
+    const pairs = [["ours", detail.ours], ["paper", detail.paper], ["difference", detail.difference.replace(/^-$/, "")], ["verdict", detail.verdict],
+      ["counted apart, because", detail.apart], ["also equivalent to the published", detail.also.join(", ")]];
     const list = node("dl", "", pairs.filter(([, text]) => text).map(([name, text]) => node("div", "", [node("dt", name), node("dd", text)])));
     const parts = [list];
     if (detail.reason && detail.reason !== detail.verdict) parts.push(node("p", detail.reason));

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedbench.core.files import write_csv, write_text
 
 
 def write(folder: Path) -> None:
-    """Draw the table stored in `folder` as table.md, table.tex and cells.csv beside it, and significance.csv.
+    """Draw the table stored in `folder` as table.md, table.tex and cells.csv beside it, with the tests it allows.
+
+    significance.csv: rows against the headline; bias.csv: groups of rows against the paper; specificity.csv: every cell
+    against every published value of its column and metric.
 
     Raises:
         FedbenchError: the stored table is unreadable.
     """
     import dataclasses
 
-    from fedbench.tables import significance, store
+    from fedbench.tables import bias, significance, specificity, store
     from fedbench.tables.render import cells, latex, markdown
 
     table = store.load_table(folder)
     for name, module in (("table.md", markdown), ("table.tex", latex), ("cells.csv", cells)):
         write_text(folder / name, module.render(table))
     first, headline = table.spec.metrics[0], table.spec.headline
-    if pairs := significance.paired(table, first, headline) if headline else []:
-        write_csv(folder / "significance.csv", [dataclasses.asdict(pair) for pair in pairs])
+    tests: dict[str, Sequence[Any]] = {
+        "significance.csv": significance.paired(table, first, headline) if headline else [],
+        "bias.csv": bias.biases(table),
+        "specificity.csv": specificity.matches(table),
+    }
+    for name, found in tests.items():
+        if found:
+            write_csv(folder / name, [dataclasses.asdict(each) for each in found])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 
 from fedbench.tables.render.grid import Layout
 from fedbench.tables.result import TableResult
@@ -20,7 +21,14 @@ COLUMNS = (
     "published_mean",
     "published_std",
     "difference",
+    "low",
+    "high",
+    "effect",
+    "margin",
     "verdict",
+    "seeds_needed",
+    "exploratory",
+    "also_passes_for",
     "reason",
     "keys",
 )
@@ -35,7 +43,8 @@ def render(table: TableResult) -> str:
         for column in table.spec.columns:
             for metric in table.spec.metrics:
                 cell = table.cell(row.label, column.label, metric.name)
-                judged = layout.text(row, column, metric).verdict
+                text = layout.text(row, column, metric)
+                judged, test = text.verdict, text.verdict.comparison
                 published = cell.published
                 line = {
                     "row": row.label,
@@ -49,7 +58,14 @@ def render(table: TableResult) -> str:
                     "published_mean": "" if published is None else f"{published.bound}{published.mean}",
                     "published_std": "" if published is None or published.std is None else published.std,
                     "difference": repr(judged.difference),
+                    "low": "" if test is None else repr(test.low),
+                    "high": "" if test is None else repr(test.high),
+                    "effect": "" if test is None else repr(test.effect),
+                    "margin": "" if test is None else repr(test.margin),
                     "verdict": judged.text,
+                    "seeds_needed": "" if math.isnan(judged.seeds) else f"{judged.seeds:g}",
+                    "exploratory": judged.exploratory,
+                    "also_passes_for": ", ".join(text.also),
                     "reason": cell.reason,
                     "keys": " ".join(cell.keys),
                 }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.render.grid import Layout, Text
+from fedbench.tables.render.remarks import remarks
 from fedbench.tables.result import TableResult
-from fedbench.tables.verdict import DIFFERS, REPRODUCED
 
-SIGNS = {REPRODUCED: r"\checkmark", DIFFERS: r"$\times$"}
+SIGNS = {EQUIVALENT: r"$\approx$", DIFFERENT: r"$\neq$", INCONCLUSIVE: "?"}
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -24,11 +25,12 @@ SPECIAL = {
     ">": r"\textgreater{}",
     "±": r"$\pm$",
     "×": r"$\times$",
+    "†": r"$\dagger$",
 }
 
 
 def render(table: TableResult) -> str:
-    """A table environment; needs the packages booktabs and amssymb."""
+    """A table environment; needs the package booktabs."""
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     width = len(spec.metrics)
@@ -52,7 +54,7 @@ def render(table: TableResult) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
-        *(f"% {remark}" for remark in layout.remarks()),
+        *(f"% {remark}" for remark in remarks(layout)),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
@@ -82,4 +84,5 @@ def _ours(text: Text) -> str:
 def _published(text: Text) -> str:
     if text.published == "-":
         return ""
-    return f"{escaped(text.published)} {SIGNS.get(text.verdict.kind, '')}".rstrip()
+    sign = SIGNS.get(text.verdict.kind, "") + (SPECIAL["†"] if text.verdict.exploratory else "")
+    return f"{escaped(text.published)} {sign}".rstrip()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from fedbench.tables import specificity
+from fedbench.tables.parts import ColumnSpec, MetricSpec
 from fedbench.tables.render.grid import Layout, Text
+from fedbench.tables.render.judgement import SIGNS
+from fedbench.tables.render.remarks import remarks
 from fedbench.tables.result import TableResult
-from fedbench.tables.spec import ColumnSpec, MetricSpec
-from fedbench.tables.verdict import DIFFERS, REPRODUCED
-
-SIGNS = {REPRODUCED: "✓", DIFFERS: "✗"}
 
 
 def render(table: TableResult) -> str:
@@ -18,9 +18,30 @@ def render(table: TableResult) -> str:
     for row in spec.rows:
         texts = [layout.text(row, *pair) for pair in pairs]
         lines.append([row.label, *map(_cell, texts)])
-    body = "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
-    remarks = "".join(f"- {_escaped(remark)}\n" for remark in layout.remarks())
-    return f"# {table.title}\n\n{body}\n{remarks}"
+    said = "".join(f"- {_escaped(remark)}\n" for remark in remarks(layout))
+    matrices = "".join(_matrix(layout, column) for column in layout.columns)
+    return f"# {table.title}\n\n{_lines(lines)}\n{said}{matrices}"
+
+
+def _matrix(layout: Layout, column: ColumnSpec) -> str:
+    """For which published rows each row of ours passes, a sign a metric; "" without a verdict."""
+    found = specificity.matrix(layout.matches, column.label)
+    rows = list(dict.fromkeys(row for row, _ in found))
+    published = list(dict.fromkeys(name for _, name in found))
+    if len(published) < 2:
+        return ""
+    lines = [["ours \\ published", *published], ["---"] * (len(published) + 1)]
+    signs = {pair: "".join(SIGNS[outcome] for outcome in outcomes) for pair, outcomes in found.items()}
+    lines += [[row, *(signs.get((row, name), "") for name in published)] for row in rows]
+    metrics = ", ".join(metric.label for metric in layout.table.spec.metrics)
+    return (
+        f"\n## For which published rows does a row of ours pass? {_escaped(column.label)}\n\n"
+        f"A sign for each of {metrics} that both have.\n\n{_lines(lines)}"
+    )
+
+
+def _lines(lines: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
 
 
 def _heading(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> str:
@@ -34,7 +55,7 @@ def _cell(text: Text) -> str:
     marked = {1: f"**{text.ours}**", 2: f"<u>{text.ours}</u>"}.get(text.place, text.ours)
     if text.published == "-":
         return marked
-    sign = SIGNS.get(text.verdict.kind, "")
+    sign = SIGNS.get(text.verdict.kind, "") + ("†" if text.verdict.exploratory else "")
     return f"{marked} (paper {text.published}; {text.difference}) {sign}".rstrip()
 
 

@@ -1,0 +1,125 @@
+"""The equivalence test against scipy's Welch test and against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedbench.tables.equivalence import (
+    DIFFERENT,
+    EQUIVALENT,
+    INCONCLUSIVE,
+    Sample,
+    compare,
+    hedges_g,
+    seeds_needed,
+)
+
+A, B = np.array([90.0, 91.5, 89.0, 92.0, 90.5]), np.array([88.0, 90.0, 88.5])
+
+
+def of(values: np.ndarray) -> Sample:
+    return Sample(float(values.mean()), float(values.std(ddof=1)), len(values))
+
+
+def test_interval_and_p_are_scipys_welch() -> None:
+    found, test = compare(of(A), of(B), 1.0), stats.ttest_ind(A, B, equal_var=False)
+    interval = test.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.p == pytest.approx(test.pvalue)
+    assert found.difference == pytest.approx(A.mean() - B.mean())
+
+
+@pytest.mark.parametrize("margin", [1.0, 2.0, 3.0, 4.0, 5.0])
+def test_equivalent_is_two_one_sided_tests_at_five_per_cent(margin: float) -> None:
+    """Scipy's one-sided Welch tests of the means moved by the margin must both reject."""
+    above = stats.ttest_ind(A + margin, B, equal_var=False, alternative="greater").pvalue
+    below = stats.ttest_ind(A - margin, B, equal_var=False, alternative="less").pvalue
+    assert (compare(of(A), of(B), margin).outcome == EQUIVALENT) == (max(above, below) < 0.05)
+
+
+def test_the_three_outcomes_by_hand() -> None:
+    # s = s_p = 1, n = k = 5: se = sqrt(2 / 5) = 0.632456, df = 8, t(.95) = 1.859548, t(.975) = 2.306004:
+    # 1.176081 on either side of the difference at 90 %, 1.458446 at 95 %.
+    theirs = Sample(50.0, 1.0, 5)
+    for difference, outcome in (
+        (0.82, EQUIVALENT),  # 0.82 + 1.1761 < 2
+        (0.83, INCONCLUSIVE),
+        (3.45, INCONCLUSIVE),
+        (3.46, DIFFERENT),  # 3.46 - 1.4584 > 2
+        (-3.46, DIFFERENT),
+        (-0.82, EQUIVALENT),
+    ):
+        assert compare(Sample(50 + difference, 1.0, 5), theirs, 2.0).outcome == outcome, difference
+
+
+def test_without_a_published_spread_theirs_is_taken_to_be_ours() -> None:
+    # s = 1, n = 5, k = 1: se = sqrt(1 / 5 + 1) = 1.095445, df = 4, t(.975) = 2.776445.
+    found = compare(Sample(51.0, 1.0, 5), Sample(50.0, None, 1), 1.0)
+    assert found.high - found.difference == pytest.approx(2.776445 * 1.095445, abs=1e-5)
+    known = compare(Sample(51.0, 1.0, 5), Sample(50.0, 1.0, 5), 1.0)
+    unknown = compare(Sample(51.0, 1.0, 5), Sample(50.0, None, 5), 1.0)
+    assert unknown.high > known.high  # fewer degrees of freedom
+    # The spread of a single published seed is none.
+    assert compare(Sample(51.0, 1.0, 5), Sample(50.0, 0.1, 1), 1.0) == found
+
+
+def test_printed_digits_widen_the_interval() -> None:
+    exact, rounded = (compare(of(A), Sample(90.0, 1.0, 5, r), 1.0) for r in (0.0, 0.5))
+    assert (rounded.low, rounded.high) == pytest.approx((exact.low - 0.5, exact.high + 0.5))
+    same = Sample(90.0, 0.0, 5)
+    found = compare(same, Sample(90.2, 0.0, 5, 0.5), 1.0)
+    assert (found.outcome, found.p, found.effect) == (EQUIVALENT, 1.0, pytest.approx(math.nan, nan_ok=True))
+    assert compare(same, Sample(92.0, 0.0, 5), 1.0).outcome == DIFFERENT
+    assert compare(same, Sample(92.0, 0.0, 5), 1.0).p == 0
+
+
+def test_a_bound_is_one_sided() -> None:
+    theirs = Sample(50.0, None, 5)
+    outcomes = [compare(Sample(mean, 1.0, 5), theirs, 1.0, bound=True).outcome for mean in (90.0, 49.5, 40.0)]
+    assert outcomes == [EQUIVALENT, INCONCLUSIVE, DIFFERENT]
+
+
+def test_hedges_g_by_hand() -> None:
+    # Pooled variance (4 * 4 + 4 * 1) / 8 = 2.5; d = 3 / sqrt(2.5); correction 1 - 3 / (4 * 8 - 1) = 28 / 31.
+    assert hedges_g(Sample(53, 2.0, 5), Sample(50, 1.0, 5)) == pytest.approx(3 / math.sqrt(2.5) * 28 / 31)
+    # Without theirs: d = 3 / 2, correction 1 - 3 / (4 * 4 - 1) = 0.8.
+    assert hedges_g(Sample(53, 2.0, 5), Sample(50, None, 5)) == pytest.approx(1.2)
+    assert math.isnan(hedges_g(Sample(53, 2.0, 2), Sample(50, None, 5)))
+
+
+@pytest.mark.parametrize(("difference", "spread"), [(0.3, 1.0), (-0.5, 1.2), (2.5, 1.5), (-3.0, 2.0)])
+def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_trials(
+    difference: float, spread: float
+) -> None:
+    ours, theirs = Sample(50 + difference, spread, 5), Sample(50.0, 0.3, 20)
+    n = int(seeds_needed(ours, theirs, 1.0))
+    wanted = EQUIVALENT if abs(difference) < 1 else DIFFERENT
+    gen = np.random.default_rng(0)
+
+    def share(n: int) -> float:
+        decided = 0
+        for _ in range(400):
+            a, b = gen.normal(50 + difference, spread, n), gen.normal(50.0, 0.3, 20)
+            decided += compare(of(a), of(b), 1.0).outcome == wanted
+        return decided / 400
+
+    assert share(n) == pytest.approx(0.8, abs=0.09)
+    assert share(max(2, n // 3)) < 0.7
+
+
+def test_when_no_number_of_our_seeds_decides() -> None:
+    ours, theirs = Sample(50.5, 1.0, 5), Sample(50.0, 3.0, 5)  # their mean is known to 1.3 only
+    assert math.isinf(seeds_needed(ours, theirs, 1.0))
+    both = seeds_needed(ours, theirs, 1.0, both=True)
+    assert 100 < both < 1000
+    assert math.isinf(seeds_needed(Sample(51.0, 1.0, 5), theirs, 1.0, both=True))  # on the margin
+    assert math.isinf(seeds_needed(Sample(50.5, 0.0, 5), Sample(50.0, 0.0, 5), 0.4))
+
+
+def test_one_seed_is_no_sample() -> None:
+    with pytest.raises(ValueError, match="at least 2 seeds"):
+        compare(Sample(50.0, math.nan, 1), Sample(50.0, 1.0, 5), 1.0)
