@@ -30,6 +30,7 @@ SETTINGS = (
     "wandb",
     "save_models",
     "force",
+    "stale",
 )  # change no result
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 

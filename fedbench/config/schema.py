@@ -261,6 +261,7 @@ class SettingsConfig:
     reference_seed: int | None = None  # of the Local run that IPR and RSD compare with; None: the run's seed
     runs_dir: str = "runs"
     force: bool = False  # repeat a run that has finished
+    stale: str = "show"  # what other code made: show (and say so) | rerun | error
     save_models: bool = False  # keep the final client models beside the results
     progress: str = "auto"  # auto | bar | lines | none
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -269,6 +270,7 @@ class SettingsConfig:
 
     def __post_init__(self) -> None:
         _one_of("progress", self.progress, ("auto", "bar", "lines", "none"))
+        _one_of("stale", self.stale, ("show", "rerun", "error"))
         for name in ("seed", "partition_seed", "reference_seed"):
             value = getattr(self, name)
             if value is not None and value < 0:

@@ -30,6 +30,10 @@ class Damaged(FedbenchError):
     """A file that fedbench wrote and that is not as it was written; says what brings it back."""
 
 
+class Stale(FedbenchError):
+    """A result or a checkpoint that other code made, where that is not wanted."""
+
+
 class CheckpointError(FedbenchError):
     """A checkpoint that is unreadable or belongs to another configuration."""
 

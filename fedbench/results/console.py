@@ -79,6 +79,12 @@ class Progress(Observer):
         self._accuracy = f"acc {decimals(100 * record.tallies[record.primary()].mean())} %"
         self.advance(record.round)
 
+    def recall(self, result: Mapping[str, Any]) -> None:
+        """Say that what follows is not new, and how to make it anew."""
+        if self._mode != "none":
+            commit = str(result.get("commit") or "")[:7]
+            self._line(f"finished earlier{commit and f', at commit {commit}'}; force=true repeats it")
+
     def finish(self, result: Mapping[str, Any]) -> None:
         """End the bar and print the closing table."""
         self.close()

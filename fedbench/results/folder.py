@@ -1,4 +1,4 @@
-"""The folder of a run: runs/<dataset>/<partition>/<method>/seed<k>-<key8>/.
+"""The folder of a run: runs/<dataset>/<partition>/<method>/seed<k>-<key8>-<data6>/.
 
 Every file is written atomically. `result.json` is written last: a run is finished when it is there, and has checksums
 of its files (fedbench.core.sealed) by then.
@@ -34,6 +34,7 @@ MODEL = "model.safetensors"
 MEMORY = "memory.rows"  # what clients keep between rounds, where it is too large for a checkpoint
 FAILURE = "failure.txt"
 CONFIG = "config.yaml"
+CODE = "code.txt"  # hashes of the code that began the run
 ROUNDS = "rounds.csv"
 CLIENTS = "clients.csv"
 ARRAYS = "arrays.npz"
@@ -52,11 +53,17 @@ class Savable(Protocol):
 class RunFolder:
     """Names and writes the files of one run. As a context manager it holds the folder's lock."""
 
-    def __init__(self, runs_dir: Path | str, key: str, labels: Labels) -> None:
-        """`key` is the hash of what determines the result; nothing is created before the folder is entered."""
+    def __init__(self, runs_dir: Path | str, key: str, labels: Labels, data: str = "") -> None:
+        """`key` is the hash of the configuration, `data` that of the samples ("": they are not on this machine).
+
+        Without the samples it is the folder of the only run with this key, whichever they were. Nothing is created
+        before the folder is entered.
+        """
         parts = (labels.dataset, labels.partition, labels.method)
         self.runs_dir = Path(runs_dir)
-        self.path = self.runs_dir.joinpath(*map(_slug, parts), f"seed{labels.seed}-{key[:8]}")
+        place, name = self.runs_dir.joinpath(*map(_slug, parts)), f"seed{labels.seed}-{key[:8]}"
+        there = [] if data else sorted(place.glob(f"{name}-*"))
+        self.path = there[0] if len(there) == 1 else place / (f"{name}-{data[:6]}" if data else name)
         self.key = key
         self.labels = labels
         self._lock = FolderLock(self.path)
@@ -125,9 +132,21 @@ class RunFolder:
         except OSError:
             return ""
 
+    @property
+    def code(self) -> str:
+        """Hashes of the code that began the run, as `begin` was told; "" if there is none, or it is not known."""
+        try:
+            return (self.path / CODE).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            return ""
+
+    def begin(self, code: str) -> None:
+        """code.txt: the hashes of the code that the run begins with (fedbench.runs.fingerprint)."""
+        self._write(CODE, f"{code}\n".encode())
+
     def clear(self) -> None:
         """Forget the run, so that it starts anew."""
-        for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, MEMORY):
+        for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, MEMORY, CODE):
             (self.path / name).unlink(missing_ok=True)
 
     def write_config(self, yaml: str) -> None:

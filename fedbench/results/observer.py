@@ -37,6 +37,9 @@ class Observer:
     def record(self, record: Record) -> None:
         """A round was scored."""
 
+    def recall(self, result: Mapping[str, Any]) -> None:
+        """The run was completed by an earlier command, which is told before `finish`."""
+
     def finish(self, result: Mapping[str, Any]) -> None:
         """The run is complete; `result` is its row (fedbench.results.summary)."""
 
@@ -69,6 +72,11 @@ class Observers(Observer):
         """Tell all."""
         for observer in self._observers:
             observer.record(record)
+
+    def recall(self, result: Mapping[str, Any]) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.recall(result)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Tell all."""

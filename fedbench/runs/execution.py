@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from omegaconf import OmegaConf
 
 from fedbench.config.compose import registry
 from fedbench.config.schema import CheckpointConfig
-from fedbench.core.errors import FolderInUse
-from fedbench.data.dataset import Dataset, DataSource
+from fedbench.core.errors import FedbenchError, FolderInUse, Stale
+from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.data.split import make_partition
@@ -30,12 +31,14 @@ from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
 from fedbench.results.console import Progress
 from fedbench.results.environment import environment, versions
-from fedbench.results.folder import RunFolder
+from fedbench.results.folder import RunFolder, Status
 from fedbench.results.observer import Labels, Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise
+from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, run_key
 
 PATIENCE = 0.5  # seconds between looks at a reference that another process makes
+log = logging.getLogger("fedbench")
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
@@ -58,11 +61,13 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None)
     key, folder = run_key(run), folder_of(run)
     observer = observers(run, key, folder)
     try:
-        if folder.status() == "finished" and not run.settings.force:
+        status = "new" if run.settings.force else standing(run, folder)
+        if status == "finished":
             row = folder.result()
+            observer.recall(row)
         else:
             with folder:
-                if run.settings.force:
+                if status == "new":
                     folder.clear()
                 row = _simulate(run, key, folder, observer, seating)
         observer.finish(row)
@@ -93,6 +98,8 @@ def _simulate(
         storage = Storage.of(setup, run.hardware, folder.path)
         simulation = Simulation(setup, trainer, observer, storage)
         resumed = folder.status() == "partial"
+        if not resumed:
+            folder.begin(fingerprint.code_of(run))
         if resumed:
             state = states.load(folder.checkpoint, key, setup.federation.device, storage)
         observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
@@ -120,7 +127,38 @@ def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: 
 
 def folder_of(run: RunConfig) -> RunFolder:
     """Where the run's files are."""
-    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run))
+    try:
+        data = fingerprint.content(run.dataset)
+    except (
+        FedbenchError
+    ):  # raised again where samples are needed; what was found with them may still be shown
+        data = ""
+    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
+
+
+def standing(run: RunConfig, folder: RunFolder) -> Status:
+    """`folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
+
+    Raises:
+        Stale: there is one, and stale=error.
+    """
+    status = folder.status()
+    parts = fingerprint.changed(folder.code, fingerprint.code_of(run)) if status != "new" else []
+    if not parts:
+        return status
+    if run.settings.stale == "rerun":
+        return "new"
+    what = "was made" if status == "finished" else "was begun"
+    reason = f"{folder.path} {what} by other code ({', '.join(parts)} changed since)"
+    if run.settings.stale == "error":
+        raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
+    _warn_once(f"{reason}; stale=rerun makes it again")
+    return status
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
 
 
 def labels_of(run: RunConfig) -> Labels:
@@ -145,7 +183,7 @@ def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
 
 def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
     """Data, network and method of a run, checked against each other."""
-    dataset = load(run.dataset)
+    dataset = fingerprint.load(run.dataset)
     partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
     federation = Federation(run.model.view(dataset), partition, pick_device(run.hardware))
     run.protocol.cohort_size(federation.clients)
@@ -153,12 +191,6 @@ def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
     batch = run.protocol.local.batch_size
     task.check_input(min(int(n) % batch or batch for n in federation.population.sizes))
     return Setup(run.method, task, federation, run.protocol, run.seed), partition, dataset
-
-
-@functools.lru_cache(maxsize=2)
-def load(spec: DataSource) -> Dataset:
-    """The data set, read once for all runs of a sweep."""
-    return spec.load()
 
 
 def local_config(run: RunConfig) -> RunConfig:
@@ -187,7 +219,7 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
     reference = local_config(run)
     key = run_key(reference)
     folder = folder_of(reference)
-    while folder.status() != "finished":
+    while standing(reference, folder) != "finished":
         _make_or_wait(reference)
     return folder.accuracies(), key
 
@@ -228,7 +260,7 @@ def _write(
         partition_hash=partition.hash,
         local=local,
         local_key=local_key,
-        versions=versions(),
+        versions={"data": fingerprint.content(run.dataset), "code": folder.code, **versions()},
     )
     folder.finish(row, states.models(state) if run.settings.save_models else None)
     return folder.result()

@@ -1,17 +1,21 @@
-"""What made a result besides its configuration: the content of its data, and the code that decides its numbers."""
+"""What made a result besides its configuration: the content of its data, and the code that decides its numbers.
+
+A run's folder carries the content of the data in its name, so other samples make another run. The code is a hash a part
+(method, model, partition, engine) over the source text that decides the numbers (fedbench.core.source). It is written
+when a run begins and compared whenever the run is shown, resumed, used as Local or put into a table.
+"""
 
 from __future__ import annotations
 
 import csv
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedbench.config import compose
 from fedbench.core import source
-from fedbench.data.dataset import DataSource
+from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
 
 SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are known to give the same numbers
@@ -25,60 +29,49 @@ ENGINE_ROOMS = (
 DATA = tuple(f"fedbench.data.{name}" for name in ("federation", "split"))
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """Hashes of 12 hexadecimal digits: `data` over the samples, the others over source code (core.source)."""
-
-    data: str
-    method: str
-    model: str
-    partition: str
-    engine: str
-
-    @classmethod
-    def of(cls, run: RunConfig) -> Fingerprint:
-        """Of a run started now.
-
-        Raises:
-            DataMissing: its data set is not on this machine.
-        """
-        classes = [type(run.partition), type(run.model), *_methods(run.plain["method"])]
-        partition, model, *methods = (each.__module__ for each in classes)
-        return cls(
-            data=content(run.dataset),
-            method=_code("method", tuple(methods), tuple(map(_home, methods))),
-            model=_code("model", (model,), (_home(model),)),
-            partition=_code("partition", (partition, *DATA), ("fedbench.data", _home(partition))),
-            engine=_code("engine", ENGINE, ENGINE_ROOMS),
-        )
-
-    @property
-    def code(self) -> str:
-        """The hashes of all code as one word, for a column of a result row."""
-        return " ".join(
-            f"{name}:{getattr(self, name)}" for name in ("method", "model", "partition", "engine")
-        )
+def code_of(run: RunConfig) -> str:
+    """Hashes of today's code for `run`, as "method:0123456789ab model:... partition:... engine:..."."""
+    methods = tuple(each.__module__ for each in _methods(run.plain["method"]))
+    partition, model = type(run.partition).__module__, type(run.model).__module__
+    parts = {
+        "method": _digest("method", methods, tuple(map(_home, methods))),
+        "model": _digest("model", (model,), (_home(model),)),
+        "partition": _digest("partition", (partition, *DATA), ("fedbench.data", _home(partition))),
+        "engine": _digest("engine", ENGINE, ENGINE_ROOMS),
+    }
+    return " ".join(f"{part}:{found}" for part, found in parts.items())
 
 
-def changed(recorded: str, now: Fingerprint) -> list[str]:
-    """Names of the parts whose code is not what made a result with `recorded` in its column `code`.
+def changed(recorded: str, today: str) -> list[str]:
+    """The parts whose code is not what made a result with `recorded` in its column `code`.
 
     None for a result of before code was recorded: it stands by its commit and the tests that hold its numbers.
     """
-    parts = dict(part.split(":") for part in recorded.split())
-    same = _same()
-    return [name for name, found in parts.items() if _latest(same, name, found) != getattr(now, name)]
+    now = dict(part.split(":") for part in today.split())
+    then = dict(part.partition(":")[::2] for part in recorded.split())
+    return [part for part, found in then.items() if _latest(part, found) != now.get(part)]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)
+def load(data: DataSource) -> Dataset:
+    """The data set, read once for all runs of a sweep."""
+    return data.load()
+
+
+@functools.lru_cache(maxsize=64)
 def content(data: DataSource) -> str:
-    """Hash over every sample and label of `data` as loaded."""
-    return data.load().content
+    """Hash over every sample and label of `data` as loaded.
+
+    Raises:
+        DataMissing: it is not on this machine.
+        DataCorrupt: a file is truncated, altered or of another format.
+    """
+    return load(data).content
 
 
 @functools.cache
-def _code(part: str, modules: tuple[str, ...], rooms: tuple[str, ...]) -> str:
-    return _latest(_same(), part, source.digest(modules, rooms))
+def _digest(part: str, modules: tuple[str, ...], rooms: tuple[str, ...]) -> str:
+    return _latest(part, source.digest(modules, rooms))
 
 
 def _methods(config: Mapping[str, Any]) -> Iterator[type]:
@@ -101,7 +94,7 @@ def _same() -> dict[tuple[str, str], str]:
         return {(row["part"], row["old"]): row["new"] for row in csv.DictReader(handle)}
 
 
-def _latest(same: Mapping[tuple[str, str], str], part: str, found: str) -> str:
-    while (part, found) in same:
-        found = same[part, found]
+def _latest(part: str, found: str) -> str:
+    while (part, found) in _same():
+        found = _same()[part, found]
     return found

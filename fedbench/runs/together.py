@@ -13,13 +13,13 @@ from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.together import together
 from fedbench.engine.train.trainer import Trainer
 from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.execution import RunResult, execute, folder_of, local_config
+from fedbench.runs.execution import RunResult, execute, folder_of, local_config, standing
 
 
 def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
     """`execute` each of `runs`, all on the stacked engine; an error ends its own run and is returned in its place."""
     references = [local_config(run) for run in runs if run.labels["method"] != "local"]
-    lacking = {run_key(each): each for each in references if folder_of(each).status() != "finished"}
+    lacking = {run_key(each): each for each in references if standing(each, folder_of(each)) != "finished"}
     if (
         lacking
     ):  # once each, as runs may share one; an error comes up again, in the run that needs the reference

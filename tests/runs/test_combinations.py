@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import fedbench.runs.execution
+import fedbench.runs.fingerprint
 from fedbench.config import compose
 from fedbench.core import rng, trees
 from fedbench.core.errors import FedbenchError
@@ -64,7 +65,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FEDBENCH_DATA", str(root / "data"))
         yield
     small_set.cache_clear()
-    fedbench.runs.execution.load.cache_clear()
+    fedbench.runs.fingerprint.load.cache_clear()
+    fedbench.runs.fingerprint.content.cache_clear()
 
 
 @functools.cache

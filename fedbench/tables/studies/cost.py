@@ -17,7 +17,7 @@ from fedbench.methods.fedcollab import network
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.models.blocks import GlobalMean
 from fedbench.runs.config import RunConfig
-from fedbench.runs.execution import load
+from fedbench.runs.fingerprint import load
 from fedbench.tables.studies.base import Study
 
 
