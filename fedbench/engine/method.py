@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,11 +20,8 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
-
-if TYPE_CHECKING:
-    from fedbench.engine.preparation import Preparation
-    from fedbench.models.task import Task
+from fedbench.engine.contract import Client, Clock, Cohort, Preparation, Stage
+from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -17,9 +18,33 @@ from fedbench.data.federation import Federation
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
+from fedbench.engine.scored_sets import ScoredSets
 from fedbench.models.task import Task
 
 SHUFFLED = 10_000  # clients among whom a cohort is drawn by shuffling all; among more, its cost must not grow with them
+
+
+Drawn = tuple[list[Tensor], Tree]
+"""(positions of each local step among a client's samples, per-step noise leaves [S, ...])."""
+
+BatchSource = Callable[["Setup", int, Stage, Client, str], Drawn]
+"""(setup, client, stage, the client as it sees itself, purpose) -> all mini-batches of the stage."""
+
+
+def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
+    """The mini-batches of one client's stage, keyed by (seed, purpose, round, client, the stage's order).
+
+    The noise is the method's, and beside it, under `augment/`, the augmentation's for each place in a batch.
+    """
+    seed, local = setup.seed_of(client), setup.protocol.local
+    keys = (view.clock.round, setup.federation.ids[client], stage.order)
+    order = schedule.batches(setup.federation.size(client), local, stage, rng.torch_rng(seed, purpose, *keys))
+    noise = setup.method.draw(rng.torch_rng(seed, purpose + "/noise", *keys), len(order), view)
+    if setup.augmentations:
+        generator = rng.torch_rng(seed, purpose + "/augment", *keys)
+        changes = augment.draw(setup.augmentations, generator, (len(order), local.batch_size))
+        noise = {**noise, **trees.join(augment=changes)}
+    return order, noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +56,9 @@ class Setup:
     federation: Federation
     protocol: ProtocolConfig
     seed: int
+    source: BatchSource = field(
+        default=drawn
+    )  # of mini-batches; a trial takes some of those that are `drawn`
 
     @property
     def population(self) -> Population:
@@ -61,13 +89,6 @@ class Setup:
         """Ids of all clients, int64 [N]."""
         return torch.arange(self.population.clients)
 
-    @torch.no_grad()
-    def opening(self, ids: Tensor, clock: Clock) -> tuple[Tree, Tree]:
-        """(message, memory) of clients `ids` as a first round without any preparation has them; for trials."""
-        server, memory = self.method.init(self.task, self.population, rng.torch_rng(self.seed, "init"))
-        server, memory = (self.federation.placed(tree) for tree in (server, trees.take(memory, ids)))
-        return self.method.send(server, self.cohort(ids, clock)), trees.clone(memory)
-
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
         count = self.federation.clients
@@ -79,55 +100,14 @@ class Setup:
             return _distinct(count, size, generator)
         return torch.randperm(count, generator=generator)[:size].sort().values
 
-    def batches(self, client: int, stage: Stage, view: Client, purpose: str) -> tuple[list[Tensor], Tree]:
-        """(positions of each local step, per-step noise leaves [S, ...]) of one client's stage, `view` as it sees it.
-
-        The noise is the method's, and beside it, under `augment/`, the augmentation's for each place in a batch.
-        """
-        seed = self.seed_of(client)
-        keys = (view.clock.round, self.federation.ids[client], stage.order)
-        order = schedule.batches(
-            self.federation.size(client), self.protocol.local, stage, rng.torch_rng(seed, purpose, *keys)
-        )
-        noise = self.method.draw(rng.torch_rng(seed, purpose + "/noise", *keys), len(order), view)
-        if self.augmentations:
-            generator = rng.torch_rng(seed, purpose + "/augment", *keys)
-            shape = (len(order), self.protocol.local.batch_size)
-            drawn = augment.draw(self.augmentations, generator, shape)
-            noise = {**noise, **trees.join(augment=drawn)}
-        return order, noise
-
-    def scored_classes(self, client: int) -> Tensor:
-        """Classes of the global test set that a client is scored on, bool [K].
-
-        All; or where they are weighted by its label shares, those that weigh anything.
-        """
-        counts = self.population.label_counts[client]
-        return counts > 0 if self._by_class else torch.ones_like(counts, dtype=torch.bool)
-
-    @property
-    def _by_class(self) -> bool:
-        return self.protocol.test.weighting == "label_shares"
+    def batches(self, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
+        """One client's stage, `view` as it sees it, from `source`."""
+        return self.source(self, client, stage, view, purpose)
 
     @cached_property
-    def global_parts(self) -> tuple[Tensor, ...]:
-        """Indices of the global test set, in the parts on which a client is scored or not: classes, or the whole."""
-        tests = self.federation.global_test
-        if not self._by_class:
-            return (tests,)
-        labels = self.federation.y[tests]
-        return tuple(tests[labels == label] for label in range(self.task.classes))
-
-    def parts_of(self, client: int) -> list[int]:
-        """Places in `global_parts` of those that a client is scored on."""
-        return self.scored_classes(client).nonzero().flatten().tolist() if self._by_class else [0]
-
-    def scored(self, name: str, client: int) -> Tensor:
-        """Indices of the samples of one of its sets that a client is scored on."""
-        if name != "global":
-            return self.federation.indices(name, client)
-        parts = [self.global_parts[place] for place in self.parts_of(client)]
-        return torch.cat(parts) if parts else self.federation.global_test[:0]
+    def scored(self) -> ScoredSets:
+        """The samples that clients are scored on."""
+        return ScoredSets(self.federation, self.protocol.test.weighting == "label_shares")
 
     @cached_property
     def augmentations(self) -> tuple[augment.Augmentation, ...]:

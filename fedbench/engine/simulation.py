@@ -13,7 +13,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.clients.store import ClientStore
 from fedbench.engine.contract import Clock, Cohort
-from fedbench.engine.preparation import Preparation
+from fedbench.engine.preparation import Preparing
 from fedbench.engine.scores import common_tally, competing, latest, scored_sets, tallies
 from fedbench.engine.setup import Setup
 from fedbench.engine.state import State
@@ -51,12 +51,12 @@ class Simulation:
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
         seconds: dict[str, float] = {}
         with self.timed(seconds, "prepare"), torch.no_grad():
-            preparation = Preparation(setup, self.trainer)
+            preparation = Preparing(setup, self.trainer)
             server, memory = setup.method.prepare(preparation, server, memory)
         federation = setup.federation
         store = ClientStore(memory, federation.clients, self.storage, federation.device)
         state = State(server, store, seconds=seconds)
-        state.bytes_up, state.bytes_down = preparation.bytes_up, preparation.bytes_down
+        state.bytes_up, state.bytes_down = preparation.meter.up, preparation.meter.down
         state.arrays = preparation.arrays
         if setup.protocol.score != "trained":
             self._record(state, self.score(state), float("nan"))

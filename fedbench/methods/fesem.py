@@ -15,7 +15,7 @@ Batch normalisation: statistics do not count in distances; within a cluster they
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -25,14 +25,11 @@ from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Cohort
+from fedbench.engine.contract import Cohort, Preparation
 from fedbench.methods.kmeans import KMeans
 from fedbench.methods.parts import grouping
 from fedbench.methods.parts.coalitions import grouped, server_of
 from fedbench.models.task import Task
-
-if TYPE_CHECKING:
-    from fedbench.engine.preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -69,12 +66,13 @@ class FeSEM(KMeans):
         """As KMeans, or every client in a cluster drawn for it."""
         if self.pretrain_rounds:
             return super().prepare(preparation, server, memory)
-        setup = preparation.setup
-        generator = rng.numpy_rng(setup.seed, "centres")
-        coalition = generator.integers(self.k, size=setup.population.clients)
+        generator = rng.numpy_rng(preparation.seed, "centres")
+        coalition = generator.integers(self.k, size=preparation.population.clients)
         preparation.keep("coalition", coalition)
         if self.drawn:
-            apart = grouping.distances(self.vectors(trees.part(server, "base"), setup.task).cpu().numpy())
+            apart = grouping.distances(
+                self.vectors(trees.part(server, "base"), preparation.task).cpu().numpy()
+            )
             preparation.keep("distances", apart[coalition][:, coalition])  # of two clients' centres
             return {**server, "coalition": torch.from_numpy(coalition)}, memory
         return grouped(server_of(server, 0), coalition, self.k), memory

@@ -10,8 +10,8 @@ Batch normalisation: statistics do not count in distances; within a group they a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,15 +19,12 @@ from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Clock
+from fedbench.engine.contract import Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import grouping
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
 from fedbench.models.task import Task
-
-if TYPE_CHECKING:
-    from fedbench.engine.preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,9 @@ class KMeans(Coalitions):
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train every client alone, group the results; all groups start from the initial weights."""
-        alone = self._alone(preparation, server, memory)
-        points = grouping.coordinates(self.vectors(alone, preparation.setup.task).cpu().numpy())
+        message = self.send(server, preparation.everyone)
+        alone = preparation.round(message, memory, rounds=self.pretrain_rounds)
+        points = grouping.coordinates(self.vectors(alone, preparation.task).cpu().numpy())
         coalition = grouping.kmeans(points, self.k)
         preparation.keep("distances", grouping.distances(points))
         preparation.keep("coalition", coalition)
@@ -80,14 +78,3 @@ class KMeans(Coalitions):
                 f"method.compared={list(self.compared)} selects no weight; there are {', '.join(weights)}"
             )
         return trees.flatten({name: weights[name] for name in names}).double()
-
-    def _alone(self, preparation: Preparation, server: Tree, memory: Tree) -> Tree:
-        """Every client's model after training without the others, [N, ...]."""
-        ids = preparation.everyone()
-        models = self.send(server, preparation.setup.cohort(ids, preparation.clock))
-        size = trees.row_bytes(models) * len(ids)
-        preparation.charge(up=size, down=size)
-        for completed in range(self.pretrain_rounds):
-            clock: Clock = replace(preparation.clock, round=completed)
-            models = preparation.trainer.train(ids, models, memory, clock).uploads
-        return models

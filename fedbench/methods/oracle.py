@@ -8,16 +8,14 @@ these coalitions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.engine.contract import Preparation
 from fedbench.methods.parts.coalitions import AnyInside, grouped, server_of
-
-if TYPE_CHECKING:
-    from fedbench.engine.preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Oracle(AnyInside):
         Raises:
             ConfigError: `coalition` has not one number a client.
         """
-        clients = preparation.setup.federation.clients
+        clients = preparation.population.clients
         given = self.coalition or (0,) * clients
         if len(given) != clients:
             raise ConfigError(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import compose
@@ -30,8 +32,12 @@ NOT_RESULT = {  # fields that change no result; what is in a file is in the comp
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run: validated, every component built, nothing left to look up."""
+    """One run: the resolved config, and every component that it describes, built and validated.
 
+    Another run is built from another plain config: see `changed`.
+    """
+
+    plain: Mapping[str, Any]  # as composed, and as saved with the run
     dataset: DataSource
     partition: PartitionSpec
     model: Any
@@ -39,8 +45,12 @@ class RunConfig:
     protocol: ProtocolConfig
     hardware: HardwareConfig
     settings: SettingsConfig
-    labels: Mapping[str, str]  # group -> what a table calls the choice, as "fedcollab(ditto)" or "dir0.1"
-    plain: Mapping[str, Any]  # the resolved config, as saved with the run
+
+    @cached_property
+    def labels(self) -> Mapping[str, str]:
+        """Group -> what a table calls the choice in it, as "fedcollab(ditto)" or "dir0.1"."""
+        groups = (*REGISTRIES, *SCHEMAS)
+        return {group: label(group, self.plain[group], getattr(self, group)) for group in groups}
 
     @property
     def seed(self) -> int:
@@ -63,14 +73,32 @@ class RunConfig:
         given = self.settings.reference_seed
         return self.seed if given is None else given
 
-    def with_settings(self, **changes: Any) -> RunConfig:
-        """The same run with some of its settings changed."""
-        settings = dataclasses.replace(self.settings, **changes)
-        return dataclasses.replace(self, settings=settings, plain={**self.plain, **changes})
+    def changed(self, **values: Any) -> RunConfig:
+        """The run with other `values` of keys of its plain config, whole groups among them.
 
-    def with_seed(self, seed: int) -> RunConfig:
-        """The same run with another seed."""
-        return self.with_settings(seed=seed)
+        Raises:
+            UnknownName, ConfigError: see `resolve`.
+        """
+        kept = {group: getattr(self, group) for group in REGISTRIES if group not in values}
+        return _built({**self.plain, **values}, kept)
+
+    @property
+    def local_values(self) -> dict[str, Any]:
+        """What the Local run that IPR and RSD compare with has in the place of this run's: see `changed`."""
+        values: dict[str, Any] = {
+            "method": {"name": "local"},
+            "reference_seed": None,
+            "force": False,
+            "save_models": False,
+        }
+        if self.reference_seed != self.seed:
+            values |= {"seed": self.reference_seed, "partition_seed": self.partition_seed}
+        return values
+
+    @cached_property
+    def local(self) -> RunConfig | None:
+        """The Local run that this one is compared with; None for Local itself."""
+        return None if self.labels["method"] == "local" else self.changed(**self.local_values)
 
 
 def resolve(config: DictConfig) -> RunConfig:
@@ -92,20 +120,31 @@ def resolve(config: DictConfig) -> RunConfig:
 
 def from_plain(plain: Mapping[str, Any]) -> RunConfig:
     """`resolve` for a plain nested dict, such as the one saved with a run or an altered copy of it."""
-    groups = {**REGISTRIES, **SCHEMAS}
+    return _built(plain, {})
+
+
+def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
+    """The run that `plain` describes; the components in `kept`, by group, need not be built again."""
+    groups = (*REGISTRIES, *SCHEMAS)
     for group in groups:
         if not isinstance(plain.get(group), Mapping):
             raise ConfigError(f"{group}: no option chosen; add {group}=NAME")
-    built = {group: compose.registry(group).build(plain[group]) for group in REGISTRIES}
-    schemas = {group: typed(SCHEMAS[group], plain[group], group) for group in SCHEMAS}
-    settings = {key: value for key, value in plain.items() if key not in groups}
-    return RunConfig(
-        **built,
-        **schemas,
-        settings=typed(SettingsConfig, settings, "the config"),
-        labels={group: label(group, plain[group], built.get(group)) for group in groups},
-        plain=plain,
-    )
+    missing = [group for group in REGISTRIES if group not in kept]
+    made = {group: compose.registry(group).build(plain[group]) for group in missing}
+    schemas = {group: _schema(group, json.dumps(plain[group])) for group in SCHEMAS}
+    rest = {key: value for key, value in plain.items() if key not in groups}
+    settings = _schema("settings", json.dumps(rest))
+    return RunConfig(plain, **kept, **made, **schemas, settings=settings)
+
+
+@functools.lru_cache(
+    maxsize=256
+)  # a plan asks for the same few thousands of times, and each takes milliseconds
+def _schema(group: str, values: str) -> Any:
+    """The schema of `group` with values given as JSON: it depends on nothing else, as a component may on files."""
+    if group == "settings":
+        return typed(SettingsConfig, json.loads(values), "the config")
+    return typed(SCHEMAS[group], json.loads(values), group)
 
 
 def run_key(run: RunConfig) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
@@ -13,7 +12,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedbench.config.compose import registry
 from fedbench.config.schema import CheckpointConfig
 from fedbench.core.errors import FedbenchError, FolderInUse, Stale
 from fedbench.data.dataset import Dataset
@@ -193,34 +191,17 @@ def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
     return Setup(run.method, task, federation, run.protocol, run.seed), partition, dataset
 
 
-def local_config(run: RunConfig) -> RunConfig:
-    """Local under the data, partition, model and protocol of `run`, and its reference_seed."""
-    kept = run.with_settings(force=False, save_models=False)
-    if run.reference_seed != run.seed:
-        kept = kept.with_settings(seed=run.reference_seed, partition_seed=run.partition_seed)
-    kept = kept.with_settings(reference_seed=None)
-    method = {"name": "local"}
-    return dataclasses.replace(
-        kept,
-        method=registry("method").build(method),
-        labels={**run.labels, "method": "local"},
-        plain={**kept.plain, "method": method},
-    )
-
-
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
-    """(accuracies [N], key) of the run's `local_config`, trained if missing.
+    """(accuracies [N], key) of the Local run that `run` is compared with, trained if missing.
 
     (None, "") for Local itself. The runs of a parallel sweep need the same one: whoever comes first makes it, the
     others wait, and one of them goes on if it dies.
     """
-    if run.labels["method"] == "local":
+    if run.local is None:
         return None, ""
-    reference = local_config(run)
-    key = run_key(reference)
-    folder = folder_of(reference)
-    while standing(reference, folder) != "finished":
-        _make_or_wait(reference)
+    key, folder = run_key(run.local), folder_of(run.local)
+    while standing(run.local, folder) != "finished":
+        _make_or_wait(run.local)
     return folder.accuracies(), key
 
 

@@ -13,12 +13,12 @@ from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.together import together
 from fedbench.engine.train.trainer import Trainer
 from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.execution import RunResult, execute, folder_of, local_config, standing
+from fedbench.runs.execution import RunResult, execute, folder_of, standing
 
 
 def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
     """`execute` each of `runs`, all on the stacked engine; an error ends its own run and is returned in its place."""
-    references = [local_config(run) for run in runs if run.labels["method"] != "local"]
+    references = [run.local for run in runs if run.local is not None]
     lacking = {run_key(each): each for each in references if standing(each, folder_of(each)) != "finished"}
     if (
         lacking

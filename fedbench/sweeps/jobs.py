@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -94,7 +93,7 @@ def _among_others(run: RunConfig) -> RunConfig:
     """Several bars on one terminal would overwrite each other."""
     if run.settings.progress != "auto":
         return run
-    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, progress="lines"))
+    return run.changed(progress="lines")
 
 
 def _hydra() -> Any:

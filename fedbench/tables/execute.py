@@ -58,7 +58,7 @@ def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         if stacks(job.config.hardware) and not job.config.settings.wandb.enabled:
-            groups.setdefault(run_key(job.config.with_seed(0)), []).append(job)
+            groups.setdefault(run_key(job.config.changed(seed=0)), []).append(job)
     return [group for group in groups.values() if len(group) > 1]
 
 

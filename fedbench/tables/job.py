@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fedbench.results.folder import RunFolder
 from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.execution import folder_of, labels_of, local_config
+from fedbench.runs.execution import folder_of, labels_of
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,17 @@ class Job:
 
 def local_twin(job: Job) -> Job:
     """The Local run that `job` is measured against; a Local run itself needs none other."""
-    if job.config.labels["method"] == "local":
+    if job.config.local is None:
         return job
-    twin = local_config(job.config)
-    kept = [text for text in job.overrides if not text.lstrip("+~").startswith(("method", "reference_seed="))]
-    if twin.seed != job.config.seed:
-        kept += [f"seed={twin.seed}", f"partition_seed={twin.partition_seed}"]
-    return Job((*kept, "method=local"), twin)
+    values = job.config.local_values
+    changed = {key: value for key, value in values.items() if job.config.plain.get(key) != value}
+    kept = [text for text in job.overrides if re.split(r"[./=]", text.lstrip("+~"))[0] not in changed]
+    return Job((*kept, *(f"{key}={_option(value)}" for key, value in changed.items())), job.config.local)
+
+
+def _option(value: Any) -> str:
+    """A value of a plain config as a command line gives it; of a group its name."""
+    return str(value["name"]) if isinstance(value, Mapping) else json.dumps(value)
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:

@@ -159,4 +159,4 @@ def _jobs(
     overrides: Sequence[str], plain: dict[str, Any], seeds: Sequence[int], study: str
 ) -> tuple[Job, ...]:
     config = from_plain(plain)
-    return tuple(Job((*overrides, f"seed={seed}"), config.with_seed(seed), study) for seed in seeds)
+    return tuple(Job((*overrides, f"seed={seed}"), config.changed(seed=seed), study) for seed in seeds)

@@ -17,6 +17,7 @@ from benchmarks import plain
 from benchmarks.rounds import timed
 from benchmarks.workloads import WORKLOADS
 from fedbench.engine.contract import Clock
+from fedbench.engine.pick.trial import opening
 from fedbench.engine.train.workers import WorkersTrainer, available_workers
 
 CLIENTS = 2  # of a cohort, trained in each process
@@ -44,7 +45,7 @@ def _start(name: str, found: Any) -> None:
     setup = WORKLOADS[name].setup(torch.device("cpu"))
     clock = Clock(0, setup.protocol.rounds)
     ids = setup.draw_cohort(clock)
-    message, memory = setup.opening(ids, clock)
+    message, memory = opening(setup, ids, clock)
     begin = time.perf_counter()
     trainer = WorkersTrainer(setup, available_workers())
     trainer.evaluate(ids, message, memory, clock, ())

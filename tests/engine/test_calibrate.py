@@ -17,7 +17,7 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.pick import calibrate
 from fedbench.engine.pick.calibrate import Contender, pace, run_steps
-from fedbench.engine.setup import Setup
+from fedbench.engine.setup import Setup, drawn
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
@@ -116,7 +116,7 @@ def finished(chosen: Setup) -> Tree:
 def test_real_engines_are_timed_and_the_run_is_not_touched(engine: Any) -> None:
     chosen, other = setup(Ditto()), setup(Ditto())
     assert 0 < pace(chosen, {"engine": Contender(engine, 3)})["engine"] < 10
-    assert chosen.batches.__func__ is Setup.batches  # type: ignore[attr-defined]
+    assert chosen.source is drawn
     after, fresh = (finished(each) for each in (chosen, other))
     assert all(torch.equal(leaf, fresh[name]) for name, leaf in after.items())
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.core.rng import numpy_rng, torch_rng
+from fedbench.engine.contract import Meter
 from fedbench.methods.fedcollab import discriminators, network
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, Patience, train_discriminators
 
@@ -168,14 +169,16 @@ def test_concept_shift_shows_only_through_the_label() -> None:
 def test_chunks_and_pair_subsets_change_nothing(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, clients = federation([30, 90, 20, 100, 60], d)
     config = dataclasses.replace(FAST, report="best", patience=2, batch=8)
-    whole = train_discriminators(x, y, L, clients, config, 1)
+    counted = Meter()
+    whole = train_discriminators(x, y, L, clients, config, 1, meter=counted)
     assert len(set(whole.rounds_used)) > 1  # pairs leave the batch at different checks
     for chunk in (1, 3):
         monkeypatch.setattr(discriminators, "_chunk", lambda *_, pairs=chunk: pairs)
-        parts = train_discriminators(x, y, L, clients, config, 1)
+        again = Meter()
+        parts = train_discriminators(x, y, L, clients, config, 1, meter=again)
         np.testing.assert_array_equal(parts.matrix, whole.matrix)
         np.testing.assert_array_equal(parts.rounds_used, whole.rounds_used)
-        assert (parts.bytes_up, parts.bytes_down) == (whole.bytes_up, whole.bytes_down)
+        assert again == counted
     newcomer = train_discriminators(x, y, L, clients, config, 1, pairs=[(4, k) for k in range(4)])
     np.testing.assert_array_equal(newcomer.matrix[4], whole.matrix[4])
     assert np.isnan(newcomer.matrix[0, 1])
@@ -192,13 +195,15 @@ def test_same_seed_same_distances_and_another_seed_others() -> None:
 def test_traffic_by_hand() -> None:
     x, y, clients = federation([20, 20, 20], d=5)
     # (5 + 1 + 4 + 1 + 1) * 16 + 1 = 193 floats of four bytes; 3 pairs, 2 clients each, 150 rounds.
-    found = train_discriminators(x, y, L, clients, FAST, 0)
-    assert found.bytes_down == 3 * 2 * (150 + 1) * 193 * 4
-    assert found.bytes_up == 3 * 2 * (150 * 193 * 4 + 4)
-    best = train_discriminators(x, y, L, clients, dataclasses.replace(FAST, report="best", patience=1), 0)
+    meter = Meter()
+    train_discriminators(x, y, L, clients, FAST, 0, meter=meter)
+    assert meter.down == 3 * 2 * (150 + 1) * 193 * 4
+    assert meter.up == 3 * 2 * (150 * 193 * 4 + 4)
+    meter, config = Meter(), dataclasses.replace(FAST, report="best", patience=1)
+    best = train_discriminators(x, y, L, clients, config, 0, meter=meter)
     checks = (best.rounds_used - 1) // 10 + 1
-    assert best.bytes_up == 2 * int((best.rounds_used * 193 * 4 + checks * 4).sum())
-    assert best.bytes_down == 2 * int((best.rounds_used + 1).sum()) * 193 * 4
+    assert meter.up == 2 * int((best.rounds_used * 193 * 4 + checks * 4).sum())
+    assert meter.down == 2 * int((best.rounds_used + 1).sum()) * 193 * 4
 
 
 def test_discriminator_has_the_papers_size() -> None:

@@ -69,7 +69,7 @@ def test_other_samples_make_another_run(tmp_path: Path) -> None:
     first, second = (execution.execute(run) for run in runs)
     assert first.folder != second.folder
     assert first.row["data"] != second.row["data"]
-    locals_ = {execution.folder_of(execution.local_config(run)).path for run in runs}
+    locals_ = {execution.folder_of(run.local).path for run in runs}
     assert len(locals_) == 2
     assert all((folder / "result.json").is_file() for folder in locals_)
 
@@ -126,12 +126,12 @@ def test_a_result_of_other_code_is_shown_with_a_word(
     (record,) = caplog.records
     assert f"was made by other code ({part} changed since); stale=rerun makes it again" in record.getMessage()
     with pytest.raises(Stale, match=f"{part} changed since.*stale=rerun makes it again, stale=show keeps it"):
-        execution.execute(run.with_settings(stale="error"))
-    again = execution.execute(run.with_settings(stale="rerun"))
+        execution.execute(run.changed(stale="error"))
+    again = execution.execute(run.changed(stale="rerun"))
     assert again.row["code"] != first.row["code"]
     assert again.row["score"] == first.row["score"]
     caplog.clear()
-    execution.execute(run.with_settings(stale="error"))  # it is of today's code now
+    execution.execute(run.changed(stale="error"))  # it is of today's code now
     assert not caplog.records
 
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_other_code_goes_on_with_a_word_and_stays_marked(
             execution.execute(run)
     edit(monkeypatch, "method")
     with pytest.raises(Stale, match="was begun by other code"):
-        execution.execute(run.with_settings(stale="error"))
+        execution.execute(run.changed(stale="error"))
     with caplog.at_level(logging.WARNING, "fedbench"):
         row = execution.execute(run).row
     assert ["was begun by other code" in record.getMessage() for record in caplog.records] == [True]
@@ -181,7 +181,7 @@ def test_codes_that_give_the_same_numbers_are_one(
     fingerprint._same.cache_clear()
     fingerprint._digest.cache_clear()
     assert fingerprint.changed(first, fingerprint.code_of(run)) == []
-    execution.execute(run.with_settings(stale="error"))
+    execution.execute(run.changed(stale="error"))
     assert not caplog.records
 
 

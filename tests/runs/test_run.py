@@ -165,7 +165,8 @@ def test_a_run_waits_for_the_reference_that_another_process_makes(
 ) -> None:
     """As in a parallel sweep; the other one dies here, so this one has to make it."""
     chosen = config(tmp_path, "method=fedavg")
-    reference = run.folder_of(run.local_config(chosen))
+    assert chosen.local is not None
+    reference = run.folder_of(chosen.local)
     holder = (
         "import time; from pathlib import Path; from fedbench.core.lock import FolderLock\n"
         f"FolderLock(Path({str(reference.path)!r})).acquire(); print('held', flush=True); time.sleep(60)"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedbench.core.cache import cached_arrays
-from fedbench.core.trees import Tree
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.setup import Setup
+from fedbench.engine.pick.trial import opening
+from fedbench.engine.setup import Drawn, Setup, drawn
 from fedbench.engine.train.trainer import Trainer
 
 FEW, MORE = 2, 10  # steps of each client and stage that are taken: two lengths tell what a step adds
@@ -33,17 +32,15 @@ class Contender:
 
 
 class Cut:
-    """`Setup.batches` cut to its first steps, and how many there were and are."""
+    """A source of mini-batches: the first few of each stage, counted as they are and as they would have been."""
 
-    def __init__(self, setup: Setup, steps: int) -> None:
-        self.setup, self.steps = setup, steps
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
         self.planned = self.taken = 0
 
-    def __call__(
-        self, client: int, stage: Stage, view: Client, purpose: str
-    ) -> tuple[list[torch.Tensor], Tree]:
-        """See Setup.batches."""
-        order, noise = self.setup.batches(client, stage, view, purpose)
+    def __call__(self, setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
+        """See BatchSource."""
+        order, noise = drawn(setup, client, stage, view, purpose)
         self.planned += len(order)
         self.taken += min(self.steps, len(order))
         return order[: self.steps], {name: leaf[: self.steps] for name, leaf in noise.items()}
@@ -77,12 +74,11 @@ def seconds_a_step(setup: Setup, contender: Contender) -> float:
     """
     clients = setup.population.sizes.topk(contender.clients).indices
     clock = Clock(0, setup.protocol.rounds)
-    message, memory = setup.opening(clients, clock)
+    message, memory = opening(setup, clients, clock)
 
     def timed(steps: int) -> tuple[float, Cut]:
-        brief, cut = copy.copy(setup), Cut(setup, steps)
-        object.__setattr__(brief, "batches", cut)
-        trainer = contender.build(brief)
+        cut = Cut(steps)
+        trainer = contender.build(replace(setup, source=cut))
         _wait(setup.federation.device)
         begin = time.perf_counter()
         trainer.train(clients, message, memory, clock)

@@ -25,7 +25,8 @@ from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation, Ragged
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.setup import Setup
+from fedbench.engine.pick.trial import opening
+from fedbench.engine.setup import Drawn, Setup, drawn
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
@@ -75,13 +76,13 @@ def peak_bytes(trainer: Trainer, ids: Sequence[int]) -> int:
     """Largest memory that training clients `ids` with an engine takes on the device, messages and memory included."""
     setup = trainer.setup
     clients, clock = torch.tensor(ids), Clock(0, setup.protocol.rounds)
-    message, memory = setup.opening(clients, clock)
+    message, memory = opening(setup, clients, clock)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     real = {client: (trees.row(message, k), trees.row(memory, k)) for k, client in enumerate(ids)}
     probe = copy.copy(trainer)
-    probe.setup = copy.copy(setup)
-    object.__setattr__(probe.setup, "federation", _fake_federation(setup.federation, mode))
-    object.__setattr__(probe.setup, "batches", partial(_ends, setup, real))
+    probe.setup = replace(
+        setup, federation=_fake_federation(setup.federation, mode), source=partial(_ends, setup, real)
+    )
     held = trees.map_leaves(mode.from_tensor, message), trees.map_leaves(mode.from_tensor, memory)
     with Ledger(setup.federation.device) as ledger:
         probe.train(clients, *held, clock)
@@ -113,11 +114,17 @@ def _ahead(trainer: Trainer, ids: Sequence[int]) -> int:
 
 
 def _ends(
-    setup: Setup, real: Mapping[int, tuple[Tree, Tree]], client: int, stage: Stage, view: Client, purpose: str
-) -> tuple[list[Tensor], Tree]:
-    """First and last of `Setup.batches`; a method that draws may look at the real message and memory of a client."""
+    setup: Setup,
+    real: Mapping[int, tuple[Tree, Tree]],
+    _fake: Setup,
+    client: int,
+    stage: Stage,
+    view: Client,
+    purpose: str,
+) -> Drawn:
+    """First and last that are `drawn`; a method that draws may look at the real message and memory of a client."""
     message, memory = real[client]
-    order, noise = setup.batches(client, stage, replace(view, message=message, memory=memory), purpose)
+    order, noise = drawn(setup, client, stage, replace(view, message=message, memory=memory), purpose)
     ends = [0, len(order) - 1] if len(order) > 1 else [*range(len(order))]
     return [order[step] for step in ends], {name: leaf[ends] for name, leaf in noise.items()}
 

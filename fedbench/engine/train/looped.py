@@ -136,11 +136,11 @@ class LoopedTrainer(Trainer):
     def count(self, client: int, model: Tree, score: Sequence[str], known: Known | None = None) -> Counts:
         """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
         counts: dict[int, Counted] = {} if known is None else known.of(model)
-        parts = self.setup.parts_of(client) if "global" in score else []
+        parts = self.setup.scored.parts_of(client) if "global" in score else []
         wanted: dict[str | int, Tensor] = {
-            name: self.setup.scored(name, client) for name in score if name != "global"
+            name: self.setup.scored.indices(name, client) for name in score if name != "global"
         }
-        wanted |= {part: self.setup.global_parts[part] for part in parts if part not in counts}
+        wanted |= {part: self.setup.scored.parts[part] for part in parts if part not in counts}
         found = self._count(model, wanted) if wanted else {}
         counts |= {part: found[part] for part in parts if part in found}
         whole = total([counts[part] for part in parts], self.setup.task.classes)

@@ -253,11 +253,11 @@ class StackedTrainer(Trainer):
         for name in score:
             if name == "global" and all(trees.is_shared(leaf) for leaf in models.values()):
                 model = {k: leaf[:1] for k, leaf in models.items()}
-                correct, total = self._count_on([torch.cat(self.setup.global_parts)], model)
-                classes = torch.stack([self.setup.scored_classes(client) for client in chunk.ids])
+                correct, total = self._count_on([torch.cat(self.setup.scored.parts)], model)
+                classes = torch.stack([self.setup.scored.classes(client) for client in chunk.ids])
                 counts[name] = (correct * classes, total * classes)
             else:
-                counts[name] = self._count_on([self.setup.scored(name, i) for i in chunk.ids], models)
+                counts[name] = self._count_on([self.setup.scored.indices(name, i) for i in chunk.ids], models)
         return counts
 
     def _count_on(self, samples: Sequence[Tensor], models: Tree) -> Counted:

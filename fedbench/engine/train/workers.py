@@ -119,7 +119,7 @@ class WorkersTrainer(Trainer):
     def _work(self, verb: str, client: int, clock: Clock, score: Sequence[str]) -> int:
         """What a client's block is weighed by: samples that it trains on and is scored on, each counted once."""
         trained = self.setup.federation.size(client) if self._trains(verb, clock) else 0
-        scored = 0 if verb == "train" else sum(len(self.setup.scored(name, client)) for name in score)
+        scored = 0 if verb == "train" else sum(len(self.setup.scored.indices(name, client)) for name in score)
         return trained + scored
 
     def _deal(

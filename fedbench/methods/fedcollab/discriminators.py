@@ -25,12 +25,14 @@ import torch
 from torch import Tensor
 
 from fedbench.config.schema import retired
+from fedbench.core import trees
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.rng import numpy_rng, torch_rng
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Meter
 from fedbench.methods.fedcollab.network import Discriminators, Embedding, embed, initial, reduces
 
 WORK_BYTES = 512 * 2**20  # pairs are trained in chunks whose tensors stay under this; no result depends on it
-SCORE_BYTES = 4  # the share of right answers that a client uploads at a check
 REPORTS = ("last", "best")
 
 
@@ -74,8 +76,6 @@ class Distances:
     matrix: npt.NDArray[np.float64]  # [N, N] symmetric, zero diagonal; NaN where a pair was not asked for
     pairs: npt.NDArray[np.int64]  # [P, 2]
     rounds_used: npt.NDArray[np.int64]  # [P] federated rounds until the check that ended the pair
-    bytes_up: int  # by all clients: a discriminator a round, and the scores of the checks
-    bytes_down: int  # by all clients: a discriminator a round, and one more for the last check
 
 
 class Patience:
@@ -107,6 +107,7 @@ def train_discriminators(
     config: DiscriminatorConfig,
     seed: int,
     pairs: Sequence[tuple[int, int]] | None = None,
+    meter: Meter | None = None,
 ) -> Distances:
     """Distances between clients from discriminators trained for every pair, batched.
 
@@ -119,10 +120,13 @@ def train_discriminators(
         seed: keys the splits, the common initial weights and the batches.
         pairs: pairs of different clients to measure, by default all of them; a new client that is the last
             of N asks for (0, N - 1), ..., (N - 2, N - 1).
+        meter: counts what clients are sent and send: a discriminator a round, one more for the last check; a
+            discriminator a round, and at every check the share of right answers.
 
     Raises:
         ConfigError: a client with fewer than two samples (one to train on, one to validate).
     """
+    meter = meter or Meter()
     asked = _checked_pairs(len(clients), pairs)
     sizes = np.array([len(c) for c in clients])
     for k, size in enumerate(sizes):
@@ -138,15 +142,33 @@ def train_discriminators(
     chunk = _chunk(embedding, m, validated)
     for start in range(0, len(asked), chunk):
         at = slice(start, start + chunk)
-        scores[at], rounds[at] = _run(embedding, asked[at], m, parts, config, seed)
+        scores[at], rounds[at] = _run(embedding, asked[at], m, parts, config, seed, Exchange(weights, meter))
     matrix = np.full((len(clients), len(clients)), np.nan)
     np.fill_diagonal(matrix, 0.0)
     i, j = asked.T
     matrix[i, j] = matrix[j, i] = np.clip(2 * scores - 1, 0, None)
-    size = sum(w.numel() * w.element_size() for w in weights.values())
-    checks = np.searchsorted(config.checks(), rounds, side="right")
-    up = 2 * int((rounds * size + checks * SCORE_BYTES).sum())
-    return Distances(matrix, asked, rounds, up, 2 * int((rounds + 1).sum()) * size)
+    return Distances(matrix, asked, rounds)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the two clients of each pair and the server send each other, counted by `meter`."""
+
+    weights: Tree  # one discriminator
+    meter: Meter
+
+    def step(self, pairs: int) -> None:
+        """A round: discriminators down, trained ones up."""
+        self.last(pairs)
+        self.meter.received(trees.expand(self.weights, 2 * pairs))
+
+    def check(self, pairs: int) -> None:
+        """Each client's share of right answers, of the discriminators that the next round or `last` sends."""
+        self.meter.received({"share": torch.empty(2 * pairs)})
+
+    def last(self, pairs: int) -> None:
+        """Discriminators down."""
+        self.meter.sent(trees.expand(self.weights, 2 * pairs))
 
 
 def _checked_pairs(N: int, pairs: Sequence[tuple[int, int]] | None) -> npt.NDArray[np.int64]:
@@ -196,6 +218,7 @@ def _run(
     parts: Mapping[int, tuple[Tensor, Tensor]],
     config: DiscriminatorConfig,
     seed: int,
+    exchange: Exchange,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Best balanced accuracy [P] and rounds used [P] of a chunk of pairs."""
     device = embedding.phi.device
@@ -211,11 +234,14 @@ def _run(
         if m > config.batch:
             batch = torch.from_numpy(np.stack([next(draws[p]) for p in active])).to(device)
         nets.step(config.lr, batch)
+        exchange.step(len(active))
         if done not in checks:
             continue
+        exchange.check(len(active))
         stop = patience.update(nets.balanced_accuracy()) | (done == checks[-1])
         if bool(stop.any()):
             ended = stop.cpu().numpy()
+            exchange.last(int(ended.sum()))
             best[active[ended]] = patience.best[stop].cpu().numpy()
             rounds[active[ended]] = done
             active = active[~ended]

@@ -12,7 +12,7 @@ coalitions for the partitions of all seeds 0-5, the model's normalised inputs fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,14 +22,10 @@ from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Cohort
+from fedbench.engine.contract import Cohort, Preparation
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
 from fedbench.methods.parts.coalitions import AnyInside, grouped, server_of
-
-if TYPE_CHECKING:
-    from fedbench.engine.preparation import Preparation
-
 
 INPUTS = ("unit", "normalised")
 
@@ -77,15 +73,15 @@ class FedCollab(AnyInside):
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train the discriminators, solve for the coalitions, give each a copy of the base server."""
-        setup = preparation.setup
+        population = preparation.population
         distances = self._distances(preparation)
         base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)
-        clients = setup.federation.clients
+        clients = population.clients
         known = np.array([k for k in range(clients) if k not in self.newcomers])
-        sizes = setup.population.sizes.numpy()
+        sizes = population.sizes.numpy()
         if len(known) == 0 or max(self.newcomers, default=0) >= clients:
             raise ConfigError(f"method.newcomers={list(self.newcomers)} do not fit {clients} clients")
-        generator = rng.numpy_rng(setup.seed, "coalitions")
+        generator = rng.numpy_rng(preparation.seed, "coalitions")
         inner, seen = self._solver_inputs(sizes[known], distances[np.ix_(known, known)])
         solution = solver.solve(inner, seen, self.C, self.restarts, generator)
         coalition = np.empty(clients, dtype=np.int64)
@@ -98,18 +94,17 @@ class FedCollab(AnyInside):
         return {"distances": torch.from_numpy(distances), **state}, memory
 
     def _distances(self, preparation: Preparation) -> np.ndarray:
-        setup = preparation.setup
-        federation = setup.federation
-        train = federation.sets["train"]
-        x, y = federation.gather(train.values)
-        if self.inputs == "unit":
-            x = federation.unit(train.values)
-        rows = [torch.arange(int(a), int(b)) for a, b in zip(train.offsets, train.offsets[1:], strict=False)]
-        found = train_discriminators(
-            x.flatten(1), y, federation.classes, rows, self.discriminator, setup.seed
-        )
-        preparation.charge(found.bytes_up, found.bytes_down)
-        return found.matrix
+        samples = preparation.samples(unit=self.inputs == "unit")
+        sizes = preparation.population.sizes.long().tolist()
+        return train_discriminators(
+            samples.x.flatten(1),
+            samples.y,
+            preparation.task.classes,
+            torch.arange(len(samples.y)).split(sizes),
+            self.discriminator,
+            preparation.seed,
+            meter=preparation.meter,
+        ).matrix
 
     def _solver_inputs(self, sizes: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sizes and distances as the solver is to see them (Table 3)."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,13 +30,10 @@ from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, Cohort, Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.sosicfl import clustering, positions, region
 from fedbench.models.task import Task
-
-if TYPE_CHECKING:
-    from fedbench.engine.preparation import Preparation
 
 SAMPLERS: dict[str, Callable[[int, Tensor, float, torch.Generator], Tensor]] = {
     "uniform": region.uniform,
@@ -47,7 +44,6 @@ OPTIONS = {
     "metric": tuple(clustering.METRICS),
     "sampling": tuple(SAMPLERS),
 }
-COUNT_BYTES = 4  # of a client's count of one class, sent once
 
 
 @dataclass(frozen=True)
@@ -114,21 +110,19 @@ class SosicFL(Method):
 
     def _clustered(self, preparation: Preparation) -> tuple[clustering.Array, clustering.Labels]:
         """(centres [C, n], cluster of each client [N]) of the label distributions' topics."""
-        setup = preparation.setup
-        counts = setup.population.label_counts.numpy()
-        preparation.charge(up=counts.size * COUNT_BYTES, down=0)
-        found = positions.topics(counts, self.endpoints, rng.derive(setup.seed, "topics"))
+        counts = preparation.received({"counts": preparation.population.label_counts.to(torch.int32)})[
+            "counts"
+        ]
+        seed = rng.derive(preparation.seed, "topics")
+        found = positions.topics(counts.double().numpy(), self.endpoints, seed)
         preparation.keep("positions", found)
         members, centres = clustering.cluster(found, self.clusters, clustering.METRICS[self.metric])
         return centres, members
 
     def _heads(self, preparation: Preparation, server: Tree, memory: Tree) -> clustering.Array:
         """A centre for each client [N, n]: principal components of what a round of training made of its head."""
-        ids = preparation.everyone()
-        message = self.send(server, preparation.setup.cohort(ids, preparation.clock))
-        trained = preparation.trainer.train(ids, message, memory, preparation.clock).uploads
-        heads = trees.map_leaves(lambda leaf: leaf.mean(1), trees.part(trained, "endpoints"))
-        preparation.charge(trees.row_bytes(heads) * len(ids), trees.row_bytes(message) * len(ids))
+        message = self.send(server, preparation.everyone)
+        heads = preparation.round(message, memory, sends=middle)
         return positions.projected_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
 
     # ---- server
@@ -185,6 +179,11 @@ class SosicFL(Method):
 def shared(tree: Tree) -> Tree:
     """The endpoints and the rest of the model, without the regions."""
     return {key: leaf for key, leaf in tree.items() if not key.startswith("region/")}
+
+
+def middle(work: Tree) -> Tree:
+    """The mean of the endpoints of the leaves that have them."""
+    return trees.map_leaves(lambda leaf: leaf.mean(0), trees.part(work, "endpoints"))
 
 
 def at(work: Tree, alpha: Tensor) -> Tree:
