@@ -17,7 +17,7 @@ ADDED = "added"
 def added(default: Any) -> Any:
     """A dataclass field that came after results were recorded; `default` is what was done before it came.
 
-    At `default` it does not count in a run's key (`compose.run_key`), so what was run before still stands. So the
+    At `default` it does not count in a run's key (`runs.config.run_key`), so what was run before still stands. So the
     default may never change: old results would pass for those of the new one. Another default needs another field.
     """
     return field(default=default, metadata={ADDED: True})
