@@ -1,4 +1,4 @@
-"""`python -m fedbench.tables.redraw [RESULTS]`: draw every filled table again from its files; nothing is trained."""
+"""`python -m fedbench.cli.redraw [RESULTS]`: draw every filled table again from its files; nothing is trained."""
 
 from __future__ import annotations
 
