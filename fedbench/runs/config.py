@@ -9,17 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from fedbench.config import compose
-from fedbench.config.compose import REGISTRIES, label
+from fedbench.config import groups
+from fedbench.config.compose import label
+from fedbench.config.groups import REGISTRIES
 from fedbench.config.registry import typed
 from fedbench.config.schema import ADDED, HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
-from fedbench.engine.method import Method
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from fedbench.engine.method import Method
 
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
@@ -93,18 +95,18 @@ def resolve(config: DictConfig) -> RunConfig:
 
 def from_plain(plain: Mapping[str, Any]) -> RunConfig:
     """`resolve` for a plain nested dict, such as the one saved with a run or an altered copy of it."""
-    groups = {**REGISTRIES, **SCHEMAS}
-    for group in groups:
+    sections = {**REGISTRIES, **SCHEMAS}
+    for group in sections:
         if not isinstance(plain.get(group), Mapping):
             raise ConfigError(f"{group}: no option chosen; add {group}=NAME")
-    built = {group: compose.registry(group).build(plain[group]) for group in REGISTRIES}
+    built = {group: groups.registry(group).build(plain[group]) for group in REGISTRIES}
     schemas = {group: typed(SCHEMAS[group], plain[group], group) for group in SCHEMAS}
-    settings = {key: value for key, value in plain.items() if key not in groups}
+    settings = {key: value for key, value in plain.items() if key not in sections}
     return RunConfig(
         **built,
         **schemas,
         settings=typed(SettingsConfig, settings, "the config"),
-        labels={group: label(group, plain[group], built.get(group)) for group in groups},
+        labels={group: label(group, plain[group], built.get(group)) for group in sections},
         plain=plain,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedbench.config.compose import registry
+from fedbench.config.groups import registry
 from fedbench.core.errors import FolderInUse
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.federation import Federation
