@@ -23,7 +23,8 @@ from fedbench.runs.fingerprint import SAME_NUMBERS
 ROOT = Path(__file__).resolve().parents[1]
 HASHES = """
 import json, sys
-from fedbench.config.compose import compose, conf_dir
+from fedbench.config.compose import compose
+from fedbench.config.groups import conf_dir
 from fedbench.runs import fingerprint
 from fedbench.runs.config import resolve
 fingerprint.SAME_NUMBERS = fingerprint.Path(sys.argv[1])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fedbench import __version__
-from fedbench.config import compose, messages
+from fedbench.config import groups, messages
 from fedbench.config.messages import INTERRUPTED, OK
 
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sources.register()
     try:
         with _arguments(arguments), jobs.keeping() as outcomes:
-            hydra.main(str(compose.conf_dir()), compose.CONFIG_NAME, version_base="1.3")(jobs.perform)()
+            hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
     except KeyboardInterrupt:
         print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
         return INTERRUPTED

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fedbench.config import compose
-from fedbench.config.compose import SCHEMAS
+from fedbench.config import groups
+from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName, unknown
 
 Row = dict[str, str]
@@ -48,7 +48,7 @@ def listing(kind: str) -> Listing:
 
 def options(group: str) -> list[str]:
     """The YAMLs of a config group."""
-    return sorted(file.stem for file in (compose.conf_dir() / group).glob("*.yaml"))
+    return sorted(file.stem for file in (groups.conf_dir() / group).glob("*.yaml"))
 
 
 def load_option(group: str, name: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def about(group: str, name: str) -> str:
 
 
 def _file(group: str, name: str) -> Path:
-    file = compose.conf_dir() / group / f"{name}.yaml"
+    file = groups.conf_dir() / group / f"{name}.yaml"
     if not file.is_file():
         raise unknown(group, name, options(group))
     return file
@@ -119,7 +119,7 @@ def _methods() -> Listing:
     rows = []
     for name in options("method"):
         config = load_option("method", name)
-        method = compose.registry("method").build(config)
+        method = groups.registry("method").build(config)
         found = probe(method)
         once = "; also before round 0" if found.prepares else ""
         rows.append(
@@ -162,7 +162,7 @@ def _presets() -> Listing:
 def _datasets() -> Listing:
     rows = []
     for name in options("dataset"):
-        source = compose.registry("dataset").build(load_option("dataset", name))
+        source = groups.registry("dataset").build(load_option("dataset", name))
         state = source.state()
         ready = "ready" if state.prepared else "ready, read at first use"
         rows.append(
@@ -196,9 +196,7 @@ def _tables() -> Listing:
             for text in (*table.base, *column.overrides)
             if text.startswith("dataset=")
         )
-        ready = [
-            d for d in used if compose.registry("dataset").build(load_option("dataset", d)).state().ready
-        ]
+        ready = [d for d in used if groups.registry("dataset").build(load_option("dataset", d)).state().ready]
         unsupported = sum(
             bool(row.unsupported or column.unsupported) for row in table.rows for column in table.columns
         )
@@ -252,13 +250,13 @@ def _different(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str,
 def _source(group: str, config: Mapping[str, Any], file: Path) -> str:
     """The file of the class behind a component, else the YAML."""
     root = Path(__file__).resolve().parents[2]
-    if group in compose.REGISTRIES:
+    if group in groups.REGISTRIES:
         try:
-            found = Path(inspect.getfile(compose.registry(group).get(str(config["name"]))))
+            found = Path(inspect.getfile(groups.registry(group).get(str(config["name"]))))
         except UnknownName:  # model=auto points at the data set's
-            return file.relative_to(compose.conf_dir().parent).as_posix()
+            return file.relative_to(groups.conf_dir().parent).as_posix()
         return found.relative_to(root).as_posix()
-    return file.relative_to(compose.conf_dir().parent).as_posix()
+    return file.relative_to(groups.conf_dir().parent).as_posix()
 
 
 KINDS: dict[str, Callable[[], Listing]] = {

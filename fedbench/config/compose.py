@@ -1,27 +1,16 @@
-"""From overrides to a config: the folder of YAMLs, the groups in it, and Hydra's composition of them."""
+"""From overrides to a config, and what its choices are called."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from fedbench.config.registry import Registry
-from fedbench.config.schema import HardwareConfig, ProtocolConfig
-from fedbench.core.errors import ConfigError
+from fedbench.config import groups
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-CONFIG_NAME = "config"
-REGISTRIES = {  # config group -> where its registry is; imported when a component is first built
-    "dataset": "fedbench.data.datasets:DATASETS",
-    "partition": "fedbench.data.partitions:PARTITIONS",
-    "model": "fedbench.models:MODELS",
-    "method": "fedbench.methods:METHODS",
-}
 SETTINGS = (
     "hardware",
     "runs_dir",
@@ -32,16 +21,6 @@ SETTINGS = (
     "force",
     "stale",
 )  # change no result
-SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
-
-
-def conf_dir() -> Path:
-    """The folder of YAMLs: inside the installed package, or at the top of a source checkout."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / f"{CONFIG_NAME}.yaml").is_file():
-            return folder
-    raise ConfigError(f"no conf/ folder in or beside {package}; install fedbench-harness again")
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
@@ -55,8 +34,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     outer = GlobalHydra.instance().hydra  # a job that is running must find its own Hydra again
     GlobalHydra.instance().hydra = None
     try:
-        with hydra.initialize_config_dir(str(conf_dir()), job_name="fedbench", version_base="1.3"):
-            return hydra.compose(CONFIG_NAME, list(overrides))
+        with hydra.initialize_config_dir(str(groups.conf_dir()), job_name="fedbench", version_base="1.3"):
+            return hydra.compose(groups.CONFIG_NAME, list(overrides))
     finally:
         GlobalHydra.instance().hydra = outer
 
@@ -73,21 +52,3 @@ def label(group: str, config: Mapping[str, Any], component: object = None) -> st
     if isinstance(base, Mapping) and (inner := label(group, base)) != "fedavg":
         text += f"({inner})"
     return text
-
-
-def registry(group: str) -> Registry[Any]:
-    """The registry of a config group's components."""
-    module, _, attribute = REGISTRIES[group].partition(":")
-    return cast("Registry[Any]", getattr(importlib.import_module(module), attribute))
-
-
-def family_field(group: str, file: Path) -> str | None:
-    """The field that a number behind the name of the component in `file` sets; None if it is no family."""
-    from omegaconf import OmegaConf
-
-    if group not in REGISTRIES:
-        return None
-    name = cast("DictConfig", OmegaConf.load(file)).get("name")
-    if name is None:  # a preset of another file's component
-        return None
-    return getattr(registry(group).get(name), "family_field", None) or None

@@ -16,7 +16,7 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.config.compose import REGISTRIES
+from fedbench.config.groups import REGISTRIES
 from fedbench.core.errors import FedbenchError, nearest
 
 OK, CRASHED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes; 130 is the shell's for Ctrl-C

@@ -19,7 +19,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from fedbench.config import compose
+from fedbench.config import groups
 
 NESTED = re.compile(r"^method(/base)+(?=/|$)")  # group of the method inside a method, at any depth
 MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>\d+(\.\d+)?(e-?\d+)?)")
@@ -80,7 +80,7 @@ class VirtualSource(ConfigSource):
         file = Path(self.path) / f"{family}.yaml"
         if not file.is_file():
             return None
-        field = compose.family_field(group, file)
+        field = groups.family_field(group, file)
         return None if field is None else (family, field, _number(match["number"]))
 
 
@@ -89,7 +89,7 @@ class VirtualSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Called by Hydra whenever it builds a search path."""
-        search_path.append("fedbench", f"{VirtualSource.scheme()}://{compose.conf_dir()}")
+        search_path.append("fedbench", f"{VirtualSource.scheme()}://{groups.conf_dir()}")
 
 
 def register() -> None:

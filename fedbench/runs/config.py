@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from fedbench.config import compose
-from fedbench.config.compose import REGISTRIES, SCHEMAS, label
+from fedbench.config import groups
+from fedbench.config.compose import label
+from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.config.registry import typed
 from fedbench.config.schema import ADDED, RETIRED, HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
-from fedbench.engine.method import Method
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from fedbench.engine.method import Method
 
 NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
     "dataset": ("root", "download", "model"),
@@ -125,14 +127,14 @@ def from_plain(plain: Mapping[str, Any]) -> RunConfig:
 
 def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
     """The run that `plain` describes; the components in `kept`, by group, need not be built again."""
-    groups = (*REGISTRIES, *SCHEMAS)
-    for group in groups:
+    sections = (*REGISTRIES, *SCHEMAS)
+    for group in sections:
         if not isinstance(plain.get(group), Mapping):
             raise ConfigError(f"{group}: no option chosen; add {group}=NAME")
     missing = [group for group in REGISTRIES if group not in kept]
-    made = {group: compose.registry(group).build(plain[group]) for group in missing}
+    made = {group: groups.registry(group).build(plain[group]) for group in missing}
     schemas = {group: _schema(group, json.dumps(plain[group])) for group in SCHEMAS}
-    rest = {key: value for key, value in plain.items() if key not in groups}
+    rest = {key: value for key, value in plain.items() if key not in sections}
     settings = _schema("settings", json.dumps(rest))
     return RunConfig(plain, **kept, **made, **schemas, settings=settings)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.core import source
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
@@ -76,7 +76,7 @@ def _digest(part: str, modules: tuple[str, ...], rooms: tuple[str, ...]) -> str:
 
 def _methods(config: Mapping[str, Any]) -> Iterator[type]:
     """The class of a method and those of the methods inside it."""
-    yield compose.registry("method").get(str(config["name"]))
+    yield groups.registry("method").get(str(config["name"]))
     if isinstance(inner := config.get("base"), Mapping):
         yield from _methods(inner)
 

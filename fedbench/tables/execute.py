@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedbench.config.compose import conf_dir
+from fedbench.config.groups import conf_dir
 from fedbench.runs.config import resolve, run_key
 from fedbench.tables.job import Job
 

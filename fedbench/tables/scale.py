@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
 
@@ -62,7 +62,7 @@ def load(name: str) -> Scale:
     """
     from omegaconf import OmegaConf
 
-    folder = compose.conf_dir() / "scale"
+    folder = groups.conf_dir() / "scale"
     known = sorted(file.stem for file in folder.glob("*.yaml"))
     if name not in known:
         raise unknown("scale", name, known)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.tables import margins
@@ -75,7 +75,7 @@ class TableSpec:
 
 def names() -> list[str]:
     """Every table that has a YAML."""
-    return sorted(file.stem for file in (compose.conf_dir() / "table").glob("*.yaml"))
+    return sorted(file.stem for file in (groups.conf_dir() / "table").glob("*.yaml"))
 
 
 def load(name: str) -> TableSpec:
@@ -89,7 +89,7 @@ def load(name: str) -> TableSpec:
 
     if name not in names():
         raise unknown("table", name, names())
-    path = Path(compose.conf_dir()) / "table" / f"{name}.yaml"
+    path = Path(groups.conf_dir()) / "table" / f"{name}.yaml"
     return parse(cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path), resolve=True)))
 
 

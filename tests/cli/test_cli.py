@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from fedbench import __version__
 from fedbench.cli.app import main
-from fedbench.config import compose, schema
+from fedbench.config import compose, groups, schema
 from fedbench.config.messages import one_line
 from fedbench.core.errors import ConfigError, DataMissing, UnknownName
 from fedbench.methods.pfedme import PFedMe
@@ -442,4 +442,4 @@ def test_help_is_quick_and_light_in_any_folder(elsewhere: Path) -> None:
 
 def test_unknown_names_in_a_registry() -> None:
     with pytest.raises(UnknownName, match="nearest"):
-        compose.registry("dataset").get("digitz")
+        groups.registry("dataset").get("digitz")

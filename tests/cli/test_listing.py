@@ -17,7 +17,7 @@ from fedbench.cli import listing as tables
 from fedbench.cli.listing import KINDS, Listing, listing, load_option, options, parameters
 from fedbench.cli.reproduce import read
 from fedbench.cli.traffic import describe, probe
-from fedbench.config import compose
+from fedbench.config import compose, groups
 from fedbench.core.errors import UnknownName
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
@@ -120,7 +120,7 @@ def test_defaults_lists_are_resolved_as_hydra_resolves_them() -> None:
     checked = 0
     for group in ("method", "protocol"):
         for name in options(group):
-            if "defaults:" in (compose.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
+            if "defaults:" in (groups.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
                 composed = resolve(compose.compose([f"{group}={name}"])).plain[group]
                 assert load_option(group, name) == composed
                 checked += 1

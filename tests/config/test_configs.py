@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import compose
-from fedbench.config.compose import REGISTRIES
+from fedbench.config import compose, groups
+from fedbench.config.groups import REGISTRIES
 from fedbench.runs.config import SCHEMAS, RunConfig, from_plain, resolve, run_key
 
-CONF = compose.conf_dir()
+CONF = groups.conf_dir()
 GROUPS = (*REGISTRIES, *SCHEMAS)
 FILES = sorted(
     file.relative_to(CONF).with_suffix("").as_posix()
@@ -61,7 +61,7 @@ def test_composes_and_builds(file: str) -> None:
     group, _, name = file.partition("/")
     run = resolved(f"{group}={name}")
     component, given = getattr(run, group), run.plain[group]
-    cls = compose.registry(group).get(given["name"]) if group in REGISTRIES else SCHEMAS[group]
+    cls = groups.registry(group).get(given["name"]) if group in REGISTRIES else SCHEMAS[group]
     assert type(component) is cls
     if file in PARTIAL:
         return
@@ -73,7 +73,7 @@ def test_composes_and_builds(file: str) -> None:
 @pytest.mark.parametrize("group", REGISTRIES)
 def test_every_registered_component_has_a_file(group: str) -> None:
     named = {resolved(f"{group}={name}").plain[group]["name"] for name in options(group)}
-    assert sorted(named) == list(compose.registry(group))
+    assert sorted(named) == list(groups.registry(group))
 
 
 @pytest.mark.parametrize("base", [name for name in options("method") if name != "fedcollab"])

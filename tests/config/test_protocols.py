@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import compose
+from fedbench.config import compose, groups
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import FedbenchError
 from fedbench.runs.config import resolve
@@ -55,7 +55,7 @@ READING: dict[str, tuple[Any, ...]] = {
     "fedcollab": ((), "local", "none", True, 0.2, 0.0, "received", "client", "last", False),
     "quick": ((), "local", "none", True, 0.2, 0.0, "received", "client", "last", False),
 }
-FILES = sorted(file.stem for file in (compose.conf_dir() / "protocol").glob("*.yaml"))
+FILES = sorted(file.stem for file in (groups.conf_dir() / "protocol").glob("*.yaml"))
 
 
 def protocol(*overrides: str) -> ProtocolConfig:
@@ -92,7 +92,7 @@ def test_protocols_are_their_papers(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_says_where_its_numbers_come_from(name: str) -> None:
-    text = (compose.conf_dir() / "protocol" / f"{name}.yaml").read_text()
+    text = (groups.conf_dir() / "protocol" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
     source = ("FedSaC", "pFedSim", "SosicFL", "FedReMa", "FedCollab", "smoke run")
     assert any(word in text.splitlines()[0] for word in source)
