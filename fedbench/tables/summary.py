@@ -18,8 +18,8 @@ HEAD = """\
 # How many values have which verdict
 
 Values of ours beside a published one, at the papers' settings, by table. Exploratory values, whose setting was chosen
-after outcomes had been seen, are counted apart. A value that stands in several tables, as FedCollab's own, counts once in
-the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
+after outcomes had been seen, are counted apart. A value that stands in several tables, as FedCollab's own, counts once
+in the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
 
 """
 FOOT = "\nWritten by `python -m fedbench.cli.redraw results`; nothing is trained.\n"
@@ -62,10 +62,10 @@ def table(found: Sequence[Judged]) -> str:
     """A line a table, and one for all tables of a paper with the same setting that hold values not exploratory."""
     lines = [["table", *COLUMNS, *(f"exploratory: {column}" for column in COLUMNS)]]
     lines.append(["---"] * len(lines[0]))
-    for folder in dict.fromkeys(each.folder for each in found):
-        lines.append(
-            [f"[{folder}](tables/{folder}/table.md)", *_counts([e for e in found if e.folder == folder])]
-        )
+    lines += [
+        [f"[{folder}](tables/{folder}/table.md)", *_counts([each for each in found if each.folder == folder])]
+        for folder in dict.fromkeys(each.folder for each in found)
+    ]
     confirmed = [each for each in found if not each.exploratory]
     for paper, setting in dict.fromkeys((each.paper, each.setting) for each in confirmed):
         tables = {each.folder for each in confirmed if (each.paper, each.setting) == (paper, setting)}

@@ -19,13 +19,14 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         Judged("p", "b", "", ("k1", "k2"), "acc", "equivalent", False),  # the same runs
         Judged("p", "b", "", ("k1", "k2"), "rsd", "different", False),
         Judged("p", "b", "", ("k3",), "acc", "inconclusive", True),
-        Judged("p", "a", "partition_seed=0", ("k4",), "acc", "inconclusive", False),
+        Judged("p", "kept", "partition_seed=0", ("k4",), "acc", "inconclusive", False),
         Judged("p", "c", "", ("k5",), "acc", "different", True),  # a table of exploratory values alone
     ]
     lines = [line.strip("| ").split(" | ") for line in summary.table(found).splitlines()]
     assert {line[0].partition("]")[0]: list(map(int, line[1:])) for line in lines[2:]} == {
-        "[a": [2, 1, 0, 1, 0, 0, 0, 0],
+        "[a": [1, 1, 0, 0, 0, 0, 0, 0],
         "[b": [2, 1, 1, 0, 1, 0, 0, 1],
+        "[kept": [1, 0, 0, 1, 0, 0, 0, 0],
         "[c": [0, 0, 0, 0, 1, 0, 1, 0],
         "p, as specified, 2 tables, each value once": [2, 1, 1, 0, 1, 0, 0, 1],
         "p, partition_seed=0, 1 tables, each value once": [1, 0, 0, 1, 0, 0, 0, 0],
