@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from fedbench.core.errors import FedbenchError
-from fedbench.tables import store
+from fedbench.tables import store, summary
 from fedbench.tables.render import write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Redraw all tables below the folder that is given (default: results); returns the exit code."""
+    """Redraw all tables below the folder that is given (default: results) and count verdicts; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     results = given[0] if given else "results"
     folders = store.folders(results)
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write(folder)
             store.seal(folder)
             print(folder)
+        summary.write(Path(results))
     except FedbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

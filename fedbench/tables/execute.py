@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config.groups import conf_dir
-from fedbench.runs.config import resolve, run_key
+from fedbench.runs.config import from_plain, run_key
 from fedbench.tables.job import Job
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 POLL = 1.0  # seconds between two looks at the run folders
-SHARED = ("hardware.engine=looped",)  # runs that share the cores take one each, unless they say otherwise
+SHARED = "looped"  # engine of runs that share the cores: one each, unless they say otherwise
 Watch = Callable[[Sequence[Job], Sequence[Job]], None]  # (finished, failed) so far
 
 
@@ -90,9 +91,10 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
             "config", [*launcher, f"hydra.sweep.dir={scratch}"], run_mode=RunMode.MULTIRUN
         )
         context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
+        shared = bool(launcher) and len(jobs) > 1  # the only run, often Local, has all cores
+        task = functools.partial(perform, [_plain(job, shared=shared) for job in jobs])
         runner = Plugins.instance().instantiate_launcher(context, task, config)
-        shared = SHARED if launcher and len(jobs) > 1 else ()  # the only run, often Local, has all cores
-        returned = runner.launch([[*shared, *job.overrides] for job in jobs], initial_job_idx=0)
+        returned = runner.launch([[] for _ in jobs], initial_job_idx=0)
     for job, each in zip(jobs, returned, strict=False):
         _note_death(job, each)
 
@@ -106,11 +108,24 @@ def _note_death(job: Job, returned: JobReturn) -> None:
             _ = returned.return_value  # raises what ended the job
 
 
-def task(config: DictConfig) -> None:
-    """One job of the launcher, in whatever process it runs; its failure is noted in the run's folder."""
+def _plain(job: Job, *, shared: bool) -> dict[str, Any]:
+    """The plain config of a job's run, the one form in which it goes to another process."""
+    plain = dict(job.config.plain)
+    if shared and plain["hardware"]["engine"] == "auto":
+        plain["hardware"] = {**plain["hardware"], "engine": SHARED}
+    return plain
+
+
+def perform(plains: Sequence[Mapping[str, Any]], _: DictConfig) -> None:
+    """One job of the launcher, in whatever process it runs; its failure is noted in the run's folder.
+
+    What Hydra composes for the job is not looked at but for its number among `plains`.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
     from fedbench.runs.execution import execute, folder_of
 
-    run = resolve(config)
+    run = from_plain(plains[HydraConfig.get().job.num])
     with contextlib.suppress(Exception), folder_of(run).noting_failure():
         execute(run)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,7 +12,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 
 from fedbench.config.compose import compose
-from fedbench.runs.config import resolve
+from fedbench.runs.config import from_plain, resolve, run_key
 from fedbench.tables import execute
 from fedbench.tables.job import Job, local_twin
 
@@ -59,10 +61,19 @@ def test_the_local_references_of_several_seeds_train_together(tmp_path: Path) ->
 def test_runs_at_once_take_a_core_each_and_a_single_one_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, asked: tuple[str, ...], expected: str
 ) -> None:
-    launch = Mock(return_value=[])
-    launcher = Mock(launch=launch)
-    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", Mock(return_value=launcher))
+    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
     more = (f"runs_dir={tmp_path}", *(f"hardware.engine={engine}" for engine in asked))
-    execute.run_all([[job(*more, f"seed={seed}") for seed in range(runs)]], ["hydra/launcher=joblib"])
-    (given,), _ = launch.call_args
-    assert [compose(each).hardware.engine for each in given] == [expected] * runs
+    jobs = [job(*more, f"seed={seed}") for seed in range(runs)]
+    execute.run_all([jobs], ["hydra/launcher=joblib"])
+    (_, task, _), _ = instantiate.call_args
+    (plains,) = pickle.loads(pickle.dumps(task)).args  # as it goes to another process
+    assert [from_plain(plain).hardware.engine for plain in plains] == [expected] * runs
+    assert [run_key(from_plain(plain)) for plain in plains] == [each.key for each in jobs]
+
+
+def test_a_run_is_not_composed_again_from_its_overrides(tmp_path: Path) -> None:
+    """They are for people to read: what runs is the plain config."""
+    given = job(f"runs_dir={tmp_path}", "dataset.limit=60")
+    execute.run_all([[dataclasses.replace(given, overrides=("method=nonsense",))]], ["hydra/launcher=basic"])
+    assert given.finished

@@ -1,0 +1,56 @@
+"""The counts of verdicts over all tables, and that those in the repository are today's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedbench.cli import redraw
+from fedbench.tables import spec, store, summary
+from fedbench.tables.summary import Judged
+from tests.report.toys import stored
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
+    one = Judged("p", "a", "", ("k1", "k2"), "acc", "equivalent", False)
+    found = [
+        one,
+        Judged("p", "b", "", ("k1", "k2"), "acc", "equivalent", False),  # the same runs
+        Judged("p", "b", "", ("k1", "k2"), "rsd", "different", False),
+        Judged("p", "b", "", ("k3",), "acc", "inconclusive", True),
+        Judged("p", "kept", "partition_seed=0", ("k4",), "acc", "inconclusive", False),
+        Judged("p", "c", "", ("k5",), "acc", "different", True),  # a table of exploratory values alone
+    ]
+    lines = [line.strip("| ").split(" | ") for line in summary.table(found).splitlines()]
+    assert {line[0].partition("]")[0]: list(map(int, line[1:])) for line in lines[2:]} == {
+        "[a": [1, 1, 0, 0, 0, 0, 0, 0],
+        "[b": [2, 1, 1, 0, 1, 0, 0, 1],
+        "[kept": [1, 0, 0, 1, 0, 0, 0, 0],
+        "[c": [0, 0, 0, 0, 1, 0, 1, 0],
+        "p, as specified, 2 tables, each value once": [2, 1, 1, 0, 1, 0, 0, 1],
+        "p, partition_seed=0, 1 tables, each value once": [1, 0, 0, 1, 0, 0, 0, 0],
+    }
+
+
+def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
+    stored(tmp_path)
+    assert redraw.main([str(tmp_path)]) == 0
+    text = (tmp_path / summary.FILE).read_text(encoding="utf-8")
+    assert "| [fedcollab_t1](tables/fedcollab_t1/table.md) | 5 | 1 | 2 | 2 |" in text
+
+
+def test_the_committed_counts_are_those_of_the_committed_tables() -> None:
+    """If this fails: make tables, and bring the last lines into docs/verdicts.md."""
+    counted = summary.table(summary.judged(store.folders(ROOT / "results")))
+    assert counted in (ROOT / "results" / summary.FILE).read_text(encoding="utf-8")
+    told = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    assert all(line in told for line in counted.splitlines() if "each value once" in line)
+
+
+def test_notes_and_marks_are_those_of_today_s_yaml() -> None:
+    """A filled table is judged by its YAML as it is, not by a copy of what it was."""
+    folder = ROOT / "results" / "tables" / "fedcollab_t2"
+    today, filled = spec.load("fedcollab_t2"), store.load_table(folder).spec
+    assert all(getattr(filled, name) == getattr(today, name) for name in store.JUDGING)
+    assert [row.exploratory for row in filled.rows] == [row.exploratory for row in today.rows]
