@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fedbench.config import cohort
 from fedbench.core.errors import ConfigError, unknown
 
 T = TypeVar("T")
 
 ADDED = "added"
 RETIRED = "retired_fields"
+KEYED = "keyed"  # metadata of a field: the function from its value to what the key of a run holds
 
 
 def added(default: Any) -> Any:
@@ -136,7 +138,8 @@ class ProtocolConfig:
 
     name: str = "custom"
     rounds: int = 200
-    cohort: float = 1.0  # clients a round: a share in (0, 1], or a count if above 1
+    # clients a round: a count (5), a share (10%), or all
+    cohort: str = field(default=cohort.ALL, metadata={KEYED: cohort.keyed})
     local: LocalConfig = field(default_factory=LocalConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
@@ -156,10 +159,9 @@ class ProtocolConfig:
         for name in self.augment:
             parse_augmentation(name)
         _positive("protocol.rounds", self.rounds)
-        _positive("protocol.cohort", self.cohort)
+        object.__setattr__(self, "cohort", str(self.cohort))
+        cohort.parse(self.cohort)
         _positive("protocol.eval_every", self.eval_every)
-        if self.cohort > 1 and self.cohort != int(self.cohort):
-            raise ConfigError(f"protocol.cohort above 1 is a number of clients, got {self.cohort}")
         if self.report == "best_val" and self.test.val_fraction == 0:
             raise ConfigError("protocol.report=best_val needs protocol.test.val_fraction > 0")
         if self.score == "both" and not self.report.startswith("best"):
@@ -169,11 +171,12 @@ class ProtocolConfig:
             )
 
     def cohort_size(self, clients: int) -> int:
-        """Clients drawn a round out of `clients` registered ones (at least one)."""
-        size = int(self.cohort) if self.cohort > 1 else max(1, round(self.cohort * clients))
-        if size > clients:
-            raise ConfigError(f"protocol.cohort={size} is more than the {clients} clients of the partition")
-        return size
+        """Clients drawn a round out of `clients` registered ones (at least one).
+
+        Raises:
+            ConfigError: more than there are.
+        """
+        return cohort.size(self.cohort, clients)
 
 
 @dataclass(frozen=True)

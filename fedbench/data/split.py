@@ -139,11 +139,14 @@ def _check_leaks(partition: Partition, samples: int) -> None:
 
 
 def _check_test(partition: Partition, dataset: Dataset, test: TestConfig) -> None:
-    """There is something to test on, and nobody trains on it."""
-    if test.sets != "global" and test.fraction == 0 and not any(map(len, partition.test)):
-        raise ConfigError(
-            f"partition {partition.label} holds no test samples; set protocol.test.fraction above 0"
-        )
+    """There is something to score on, and nobody trains on it."""
+    needed = {"test": test.sets != "global", "val": test.val_fraction > 0}
+    for name, field in (("test", "fraction"), ("val", "val_fraction")):
+        if needed[name] and not any(map(len, getattr(partition, name))):
+            raise ConfigError(
+                f"partition {partition.label} leaves none of {len(partition)} clients a {name} sample, so nothing can "
+                f"be scored: a larger protocol.test.{field}, or fewer clients with more samples each"
+            )
     trained = max(part.max(initial=-1) for part in (*partition.train, *partition.val))
     if test.sets != "local" and trained >= dataset.num_train:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.errors import ConfigError
 from fedbench.metrics.accuracy import Floats
 from fedbench.metrics.fairness import fairness
 from fedbench.metrics.report_rules import RULES, Reported
@@ -57,10 +59,18 @@ def summarise(
         local: accuracies [N] (fractions) of Local by the same reading, for IPR and RSD; None: both are nan.
         local_key: key of that Local run.
         versions: columns to append, such as versions and the commit.
+
+    Raises:
+        ConfigError: nobody who was scored has a test sample.
     """
     primary = history.test_sets()[0]
     reported = reading.of(history, primary)
     client, pooled = 100 * reported.tally.mean(), 100 * reported.tally.pooled()
+    if math.isnan(client):
+        raise ConfigError(
+            f"no client that was scored has a sample of the {primary} test set, so there is no accuracy: more rounds, "
+            "a larger protocol.cohort or protocol.test.fraction, or fewer clients with more samples each"
+        )
     fair = None if local is None else fairness(reported.tally.accuracy(), local)
     row = dataclasses.asdict(labels) | {
         "key": key,

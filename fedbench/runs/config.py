@@ -15,7 +15,14 @@ from fedbench.config import groups
 from fedbench.config.compose import label
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.config.registry import typed
-from fedbench.config.schema import ADDED, RETIRED, HardwareConfig, ProtocolConfig, SettingsConfig
+from fedbench.config.schema import (
+    ADDED,
+    KEYED,
+    RETIRED,
+    HardwareConfig,
+    ProtocolConfig,
+    SettingsConfig,
+)
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
@@ -170,11 +177,15 @@ def run_key(run: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 def _canonical(value: Any) -> Any:
     """Plain JSON for a component: its class and fields, nested ones too."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
-            f.name: _canonical(getattr(value, f.name))
+            f.name: _canonical(f.metadata.get(KEYED, _as_it_is)(getattr(value, f.name)))
             for f in dataclasses.fields(value)
             if f.init and not (f.metadata.get(ADDED) and getattr(value, f.name) == f.default)
         }

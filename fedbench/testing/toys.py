@@ -83,12 +83,12 @@ def setup(
     optimizer: OptimizerConfig | None = None,
     **protocol: Any,
 ) -> Setup:
-    """A Setup over a toy federation; further keywords go to ProtocolConfig."""
+    """A Setup over a toy federation; a cohort that is no int is a share; further keywords go to ProtocolConfig."""
     data = data or federation()
     task = (model or MLP(hidden=(7,))).task(data.shape, data.classes)
     chosen = ProtocolConfig(
         rounds=rounds,
-        cohort=cohort,
+        cohort=str(cohort) if isinstance(cohort, int) else f"{100 * cohort:g}%",
         local=LocalConfig(epochs=epochs, iterations=iterations, batch_size=batch),
         optimizer=optimizer or OptimizerConfig(lr=0.1),
         **protocol,

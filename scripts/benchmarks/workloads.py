@@ -89,7 +89,7 @@ WORKLOADS = {
             "model=resnet18",
             "model.pretrained=false",
             "protocol=quick",
-            "protocol.cohort=1.0",
+            "protocol.cohort=all",
             "protocol.local.epochs=1",
             "protocol.local.batch_size=32",
             *SGD,
@@ -104,7 +104,7 @@ WORKLOADS = {
         (
             "model=fedrema_cnn",
             "protocol=quick",
-            "protocol.cohort=1.0",
+            "protocol.cohort=all",
             "protocol.local.epochs=5",
             "protocol.local.batch_size=50",
             *SGD,

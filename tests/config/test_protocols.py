@@ -6,32 +6,32 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import compose, groups
+from fedbench.config import cohort, compose, groups
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import FedbenchError
-from fedbench.runs.config import resolve
+from fedbench.runs.config import resolve, run_key
 
 # (rounds, cohort, epochs, iterations, batch, optimizer, lr, momentum, weight decay, clip)
 WORK = {
-    "fedsac": (50, 1.0, None, 200, 64, "sgd", 0.01, 0.9, 1e-5, None),
-    "fedsac_code": (50, 1.0, None, 200, 128, "sgd", 0.01, 0.9, 1e-5, None),
-    "fedsac_cifar100": (50, 1.0, None, 400, 64, "sgd", 0.01, 0.9, 1e-5, None),
-    "fedsac_cifar100_code": (50, 1.0, None, 400, 128, "sgd", 0.01, 0.9, 1e-5, None),
-    "fedsac_large": (50, 10, None, 200, 64, "sgd", 0.01, 0.9, 1e-5, None),
-    "fedsac_cub": (30, 1.0, None, 200, 64, "adam", 1e-3, 0.0, 1e-5, None),
-    "pfedsim": (200, 0.1, 5, None, 32, "sgd", 0.01, 0.0, 0.0, None),
-    "sosicfl_simplecnn": (500, 30, 5, None, 50, "sgd", 0.02, 0.5, 5e-4, None),
-    "sosicfl_simplecnn_paper": (500, 30, 5, None, 50, "sgd", 0.02, 0.5, 0.5, None),
-    "sosicfl_squeezenet": (500, 10, 1, None, 32, "sgd", 0.001, 0.9, 0.0, None),
-    "sosicfl_mobilenet": (500, 10, 5, None, 64, "sgd", 0.01, 0.9, 1e-4, None),
-    "sosicfl_resnet18": (200, 10, 5, None, 32, "sgd", 0.01, 0.9, 1e-4, None),
-    "sosicfl_resnet18_text": (100, 10, 5, None, 32, "sgd", 0.01, 0.9, 1e-4, None),
-    "fedrema": (500, 1.0, 5, None, 100, "sgd", 0.01, 0.9, 0.0, 10.0),
-    "fedrema_final": (500, 1.0, 5, None, 100, "sgd", 0.01, 0.9, 0.0, 10.0),
-    "fedcollab_label_shift": (200, 1.0, 1, None, 32, "sgd", 0.1, 0.0, 0.0, None),
-    "fedcollab_feature_shift": (500, 1.0, 1, None, 32, "sgd", 0.01, 0.0, 0.0, None),
-    "fedcollab_concept_shift": (200, 1.0, 1, None, 32, "sgd", 0.001, 0.0, 0.0, None),
-    "quick": (20, 1.0, 1, None, 32, "sgd", 0.1, 0.0, 0.0, None),
+    "fedsac": (50, "all", None, 200, 64, "sgd", 0.01, 0.9, 1e-5, None),
+    "fedsac_code": (50, "all", None, 200, 128, "sgd", 0.01, 0.9, 1e-5, None),
+    "fedsac_cifar100": (50, "all", None, 400, 64, "sgd", 0.01, 0.9, 1e-5, None),
+    "fedsac_cifar100_code": (50, "all", None, 400, 128, "sgd", 0.01, 0.9, 1e-5, None),
+    "fedsac_large": (50, "10", None, 200, 64, "sgd", 0.01, 0.9, 1e-5, None),
+    "fedsac_cub": (30, "all", None, 200, 64, "adam", 1e-3, 0.0, 1e-5, None),
+    "pfedsim": (200, "10%", 5, None, 32, "sgd", 0.01, 0.0, 0.0, None),
+    "sosicfl_simplecnn": (500, "30", 5, None, 50, "sgd", 0.02, 0.5, 5e-4, None),
+    "sosicfl_simplecnn_paper": (500, "30", 5, None, 50, "sgd", 0.02, 0.5, 0.5, None),
+    "sosicfl_squeezenet": (500, "10", 1, None, 32, "sgd", 0.001, 0.9, 0.0, None),
+    "sosicfl_mobilenet": (500, "10", 5, None, 64, "sgd", 0.01, 0.9, 1e-4, None),
+    "sosicfl_resnet18": (200, "10", 5, None, 32, "sgd", 0.01, 0.9, 1e-4, None),
+    "sosicfl_resnet18_text": (100, "10", 5, None, 32, "sgd", 0.01, 0.9, 1e-4, None),
+    "fedrema": (500, "all", 5, None, 100, "sgd", 0.01, 0.9, 0.0, 10.0),
+    "fedrema_final": (500, "all", 5, None, 100, "sgd", 0.01, 0.9, 0.0, 10.0),
+    "fedcollab_label_shift": (200, "all", 1, None, 32, "sgd", 0.1, 0.0, 0.0, None),
+    "fedcollab_feature_shift": (500, "all", 1, None, 32, "sgd", 0.01, 0.0, 0.0, None),
+    "fedcollab_concept_shift": (200, "all", 1, None, 32, "sgd", 0.001, 0.0, 0.0, None),
+    "quick": (20, "all", 1, None, 32, "sgd", 0.1, 0.0, 0.0, None),
 }
 # (augment, test sets, weighting, pool, fraction, validation, score, average, report, per client)
 READING: dict[str, tuple[Any, ...]] = {
@@ -98,6 +98,32 @@ def test_every_file_says_where_its_numbers_come_from(name: str) -> None:
     assert any(word in text.splitlines()[0] for word in source)
 
 
+@pytest.mark.parametrize(
+    ("given", "of_twenty"),
+    [("1", 1), ("2", 2), ("20", 20), ("all", 20), ("100%", 20), ("10%", 2), ("12.5%", 2), ("1%", 1)],
+)
+def test_a_cohort_is_a_count_or_a_share(given: str, of_twenty: int) -> None:
+    assert protocol(f"protocol.cohort={given}").cohort_size(20) == of_twenty
+
+
+def test_a_cohort_has_the_key_that_was_recorded() -> None:
+    """A share up to 1 and a count above, as numbers; one client had none."""
+    keyed = {given: cohort.keyed(given) for given in ("all", "100%", "10%", "7%", "12.5%", "2", "30", "1")}
+    assert keyed == {
+        "all": 1.0,
+        "100%": 1.0,
+        "10%": 0.1,
+        "7%": 0.07,
+        "12.5%": 0.125,
+        "2": 2.0,
+        "30": 30.0,
+        "1": "1 client",
+    }
+    assert all(isinstance(each, float) for each in keyed.values() if each != "1 client")
+    keys = [run_key(resolve(compose.compose([f"protocol.cohort={given}"]))) for given in ("1", "all", "100%")]
+    assert keys[0] != keys[1] == keys[2]
+
+
 def test_papers_partitions_fit_their_protocols() -> None:
     """The cohort of each setting is a count or share of the partition's clients."""
     assert protocol("protocol=pfedsim").cohort_size(100) == 10
@@ -110,8 +136,14 @@ def test_papers_partitions_fit_their_protocols() -> None:
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("protocol.cohort=0", "positive"),
-        ("protocol.cohort=10.5", "number of clients"),
+        ("protocol.cohort=0", "at least 1"),
+        ("protocol.cohort=0%", "above 0%"),
+        ("protocol.cohort=100.5%", "up to 100%"),
+        ("protocol.cohort=10.5", r"a count \(5\), a share \(10%\) or all, got 10\.5$"),
+        ("protocol.cohort=0.1", "protocol.cohort=10%"),
+        ("protocol.cohort=1.0", "protocol.cohort=100%"),
+        ("protocol.cohort=-1", r"a count \(5\)"),
+        ("protocol.cohort=some", r"a count \(5\)"),
         ("protocol.augment=[crop4,mirror]", "unknown protocol.augment 'mirror'"),
         ("protocol.test.fraction=1", r"\[0, 1\)"),
         ("protocol.report=best_val", "val_fraction > 0"),

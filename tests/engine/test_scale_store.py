@@ -320,7 +320,7 @@ def test_hardware_is_no_part_of_what_a_run_is(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_with_a_file_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    overrides = ["method=ditto", "protocol.rounds=30", "protocol.cohort=0.5", *FILE]
+    overrides = ["method=ditto", "protocol.rounds=30", "protocol.cohort=50%", *FILE]
     overrides += ["checkpoint.rounds=1", "save_models=true"]
     assert kill_and_rerun(tmp_path, overrides, kills=2, seed=1) == 2
     assert not list(tmp_path.rglob("memory.rows"))

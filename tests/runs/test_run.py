@@ -152,7 +152,7 @@ def test_one_client_is_a_federation_that_gains_nothing(method: str, tmp_path: Pa
 
 
 def test_a_cohort_of_one_scores_the_client_that_trained(tmp_path: Path) -> None:
-    options = ["protocol.cohort=0.25", "protocol.rounds=1", "protocol.score=trained"]
+    options = ["protocol.cohort=1", "protocol.rounds=1", "protocol.score=trained"]
     result = run.execute(config(tmp_path, "method=fedavg", *options))
     clients = pd.read_csv(result.folder / "clients.csv")
     assert clients["acc"].notna().sum() == clients["acc_local"].notna().sum() == 1
@@ -225,7 +225,7 @@ def test_a_killed_run_goes_on_to_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["looped", "workers", "stacked"])
 def test_ten_kills_change_nothing(engine: str, tmp_path: Path) -> None:
     overrides = ["method=fedcollab", "method.discriminator.rounds=20", "protocol.rounds=300"]
-    overrides += ["protocol.cohort=0.5", f"hardware.engine={engine}", "hardware.workers=2", *KEPT]
+    overrides += ["protocol.cohort=50%", f"hardware.engine={engine}", "hardware.workers=2", *KEPT]
     assert kill_and_rerun(tmp_path, overrides, kills=10, seed=os.getpid()) == 10
 
 

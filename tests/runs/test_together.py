@@ -60,7 +60,7 @@ def same(together: RunResult, alone: RunResult) -> None:
 @pytest.mark.parametrize(
     "chosen",
     [
-        ["method=fedavg", "partition=dir0.5", "protocol.cohort=0.5"],
+        ["method=fedavg", "partition=dir0.5", "protocol.cohort=50%"],
         ["method=ditto", "partition=dir0.5", "protocol.cohort=4", "protocol.score=trained"],
         ["method=fedcollab", "partition=label_shift"],
         ["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"],

@@ -33,7 +33,7 @@ def tiny(bench: Any) -> Any:
     workloads = sys.modules["benchmarks.workloads"]
     overrides = ("model=mlp", "protocol=quick", "protocol.local.epochs=1", *workloads.SGD)
     return workloads.Workload(
-        "T", "three clients", (*overrides, "protocol.cohort=1.0"), (70, 33, 5), (1, 8, 8)
+        "T", "three clients", (*overrides, "protocol.cohort=all"), (70, 33, 5), (1, 8, 8)
     )
 
 

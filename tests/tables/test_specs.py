@@ -191,13 +191,13 @@ def test_fedsac_weighs_similarity_more_where_partitions_are_pathological() -> No
 def test_fedsac_at_scale_draws_ten_collaborators_of_all_clients() -> None:
     run = config("fedsac_t5", "FedSaC", "100 pathological")
     assert (run.method.collaborators, run.method.alpha) == (10, 0.5)
-    assert (run.partition.num_clients, run.protocol.cohort) == (100, 1.0)
+    assert (run.partition.num_clients, run.protocol.cohort) == (100, "all")
 
 
 def test_pfedsim_compares_on_a_hundred_clients_of_at_least_forty_samples() -> None:
     run = config("pfedsim_t3", "FedProx", "EMNIST dir0.5")
     assert (run.partition.num_clients, run.partition.min_size, run.partition.alpha) == (100, 40, 0.5)
-    assert (run.method.mu, run.protocol.cohort, run.protocol.rounds) == (1.0, 0.1, 200)
+    assert (run.method.mu, run.protocol.cohort, run.protocol.rounds) == (1.0, "10%", 200)
     assert config("pfedsim_t3", "FedFomo", "C10 dir0.1").protocol.test.val_fraction == 0.2
     assert config("pfedsim_t6", "rho=0.3", "C10 dir0.1").method.rho == 0.3
     assert config("pfedsim_t7", "FedGen", "C10 dir0.1").protocol.rounds == 20
@@ -221,7 +221,7 @@ def test_sosicfl_table_4(name: str, data: str) -> None:
     found = (
         run.model.label,
         p.rounds,
-        p.cohort,
+        int(p.cohort),
         p.local.batch_size,
         p.local.epochs,
         o.lr,
