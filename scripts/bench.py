@@ -9,7 +9,7 @@ result is compared with the plain loop's. W5 is the server side alone, W6 five s
 OUT/MACHINE.json. PROFILE and PHASES tell where the time of a round goes, by operator and by phase.
 
 With --rivals, pfl and Flower train W1 and W2 instead, each in an environment of its own that is made once
-(scripts/benchmarks/rivals.py). `--only SCALE` measures rounds against N and the cohort, and predicted memory
+(scripts/benchmarks/rivals.py). `--only SCALE` measures rounds against N and the cohort
 (scripts/benchmarks/scale.py).
 """
 

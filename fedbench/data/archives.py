@@ -1,4 +1,8 @@
-"""Unpacking zip and tar archives that nobody has to trust: regular files and folders below one folder, or nothing."""
+"""Unpacking zip and tar archives that nobody has to trust: regular files and folders below one folder, or nothing.
+
+pooch leaves it to the standard library's `extractall`, which makes links, gives a name that climbs out another one, and
+leaves behind what it had written when it met the damage.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files from the network: resumed where they broke off, verified before anything else sees them."""
+"""Files from the network: resumed where they broke off, verified before anything else sees them.
+
+pooch begins a broken download anew, knows one address a file, and does not look whether the disk has room.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from fedbench import __version__
 from fedbench.core.errors import DataCorrupt, DataMissing
@@ -179,11 +184,7 @@ def _reason(error: BaseException) -> str:
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Wait until no other process fetches the same file; not enforced where there are no file locks."""
-    with path.open("a") as handle:
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except (ImportError, OSError):
-            pass
-        yield  # the lock's file stays: removing it would let a third process lock another one of that name
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(FileLock(path, fallback_to_soft=False))
+        yield

@@ -1,28 +1,27 @@
 """How long a plan will take: client-steps of every run times the measured seconds of a step on this machine.
 
-A run of which another seed is finished takes what that one took. Otherwise a short calibration times a gradient
-step of the model on a batch of the data; the method's stages count in full, what happens inside a step (proximal
-loops, a second gradient) and on the server does not, so a first estimate is a lower bound for such methods.
+A run of which another seed is finished takes what that one took. Otherwise a step of FedAvg with the same data, model
+and local work is timed, as where an engine is picked; the method's stages count in full, what happens inside a step
+(proximal loops, a second gradient) and on the server does not, so a first estimate is a lower bound for such methods.
 """
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Sequence
 
-import torch
-
-from fedbench.core.batch import Batch
 from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock
+from fedbench.engine.pick.calibrate import Contender, pace
 from fedbench.engine.setup import Setup
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.methods.fedavg import FedAvg
 from fedbench.runs.config import RunConfig
 from fedbench.runs.execution import build
 from fedbench.tables.job import Job
 from fedbench.tables.plan import Plan
 
-WARM_UP, TIMED = 2, 4  # steps of a calibration
 FORWARD_SHARE = 1 / 3  # of a training step's time
 
 
@@ -56,30 +55,12 @@ class Estimator:
         where = _without_method(job.config)
         if where not in self._setups:
             self._setups[where] = build(job.config)[0]
-            self._step[where] = step_seconds(self._setups[where])
+            plain = dataclasses.replace(self._setups[where], method=FedAvg())
+            self._step[where] = pace(plain, {"looped": Contender(LoopedTrainer)})["looped"]
         setup = self._setups[where]
         return client_steps(setup, job.config) * self._step[where] + (
             scored_batches(setup, job.config) * self._step[where] * FORWARD_SHARE
         )
-
-
-def step_seconds(setup: Setup) -> float:
-    """Seconds of a gradient step of the model on a batch of the largest client."""
-    client = int(setup.population.sizes.argmax())
-    indices = setup.federation.indices("train", client)[: setup.protocol.local.batch_size]
-    model = setup.task.init(torch.Generator().manual_seed(0))
-    model = {name: leaf.to(setup.federation.device) for name, leaf in model.items()}
-    batch = Batch(*setup.federation.gather(indices))
-    names = [name for name in model if not setup.task.is_buffer(name)]
-    begin = 0.0
-    for step in range(WARM_UP + TIMED):
-        if step == WARM_UP:
-            begin = time.perf_counter()
-        params = [model[name].requires_grad_(True) for name in names]
-        torch.autograd.grad(setup.task.loss(model, batch), params, allow_unused=True)
-        if setup.federation.device.type == "cuda":
-            torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / TIMED
 
 
 def client_steps(setup: Setup, config: RunConfig) -> float:

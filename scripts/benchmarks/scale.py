@@ -1,4 +1,4 @@
-"""SCALE: time and memory of a round against the number of clients and the cohort, and memory as predicted and as real.
+"""SCALE: time and memory of a round against the number of clients and the cohort.
 
 Every case runs in a process of its own, so that one's memory is not another's. Results go to OUT/scale/MACHINE.json,
 with a table and a figure beside it.
@@ -20,30 +20,14 @@ from fedbench.core.files import replacing, write_json, write_text
 CLIENTS = (100, 1000, 10_000, 100_000, 1_000_000)  # stateless, a cohort of 100
 COHORTS = (10, 30, 100, 300)  # of 100,000 clients
 STATEFUL = (100, 1000, 10_000)  # a cohort of 100
-MODELS = (  # (model, method, cohort)
-    ("mlp", "fedavg", 20),
-    ("lenet5", "fedavg", 20),
-    ("lenet5", "ditto", 20),
-    ("lenet5_bn", "scaffold", 10),
-    ("fedrema_cnn", "fedavg", 10),
-    ("simple_cnn", "moon", 5),
-    ("mobilenet_v2", "fedavg", 2),
-    ("resnet18", "fedavg", 2),
-)
 
 
 def run(header: dict[str, Any], out: Path, *, quick: bool) -> None:
-    """All cases, stored as they come; `quick`: no more than 10,000 clients, small models."""
+    """All cases, stored as they come; `quick`: no more than 10,000 clients."""
     device = header["device"]
     clients = [n for n in CLIENTS if not quick or n <= 10_000]
     cohorts = [(min(clients[-1], 100_000), each) for each in COHORTS]
-    models = MODELS[:3] if quick else MODELS
-    result: dict[str, Any] = dict(header) | {
-        "by_clients": [],
-        "by_cohort": [],
-        "stateful": [],
-        "predicted": [],
-    }
+    result: dict[str, Any] = dict(header) | {"by_clients": [], "by_cohort": [], "stateful": []}
     folder = out / "scale"
     for n in clients:
         take(result, folder, "by_clients", scale_cases.rounds, n, 100, "fedavg", "auto", device)
@@ -52,9 +36,6 @@ def run(header: dict[str, Any], out: Path, *, quick: bool) -> None:
     for n in STATEFUL[: 2 if quick else None]:
         for kind in ("device", "file"):
             take(result, folder, "stateful", scale_cases.rounds, n, 100, "ditto", kind, device)
-    for model, method, cohort in models:
-        for engine in ("looped", "stacked"):
-            take(result, folder, "predicted", scale_cases.predicted, model, method, engine, cohort, device)
 
 
 def take(

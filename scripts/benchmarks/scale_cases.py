@@ -1,4 +1,4 @@
-"""What one child process of the scale benchmark measures: rounds among N clients, or predicted against real memory."""
+"""What one child process of the scale benchmark measures: rounds among N clients."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
-from fedbench.engine.contract import Clock
-from fedbench.engine.pick.predict import peak_bytes
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
 from fedbench.runs.config import resolve
 
 MIB = 2**20
@@ -65,29 +62,6 @@ def rounds(
     )
     given = {"clients": clients, "cohort": cohort, "method": method, "store": kind, "model": model}
     return given | {key: round(value, 4) for key, value in found.items()}
-
-
-def predicted(model: str, method: str, engine: str, cohort: int, device: str) -> dict[str, Any]:
-    """Predicted and real peak of a round's memory, everybody in the cohort."""
-    setup = registered(cohort, cohort, method, model, torch.device(device))
-    trainer: Trainer = StackedTrainer(setup, cohort) if engine == "stacked" else LoopedTrainer(setup)
-    begin = time.perf_counter()
-    guess = peak_bytes(trainer, setup.draw_cohort(Clock(0, 1)).tolist())
-    seconds = time.perf_counter() - begin
-    simulation = Simulation(setup, trainer)
-    state = simulation.begin()
-    simulation.step(state)
-    real = allocated(simulation, state)
-    return {
-        "model": model,
-        "method": method,
-        "engine": engine,
-        "cohort": cohort,
-        "predicted_mib": round(guess / MIB, 2),
-        "measured_mib": round(real / MIB, 2),
-        "ratio": round(guess / real, 3),
-        "seconds_to_predict": round(seconds, 2),
-    }
 
 
 def registered(clients: int, cohort: int, method: str, model: str, device: torch.device) -> Setup:

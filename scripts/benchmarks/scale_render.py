@@ -31,16 +31,6 @@ STORE = {
     "checkpoint_mib": "MiB a checkpoint",
     "load_before": "load",
 }
-MEMORY = (
-    "model",
-    "method",
-    "engine",
-    "cohort",
-    "predicted_mib",
-    "measured_mib",
-    "ratio",
-    "seconds_to_predict",
-)
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -62,12 +52,6 @@ def markdown(result: dict[str, Any]) -> str:
         "mapped pages:",
         "",
         *table(STORE, result["stateful"]),
-        "",
-        "Memory of a round, predicted before it and measured (everybody in the cohort and in one chunk):",
-        "",
-        *table(
-            {name: name.replace("_mib", ", MiB").replace("_", " ") for name in MEMORY}, result["predicted"]
-        ),
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,8 +1,9 @@
-"""Predicted memory against what torch's profiler sees allocated, and chunks that fit."""
+"""Memory of a cohort told from that of a few clients, against what torch's profiler sees allocated; chunks that fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,42 +13,29 @@ from torch.profiler import ProfilerActivity, profile
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.engine.method import Method
-from fedbench.engine.pick import footprint as memory
-from fedbench.engine.pick.predict import peak_bytes
+from fedbench.engine.pick import footprint
+from fedbench.engine.pick.footprint import Growth
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.methods import METHODS
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedrep import FedRep
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
-from fedbench.testing.subject import Subject
 from tests.methods.toys import federation, setup
 
-EVERYONE = range(5)
-ENGINES: dict[str, Callable[[Setup], Trainer]] = {
-    "looped": LoopedTrainer,
-    "stacked": lambda chosen: StackedTrainer(chosen, 5),
-    "chunks": lambda chosen: StackedTrainer(chosen, 2),
-}
 SGD = OptimizerConfig(lr=0.01)
+GPU = torch.device("cuda")
 
 
-def measured(trainer: Trainer) -> int:
-    """Most bytes allocated at once in a round after the first, by torch's own account."""
-    simulation = Simulation(trainer.setup, trainer)
-    state = simulation.begin()
-    simulation.step(state)
+def profiled(work: Callable[[], object]) -> int:
+    """What `gpu_peak` is on a CPU, by torch's own account."""
     # acc_events: without it torch 2.11 warns of cycles, of which there is one.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
-        simulation.step(state)
+        work()
     live = peak = 0
     for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
@@ -56,86 +44,88 @@ def measured(trainer: Trainer) -> int:
     return peak
 
 
+def round_of(made: Setup, chunk: int) -> int:
+    """Peak of a round of everybody, by a simulation."""
+    simulation = Simulation(made, StackedTrainer(made, chunk))
+    state = simulation.begin()
+    simulation.step(state)
+    return profiled(lambda: simulation.step(state))
+
+
 def chosen(
     method: Method, model: Model | None = None, optimizer: OptimizerConfig = SGD, **more: Any
 ) -> Setup:
     data = federation((40, 13, 33, 64, 64), (1, 16, 16), dtype=torch.float32)
     net = model or MLP(hidden=(50,))
-    return setup(method, data, net, batch=32, rounds=9, eval_every=9, optimizer=optimizer, **more)
+    given = {"epochs": 1, **more}
+    return setup(method, data, net, batch=32, rounds=9, eval_every=9, optimizer=optimizer, **given)
 
 
-@pytest.mark.parametrize("engine", ["looped", "stacked"])
 @pytest.mark.parametrize(
-    "method",
-    [Ditto(), IFCA(k=3), FedRep(), SosicFL()],
-    ids=lambda m: type(m).__name__,
-)
-def test_the_prediction_is_what_a_round_takes(method: Method, engine: str) -> None:
-    trainer = ENGINES[engine](chosen(method))
-    assert peak_bytes(trainer, EVERYONE) == pytest.approx(measured(trainer), rel=0.2)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    "options",
+    ("method", "options"),
     [
-        {"model": LeNet5(batch_norm=True)},
-        {"optimizer": OptimizerConfig(lr=0.01, momentum=0.9, weight_decay=0.1, clip=1.0)},
-        {"optimizer": OptimizerConfig("adam", lr=0.01)},
-        {"epochs": 15, "model": MLP(hidden=(1,))},  # batches of many steps outweigh the model
+        (Ditto(), {}),
+        (IFCA(k=3), {}),
+        (SosicFL(), {}),
+        (FedAvg(), {"model": LeNet5(batch_norm=True)}),
+        (FedAvg(), {"optimizer": OptimizerConfig("adam", lr=0.01)}),
+        (FedAvg(), {"epochs": 3, "model": MLP(hidden=(1,))}),  # batches of many steps outweigh the model
     ],
-    ids=["convolutions", "momentum", "adam", "steps"],
+    ids=["Ditto", "IFCA", "SosicFL", "convolutions", "adam", "steps"],
 )
-def test_it_knows_layers_optimisers_and_steps(options: Any, engine: str) -> None:
-    trainer = ENGINES[engine](chosen(FedAvg(), **options))
-    assert peak_bytes(trainer, EVERYONE) == pytest.approx(measured(trainer), rel=0.2)
+def test_a_few_clients_tell_what_a_cohort_takes(method: Method, options: Any) -> None:
+    made = chosen(method, **options)
+    growth = Growth.of(made, profiled)
+    assert growth.bytes(5, 5) == pytest.approx(round_of(made, 5), rel=0.2)
+    assert 0.8 * round_of(made, 2) <= growth.bytes(5, 2) <= 1.3 * round_of(made, 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
-@pytest.mark.parametrize("preset", list(METHODS))
-def test_it_can_be_made_for_every_method(preset: str, kind: str) -> None:
-    setup = Subject.of(preset).toy(kind)
-    for trainer in (LoopedTrainer(setup), StackedTrainer(setup, 3)):
-        assert peak_bytes(trainer, range(4)) > 0
+def on_a_gpu(made: Setup, monkeypatch: pytest.MonkeyPatch, free: float) -> Setup:
+    """`made`, where a GPU has `free` bytes; what is tried there is done, and allocated, on the CPU."""
+
+    def free_bytes(_: torch.device) -> float:
+        made.federation.device = torch.device("cpu")
+        return free
+
+    made.federation.device = GPU
+    monkeypatch.setattr(footprint, "free_bytes", free_bytes)
+    monkeypatch.setattr(footprint, "gpu_peak", lambda _, work: profiled(work))
+    return made
 
 
-def test_a_prediction_changes_nothing() -> None:
-    trainer = ENGINES["stacked"](chosen(Ditto()))
-    before = trainer.setup, trainer.setup.federation.x.clone()
-    peak_bytes(trainer, EVERYONE)
-    assert trainer.setup is before[0]
-    assert type(trainer.setup.federation.x) is torch.Tensor
-    assert torch.equal(trainer.setup.federation.x, before[1])
-    simulation = Simulation(trainer.setup, trainer)
-    simulation.step(simulation.begin())
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_the_largest_chunk_that_fits_is_chosen(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = round_of(chosen(Ditto()), chunk)
+    found = footprint.fitting_chunk(on_a_gpu(chosen(Ditto()), monkeypatch, 1.1 * peak / footprint.SHARE))
+    assert found >= chunk - 1
+    assert round_of(chosen(Ditto()), found) <= 1.2 * peak
 
 
-def test_the_largest_chunk_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = chosen(Ditto())
-    peaks = [peak_bytes(StackedTrainer(setup, chunk), EVERYONE) for chunk in (1, 3, 5)]
-    assert peaks == sorted(peaks)
-    for chunk, peak in zip((1, 3, 5), peaks, strict=True):
-        free = int(1.1 * peak / memory.SHARE)
-        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
-        found = memory.fitting_chunk(setup)
-        assert found >= chunk - 1
-        assert peak_bytes(StackedTrainer(setup, found), EVERYONE) <= 1.2 * peak
+@pytest.mark.parametrize(("device", "free"), [(GPU, 2**40), (torch.device("cpu"), 1)])
+def test_nothing_is_tried_where_all_fit_or_there_is_no_gpu(
+    device: torch.device, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = on_a_gpu(chosen(FedAvg()), monkeypatch, free)
+    made.federation.device = device
+    monkeypatch.setattr(footprint, "gpu_peak", lambda *_: pytest.fail("tried"))
+    assert footprint.fitting_chunk(made) == (5 if device is GPU else 1)
 
 
-def test_memory_to_spare_takes_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.Growth, "of", lambda _: 1 / 0)
-    monkeypatch.setattr(memory, "free_bytes", lambda _: 2**40)
-    assert memory.fitting_chunk(chosen(FedAvg())) == 5
+def test_where_the_trial_fails_the_rough_estimate_is_on_the_safe_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = footprint.CERTAIN * footprint.client_bytes(chosen(FedAvg()))
+    made = on_a_gpu(chosen(FedAvg()), monkeypatch, 2.5 * client / footprint.SHARE)
+    monkeypatch.setattr(footprint, "gpu_peak", lambda *_: 1 / 0)
+    assert footprint.fitting_chunk(made) == 2
 
 
-def test_without_a_prediction_a_rough_estimate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook that looks at values has none to see in a prediction."""
-    setup = chosen(FedAvg())
-    rough = memory.client_bytes(setup)
-    monkeypatch.setattr(memory.Growth, "of", lambda _: 1 / 0)
-    monkeypatch.setattr(memory, "free_bytes", lambda _: int(2.5 * rough / memory.SHARE))
-    assert memory.fitting_chunk(setup) == 2
+def test_a_gpus_peak_is_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"now": 100, "most": 900}
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: held.update(most=held["now"]))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: held["now"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: held["most"])
+    assert partial(footprint.gpu_peak, GPU)(lambda: held.update(most=130)) == 30
 
 
 def test_bytes_of_a_leaf() -> None:

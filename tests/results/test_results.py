@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
 import logging
@@ -269,7 +271,7 @@ class TestRunFolder:
             "import os, sys, time\n"
             "from fedbench.results.folder import RunFolder\n"
             "from fedbench.results.observer import Labels\n"
-            f"RunFolder({str(tmp_path)!r}, {KEY!r}, {LABELS!r}).__enter__()\n"
+            f"folder = RunFolder({str(tmp_path)!r}, {KEY!r}, {LABELS!r}).__enter__()\n"
             "child = os.fork()\n"
             "if child == 0:\n    print(os.getpid(), flush=True); os.close(1)\n"  # forked, and past what fork calls
             "time.sleep(60)\n"
@@ -298,10 +300,38 @@ class TestRunFolder:
         with RunFolder(tmp_path, KEY, LABELS):
             pass
 
-    def test_without_locks_on_the_platform_it_runs_unlocked(self, tmp_path, monkeypatch):
-        monkeypatch.setitem(sys.modules, "fcntl", None)
+    @pytest.mark.parametrize("reason", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+    def test_without_locks_on_the_file_system_it_runs_unlocked(self, reason, tmp_path, monkeypatch):
+        def flock(*_):
+            raise OSError(reason, os.strerror(reason))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
         with RunFolder(tmp_path, KEY, LABELS) as folder, RunFolder(tmp_path, KEY, LABELS):
             folder.write_config("x: 1\n")
+
+    def test_a_lock_that_is_a_link_is_refused_and_its_target_untouched(self, tmp_path):
+        folder = RunFolder(tmp_path / "runs", KEY, LABELS)
+        folder.path.mkdir(parents=True)
+        target = tmp_path / "precious"
+        for text in ("keep me", None):  # with a target, and without
+            target.unlink() if text is None else target.write_text(text)
+            (folder.path / ".lock").unlink(missing_ok=True)
+            (folder.path / ".lock").symlink_to(target)
+            with pytest.raises(FedbenchError, match=r"\.lock: it is a symbolic link; remove it"):
+                folder.__enter__()
+            assert (target.read_text() if target.exists() else None) == text
+
+    def test_a_lock_that_cannot_be_written_is_one_line(self, tmp_path, monkeypatch):
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        folder = RunFolder(tmp_path, KEY, LABELS)
+        monkeypatch.setattr(os, "ftruncate", full)
+        with pytest.raises(FedbenchError, match=r"cannot lock .*\.lock: No space left on device"):
+            folder.__enter__()
+        monkeypatch.undo()
+        with folder:
+            pass
 
     def test_a_run_that_wrote_nothing_leaves_nothing(self, tmp_path):
         with pytest.raises(RuntimeError), RunFolder(tmp_path / "runs", KEY, LABELS):

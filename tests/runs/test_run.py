@@ -169,7 +169,7 @@ def test_a_run_waits_for_the_reference_that_another_process_makes(
     reference = run.folder_of(chosen.local)
     holder = (
         "import time; from pathlib import Path; from fedbench.core.lock import FolderLock\n"
-        f"FolderLock(Path({str(reference.path)!r})).acquire(); print('held', flush=True); time.sleep(60)"
+        f"lock = FolderLock(Path({str(reference.path)!r})); lock.acquire(); print('held', flush=True); time.sleep(60)"
     )
     waits: list[float] = []
     asleep = time.sleep

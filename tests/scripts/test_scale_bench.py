@@ -35,16 +35,14 @@ def test_cases_become_a_table_and_a_figure(bench: Any) -> None:
     assert held["file_mib"] == 0 < mapped["rows_mib"] <= mapped["file_mib"]
     assert mapped["rows_mib"] == held["rows_mib"] <= held["checkpoint_mib"]
     assert held["checkpoint_mib"] - mapped["checkpoint_mib"] > 0.8 * held["rows_mib"], "rows stay in the file"
-    guess = scale_cases.predicted("mlp", "ditto", "stacked", 3, "cpu")
-    assert guess["ratio"] == pytest.approx(1, rel=0.2)
-    rows = {"by_clients": [few, many], "by_cohort": [few], "stateful": [held, mapped], "predicted": [guess]}
+    rows = {"by_clients": [few, many], "by_cohort": [few], "stateful": [held, mapped]}
     loaded = {name: [{**row, "load_before": 0.5} for row in each] for name, each in rows.items()}
     assert "| 400 | 2 |" in scale_render.markdown(HEADER | loaded)
     assert len(scale_render.figure(HEADER | loaded).axes) == 6
 
 
 def test_committed_results_hold_what_they_should_show() -> None:
-    """A round's memory does not depend on N; client memory stays out of the process; predictions within a fifth."""
+    """A round's memory does not depend on N; client memory stays out of the process."""
     files = sorted((ROOT / "results" / "bench" / "scale").glob("*.json"))
     assert files
     for file in files:
@@ -55,4 +53,3 @@ def test_committed_results_hold_what_they_should_show() -> None:
         mapped = [row for row in found["stateful"] if row["store"] == "file"]
         assert mapped[-1]["clients"] >= 10_000
         assert mapped[-1]["own_mib"] < mapped[0]["own_mib"] + 0.1 * mapped[-1]["rows_mib"]
-        assert all(0.8 <= row["ratio"] <= 1.2 for row in found["predicted"])

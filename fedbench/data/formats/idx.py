@@ -1,4 +1,7 @@
-"""The idx format of MNIST and its successors: magic, big-endian dimensions, then unsigned bytes."""
+"""The idx format of MNIST and its successors: magic, big-endian dimensions, then unsigned bytes.
+
+torchvision's reader asserts or raises whatever a damaged file leads to, naming neither the file nor the way out.
+"""
 
 from __future__ import annotations
 

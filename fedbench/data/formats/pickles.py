@@ -1,4 +1,7 @@
-"""CIFAR's batches: pickles of NumPy arrays, read without running anything that a pickle may ask for."""
+"""CIFAR's batches: pickles of NumPy arrays, read without running anything that a pickle may ask for.
+
+torchvision gives the file to `pickle.load`, which runs whatever it asks for.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which device and engine a run gets: timed steps and predicted memory."""
+"""Which device and engine a run gets: timed steps and measured memory."""

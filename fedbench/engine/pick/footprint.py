@@ -1,21 +1,29 @@
-"""How much memory a cohort needs, predicted before the run, and the chunk of clients that fits."""
+"""How much memory a cohort needs, known before the run, and the chunk of clients that fits."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from fedbench.core import trees
+from fedbench.engine.contract import Clock
+from fedbench.engine.pick.trial import opening
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.stacked import StackedTrainer
 
 SHARE = 0.6  # of the free memory that a chunk may take
 COPIES = 5  # of a client's model while it trains: weights, gradient, momentum, and two temporaries
 ACTIVATION_COPIES = 3  # of every layer's output: itself, its gradient, workspace
-CERTAIN = 4  # times the rough estimate: no method needs so much, and predicting takes seconds
+CERTAIN = 4  # times the rough estimate: no method needs so much
+TRIED = 4  # clients that are trained to tell what more would take
+
+Peak = Callable[[Callable[[], object]], int]  # most bytes that work, which is called, has allocated at once
 
 
 def activation_bytes(net: nn.Module, shape: tuple[int, ...], batch: int) -> int:
@@ -51,18 +59,30 @@ class Growth:
     trained: int
 
     @classmethod
-    def of(cls, setup: Setup) -> Growth:
-        """From the predicted peaks of two large clients, alone, together, and one after the other."""
-        from fedbench.engine.pick.predict import peak_bytes  # imports half of torch's compiler
-
+    def of(cls, setup: Setup, peak: Peak) -> Growth:
+        """From the peaks of a round of a large client alone, and of a few together and one after the other."""
         sizes = setup.population.sizes
         short = sizes % setup.protocol.local.batch_size != 0  # the padding of a short batch takes memory too
-        first = int((sizes + sizes.max() * short).argmax())
-        second = next(int(client) for client in sizes.topk(2).indices if client != first)
-        alone = peak_bytes(StackedTrainer(setup, 1), [first])
-        together = peak_bytes(StackedTrainer(setup, 2), [first, second])
-        apart = peak_bytes(StackedTrainer(setup, 1), [first, second])
-        return cls(max(0, 2 * alone - together), max(1, together - alone), max(0, apart - alone))
+        large = (sizes + sizes.max() * short).topk(min(TRIED, setup.at_once)).indices
+        clock = Clock(0, setup.protocol.rounds)
+
+        def taken(ids: Tensor, chunk: int) -> int:
+            trainer = StackedTrainer(setup, chunk)
+            message, memory = opening(setup, ids, clock)
+            given = [
+                leaf for tree in (message, memory) for leaf in tree.values() if not trees.is_shared(leaf)
+            ]
+            return sum(map(trees.leaf_bytes, given)) + peak(
+                lambda: trainer.train(ids, message, memory, clock)
+            )
+
+        alone, more = taken(large[:1], 1), len(large) - 1
+        training, trained = ((taken(large, chunk) - alone) // more for chunk in (len(large), 1))
+        return cls(max(0, alone - training), max(1, training), max(0, trained))
+
+    def bytes(self, cohort: int, chunk: int) -> int:
+        """Of a round of `cohort` clients, `chunk` of them at once."""
+        return self.fixed + self.training * chunk + self.trained * (cohort - chunk)
 
     def chunk(self, cohort: int, budget: float) -> int:
         """The most clients at once, of `cohort`, that `budget` bytes hold."""
@@ -71,16 +91,28 @@ class Growth:
 
 
 def fitting_chunk(setup: Setup) -> int:
-    """Clients that fit in memory at once: at least one, at most the cohort."""
-    cohort = setup.at_once
-    budget = SHARE * free_bytes(setup.federation.device)
-    rough = client_bytes(setup)
-    if cohort == 1 or CERTAIN * cohort * rough <= budget:
-        return cohort
+    """Clients that fit in memory at once: at least one, at most the cohort.
+
+    Where the rough estimate is not sure that all do, a GPU is asked: a few clients train there for a round, and what
+    they do is thrown away. On a CPU larger chunks gain nothing.
+    """
+    cohort, device = setup.at_once, setup.federation.device
+    budget = SHARE * free_bytes(device)
+    sure = max(1, min(cohort, int(budget / (CERTAIN * client_bytes(setup)))))
+    if sure == cohort or device.type != "cuda":
+        return sure
     try:
-        return Growth.of(setup).chunk(cohort, budget)
-    except Exception:  # noqa: BLE001 - hooks that read values end a prediction, which must not end the run
-        return max(1, min(cohort, int(budget / rough)))
+        return Growth.of(setup, partial(gpu_peak, device)).chunk(cohort, budget)
+    except Exception:  # noqa: BLE001 - a trial must not end a run, as it may of a method that needs its preparation first
+        return sure
+
+
+def gpu_peak(device: torch.device, work: Callable[[], object]) -> int:
+    """Most bytes that `work` has allocated on a GPU at once."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,0 +1,76 @@
+"""How long a plan will take, with a step that takes a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedbench.core.errors import DataCorrupt
+from fedbench.tables import estimate, plan, spec
+from fedbench.tables.cell_config import Wish
+from fedbench.tables.scale import Scale
+
+ROWS = [
+    {"label": "FedAvg", "overrides": ["method=fedavg"]},
+    {"label": "FedRep", "overrides": ["method=fedrep", "method.head_epochs=3", "method.body_epochs=2"]},
+]
+
+
+def planned(tmp_path: Path, rows: list[dict[str, object]]) -> plan.Plan:
+    """Two clients of 50 training samples each on synthetic data, ten rounds, scored in five of them."""
+    base = ["dataset=synthetic", "dataset.train=100", "dataset.test=40", "partition=homo", "model=mlp"]
+    base += ["partition.num_clients=2", "protocol=quick", "protocol.rounds=10", "protocol.eval_every=2"]
+    base += ["protocol.local.batch_size=10", "protocol.test.sets=local", "protocol.test.fraction=0.5"]
+    content = {"name": "toy", "title": "Toy", "paper": "fedcollab", "table": "T1", "seeds": 1, "base": base}
+    column = {"label": "here", "overrides": []}
+    table = spec.parse({**content, "metrics": [{"name": "acc"}], "rows": rows, "columns": [column]})
+    return plan.make(table, Wish(scale=Scale("paper"), settings=(f"runs_dir={tmp_path}",)))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods whose steps were timed."""
+    methods: list[str] = []
+
+    def pace(setup: object, contenders: dict[str, object]) -> dict[str, float]:
+        methods.append(type(setup.method).__name__)  # type: ignore[attr-defined]
+        return dict.fromkeys(contenders, 1.0)
+
+    monkeypatch.setattr(estimate, "pace", pace)
+    return methods
+
+
+def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, timed: list[str]) -> None:
+    seconds = []
+    for rows in ([ROWS[0]], ROWS):
+        made = planned(tmp_path, rows)
+        total, unknown = estimate.Estimator().seconds(made)
+        assert unknown == 0
+        seconds.append(total)
+    setup = estimate.build(made.jobs[-1].config)[0]
+    assert setup.protocol.rounds == 10
+    sizes = setup.population.sizes.tolist()
+    epoch = sum(-(-int(size) // 10) for size in sizes)  # steps of all clients
+    samples = sum(int(setup.federation.sets[name].sizes.sum()) for name in setup.federation.sets) - sum(sizes)
+    scored = 5 * samples / 10 / 3
+    plain = 10 * epoch * setup.protocol.local.epochs + scored
+    assert seconds == pytest.approx([2 * plain, 2 * plain + 10 * epoch * (3 + 2) + scored]), "Local runs, too"
+    assert timed == ["FedAvg", "FedAvg"], "once a data set and model, whatever the method"
+
+
+def test_what_cannot_be_built_is_counted(
+    tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(_: object) -> None:
+        raise DataCorrupt("no such file")
+
+    monkeypatch.setattr(estimate, "build", build)
+    assert estimate.told(planned(tmp_path, ROWS), 2) == "about 0 s, without 3 runs that cannot be built"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(89, "89 s"), (90, "1.5 min"), (5400, "1.5 h"), (1_296_000, "15.0 d")]
+)
+def test_seconds_as_people_say_them(seconds: float, words: str) -> None:
+    assert estimate.spell(seconds) == words
