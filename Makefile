@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench help install quickstart test test-full lint format docs tables report wheel clean
+.PHONY: bench help install quickstart fast check-method test test-full mutants lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -37,11 +37,29 @@ quickstart: $(INSTALLED) ## train six methods on digits with three seeds and com
 	$(BIN)/python -m fedbench -m method=local,fedavg,fedprox,ditto,fedper,fedcollab seed=0,1,2 dataset=digits \
 		partition=dir0.1 protocol=quick protocol.local.epochs=5
 
-test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (ten minutes)
+# Laws, rounds computed by hand, equations, and three checks on one method of each family.
+FEW := stacked_equals_looped traffic_is_what_was_sent server_hooks_leave_their_arguments_alone
+FAST := tests/core tests/metrics tests/data/test_partitions.py tests/engine/test_engine.py \
+	tests/scripts/test_import_graph.py tests/scripts/test_mutants.py \
+	$(addprefix tests/methods/test_,$(addsuffix .py,laws rounds_by_hand presets gradient fedsac fedrema pfedsim sosicfl \
+	collab_solver partial personal mixing class_means)) \
+	$(foreach name,fedavg ditto ifca,$(foreach check,$(FEW),'tests/methods/test_conformance.py::test_method[$(name)-$(check)]'))
+
+fast: lint ## the first to run: lint, laws, equations, a method of each family (under a minute on two cores)
+	$(CHECKS) -m "not slow" $(FAST)
+
+check-method: $(INSTALLED) ## every promise of a method: NAME=ditto, or NAME=package.module:Class for your own
+	@test -n "$(NAME)" || { echo "which method? make check-method NAME=ditto, or NAME=package.module:Class" >&2; exit 1; }
+	$(BIN)/python -m fedbench.testing $(NAME)
+
+test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (under five minutes on two cores)
 	$(CHECKS) -m "not slow"
 
 test-full: lint ## test, and the slow ones
 	$(CHECKS)
+
+mutants: $(INSTALLED) ## make each error of scripts/mutants.yaml: a test must notice (half an hour)
+	$(BIN)/python scripts/mutants.py
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .

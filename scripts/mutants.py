@@ -1,0 +1,182 @@
+"""Make each deliberate error of mutants.yaml in a copy of the tree and run the tests that must notice.
+
+    python scripts/mutants.py [WORD ...] [--jobs 2] [--check]
+
+WORDs choose errors whose file or description contains one. `--check` only looks whether every text is found exactly
+once. Prints a line for each error, and ends with exit code 1 if one was caught by no test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("fedbench", "conf", "hydra_plugins", "scripts", "tests", "pyproject.toml")
+HEAVY = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pandas",
+    "scipy.stats",
+    "sklearn",
+    "hydra",
+    "cvxpy",
+)  # imported once, before
+FORK = multiprocessing.get_context("fork")
+TREES: Any = FORK.SimpleQueue()  # copies that no process uses
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One error: `old` in `file` becomes `new`, and one of `tests` fails."""
+
+    file: str
+    tests: tuple[str, ...]
+    what: str
+    old: str
+    new: str
+
+    def made_in(self, text: str) -> str:
+        """`text` with the error.
+
+        Raises:
+            ValueError: what it replaces is not there exactly once.
+        """
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"{self.file}: {count} times instead of once: {self.old}")
+        return text.replace(self.old, self.new)
+
+
+def listed() -> list[Mutant]:
+    """All of mutants.yaml."""
+    groups = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
+    return [
+        Mutant(group["file"], tuple(group["tests"]), *error) for group in groups for error in group["errors"]
+    ]
+
+
+def faults(mutants: Sequence[Mutant]) -> list[str]:
+    """What of the list does not fit the tree."""
+    found = []
+    for mutant in mutants:
+        try:
+            mutant.made_in((ROOT / mutant.file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            found.append(str(error))
+        found += [f"{name}: no such file" for name in mutant.tests if not (ROOT / name).is_file()]
+    return found
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the tree in `folder`."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+class FirstFailure:
+    """A plugin of pytest that keeps the name of the first test, or file, that fails."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """After each phase of a test."""
+        if report.failed:
+            self.name = self.name or report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """After a file is read."""
+        if report.failed:
+            self.name = self.name or report.nodeid
+
+
+def caught_by(mutant: Mutant, tree: Path) -> str:
+    """The first test that fails with the error made in `tree`; empty if none does. Leaves this process unfit."""
+    file = tree / mutant.file
+    before = file.read_text(encoding="utf-8")
+    file.write_text(mutant.made_in(before), encoding="utf-8")
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True
+    first = FirstFailure()
+    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            code = pytest.main([*options, *mutant.tests], plugins=[first])
+    finally:
+        file.write_text(before, encoding="utf-8")
+    if bool(first.name) != (code != pytest.ExitCode.OK):
+        raise RuntimeError(f"pytest did not run on {mutant.file}:\n{said.getvalue()}")
+    return first.name.removeprefix("tests/")
+
+
+def in_a_free_tree(mutant: Mutant) -> str:
+    """`caught_by` in a tree that no other process uses."""
+    tree = TREES.get()
+    try:
+        return caught_by(mutant, tree)
+    finally:
+        TREES.put(tree)
+
+
+def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
+    """Those that no test catches; prints a line for each. Every error has a process of its own."""
+    for name in HEAVY:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory() as folder:
+        for place in range(jobs):
+            (Path(folder) / str(place)).mkdir()
+            TREES.put(copied(Path(folder) / str(place)))
+        missed = []
+        with FORK.Pool(jobs, maxtasksperchild=1) as pool:
+            for mutant, test in zip(mutants, pool.imap(in_a_free_tree, mutants), strict=True):
+                where = f"{mutant.file.removeprefix('fedbench/')}: {mutant.what}"
+                print(f"| {where} | {test or 'NOT CAUGHT'} |", flush=True)
+                missed += [] if test else [mutant]
+        TREES.close()
+    return missed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if every error is caught."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args(arguments)
+    chosen = [
+        mutant
+        for mutant in listed()
+        if not given.words or any(word in f"{mutant.file} {mutant.what}" for word in given.words)
+    ]
+    if wrong := faults(chosen):
+        print(*wrong, sep="\n", file=sys.stderr)
+        return 2
+    if given.check:
+        return 0
+    print("| error | caught by |\n|---|---|")
+    missed = run(chosen, given.jobs)
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} errors caught")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

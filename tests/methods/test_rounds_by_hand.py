@@ -1,0 +1,164 @@
+"""Rounds of the papers' own methods recomputed from what clients trained, and cases in which a slip would show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.methods.fedrema.fedrema import FedReMa
+from fedbench.methods.fedsac import FedSaC
+from fedbench.methods.pfedsim import PFedSim
+from fedbench.methods.sosicfl.sosicfl import SosicFL
+from fedbench.methods.sosicfl.sosicfl_plus import SosicFLPlus
+from fedbench.models.lenet5 import LeNet5
+from tests.methods.toys import (
+    close,
+    cross_entropy,
+    descend,
+    features,
+    federation,
+    gap,
+    initial,
+    logits,
+    samples,
+    setup,
+    simulate,
+)
+
+LR = 0.5
+FULL: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 50, "optimizer": OptimizerConfig(lr=LR)}
+
+
+# ---- FedSaC
+
+
+def flat(model: Tree) -> np.ndarray:
+    return torch.cat([model[name].flatten() for name in sorted(model)]).detach().numpy()
+
+
+def principal(model: Tree, x: torch.Tensor, rank: int = 3) -> np.ndarray:
+    """The right singular vectors of the features [n, d], as columns."""
+    return np.linalg.svd(features(model, x).detach().numpy())[2][:rank].T
+
+
+@pytest.mark.parametrize("similarity", ["parameters", "updates"])
+def test_fedsacs_graph_is_that_of_the_trained_models(similarity: str) -> None:
+    """Two clients: C from their features after training, S from their weights, W the projection of Eq. 9's minimum."""
+    method = FedSaC(lam=0.0, alpha=0.9, beta=0.2, similarity=similarity)
+    chosen = setup(method, federation((6, 9)), **FULL)
+    start, data = initial(chosen), [samples(chosen, k) for k in (0, 1)]
+    trained = [descend(lambda v, x=x, y=y: cross_entropy(logits(v, x), y), start, LR) for x, y in data]  # type: ignore[misc]
+    U = [principal(trained[k], data[k][0]) for k in (0, 1)]
+    C = np.cos(np.arccos(np.clip(np.linalg.svd(U[0].T @ U[1])[1], -1, 1)).mean())
+    rows = [flat(model) - (flat(start) if similarity == "updates" else 0) for model in trained]
+    S = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
+    assert abs(S) < 0.999
+    p = np.array([6 / 15, 9 / 15])
+    W = []
+    for i in (0, 1):
+        own = np.eye(2)[i]
+        wanted = p - (0.9 * (own + (1 - own) * C) - 0.2 * (own + (1 - own) * S)) / 2
+        first = np.clip((wanted[0] - wanted[1] + 1) / 2, 0, 1)  # the nearest point of the simplex
+        W.append([first, 1 - first])
+    found = method.collaboration(simulate(chosen).server, chosen.population)
+    np.testing.assert_allclose(found.numpy(), W, atol=1e-9)
+    assert 0 < W[0][0] < 1
+
+
+# ---- pFedSim
+
+
+@pytest.mark.parametrize("log_of_mean", [False, True])
+def test_pfedsims_negative_cosines_count_as_zero(log_of_mean: bool) -> None:
+    """Eq. 3 with classes at cosines .8, -1, .5 and -.6, whose mean is negative."""
+    cosines = torch.tensor([0.8, -1.0, 0.5, -0.6], dtype=torch.float64)
+    heads = torch.zeros(2, 4, 7, dtype=torch.float64)
+    heads[0, :, 0] = 1
+    heads[1, :, 0], heads[1, :, 1] = cosines, (1 - cosines.square()).sqrt()
+    method = PFedSim(log_of_mean=log_of_mean)
+    found = method.similarity({"head.weight": heads}, setup(method).task)
+    expected = 0.0 if log_of_mean else -np.log([0.2, 1.0, 0.5, 1.0]).mean()
+    assert float(found[0, 1]) == pytest.approx(expected, abs=1e-6)
+
+
+# ---- SosicFL
+
+
+def test_a_subregions_radius_is_rho_mean_distances() -> None:
+    """rho times the mean L1 distance between centres and points of the simplex, by drawing such points."""
+    data = federation((30, 30, 30), labels=[[0], [1], [2, 3]])
+    chosen = setup(SosicFL(rho=0.4, clusters=3), data)
+    state = Simulation(chosen, LoopedTrainer(chosen)).begin()
+    centres = np.unique(state.server["region/center"].numpy(), axis=0)
+    points = np.random.default_rng(0).dirichlet(np.ones(3), 20_000)
+    mean = np.abs(points[:, None] - centres).sum(2).mean()
+    assert abs(mean - 1) > 0.05
+    assert float(state.server["region/radius"]) == pytest.approx(0.4 * mean, rel=0.02)
+
+
+def test_the_personal_endpoints_of_sosicfl_plus_by_hand() -> None:
+    """Two steps on F(sum_m alpha_m v_m) + lambda / 2 sum_m |v_m - theta_m|^2, with the personal stage's own alphas."""
+    lam = 0.7
+    chosen = setup(SosicFLPlus(lam=lam, rho=0.9), federation((9,)), **{**FULL, "epochs": 2})
+    simulation = Simulation(chosen, LoopedTrainer(chosen))
+    state = simulation.begin()
+    clock = Clock(0, 1)
+    message = trees.row(chosen.method.send(state.server, chosen.cohort(torch.tensor([0]), clock)), 0)
+    view = chosen.client(0, message, trees.row(state.memory, 0), clock)
+    noise = chosen.batches(0, Stage(), view, "batches")[1]
+    assert gap({"": noise["personal"]}, {"": noise["alpha"]}) > 1e-3
+    x, y = samples(chosen, 0)
+    theta = {name: leaf for name, leaf in message.items() if not name.startswith("region/")}
+    v = theta
+    for alpha in noise["personal"]:
+
+        def loss(v: Tree, alpha: torch.Tensor = alpha) -> torch.Tensor:
+            mixed = {k: torch.tensordot(alpha, w, dims=1) for k, w in trees.part(v, "endpoints").items()}
+            pull = sum((v[name] - theta[name]).square().sum() for name in theta)
+            return cross_entropy(logits({**v, **mixed}, x), y) + lam / 2 * pull
+
+        v = descend(loss, v, LR, [name.split(".")[0] for name in v])
+    simulation.step(state)
+    assert close(trees.part(trees.row(state.memory, 0), "personal"), v)
+
+
+# ---- FedReMa
+
+
+def test_fedremas_features_are_the_convolutions() -> None:
+    """LeNet5's classifier are its linear layers: what is aligned, and what probes imitate, is what they are given."""
+    method = FedReMa(align=2.0)
+    chosen = setup(method, federation((6, 9), (1, 16, 16)), LeNet5(), rounds=1, epochs=1)
+    w = initial(chosen)
+    x, y = samples(chosen, 0)
+
+    def convolved(w: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        first = functional.max_pool2d(functional.conv2d(x, w["conv.0.weight"], w["conv.0.bias"]), 2).relu()
+        deep = functional.conv2d(first, w["conv.3.weight"], w["conv.3.bias"])
+        return functional.max_pool2d(deep, 2).relu().flatten(1)
+
+    z = convolved(w)
+    server, _ = method.init(chosen.task, chosen.population, torch.Generator())
+    means = {name: leaf for name, leaf in server.items() if name.endswith("/means")}
+    assert [tuple(leaf.shape) for leaf in means.values()] == [(4, z.shape[1])]
+    drawn = torch.randn(4, z.shape[1], dtype=z.dtype, generator=torch.Generator().manual_seed(0))
+    cohort = chosen.cohort(torch.tensor([0]), Clock(0, 1))
+    message = trees.row(method.send(chosen.federation.placed(server), cohort), 0)
+    known = {k: torch.ones_like(v) for k, v in message.items() if k.endswith("/seen")}
+    view = chosen.client(0, {**message, **dict.fromkeys(means, drawn), **known}, {}, Clock(0, 1))
+    apart = (z - drawn[y]).square()
+    apart = apart.mean(1) if method.align_mean else apart.sum(1)
+    expected = chosen.task.loss(w, Batch(x, y)) + 2.0 * apart.mean()
+    assert close(method.loss(w, view, Batch(x, y)), expected, 1e-9)
