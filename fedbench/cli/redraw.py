@@ -1,28 +1,27 @@
-"""`python -m fedbench.tables.redraw [RESULTS]`: draw every filled table again from its files; nothing is trained."""
+"""`python -m fedbench.cli.redraw [RESULTS]`: draw every filled table again from its files; nothing is trained."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from fedbench.core.errors import FedbenchError
+from fedbench.cli import command
 from fedbench.tables import store
 from fedbench.tables.render import write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Redraw all tables below the folder that is given (default: results); returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    results = given[0] if given else "results"
+    return command.run("python -m fedbench.cli.redraw", arguments, _main)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    results = arguments[0] if arguments else "results"
     folders = store.folders(results)
-    try:
-        for folder in folders:
-            write(folder)
-            store.seal(folder)
-            print(folder)
-    except FedbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for folder in folders:
+        write(folder)
+        store.seal(folder)
+        print(folder)
     if not folders:
         print(f"no filled table below {results}; python -m fedbench.reproduce makes one", file=sys.stderr)
     return 0 if folders else 2

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from fedbench.config.compose import registry
 from fedbench.core.errors import FolderInUse
+from fedbench.core.interruption import held
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.federation import Federation
 from fedbench.data.split import Partition, make_partition
@@ -112,14 +113,18 @@ class Execution:
         """All rounds still to do, with a checkpoint whenever one is due."""
         rule = self.run.settings.checkpoint
         saved = time.monotonic()
-        while not simulation.done(state):
-            yield from simulation.round(state)
-            by_time = 0 < rule.seconds <= time.monotonic() - saved
-            by_round = rule.rounds > 0 and state.round % rule.rounds == 0
-            if (by_time or by_round) and not simulation.done(state):
-                states.save(self.folder.checkpoint, state, self.key)
-                self.folder.write_history(state.history)
-                saved = time.monotonic()
+        with held() as signals:
+            while not simulation.done(state):
+                yield from simulation.round(state)
+                by_time = 0 < rule.seconds <= time.monotonic() - saved
+                by_round = rule.rounds > 0 and state.round % rule.rounds == 0
+                if signals.asked or ((by_time or by_round) and not simulation.done(state)):
+                    states.save(self.folder.checkpoint, state, self.key)
+                    self.folder.write_history(state.history)
+                    saved = time.monotonic()
+                if signals.asked:
+                    progress = f"after round {state.round} of {self.run.protocol.rounds}"
+                    raise signals.stopped(f"{progress}; checkpoint: {self.folder.checkpoint}")
 
 
 def folder_of(run: RunConfig) -> RunFolder:
