@@ -17,7 +17,7 @@ class GridSweeper(BasicSweeper):
         self.params = session.remaining(self.params, arguments)
         with session.scratch(self.config):
             returned = super().sweep(arguments)
-        session.conclude([job.return_value for batch in returned for job in batch])
+        session.conclude([session.outcome_of(job) for batch in returned for job in batch])
         return returned
 
 

@@ -8,13 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fedbench import __version__
-from fedbench.config import groups, messages
-from fedbench.config.messages import INTERRUPTED, OK
+from fedbench.cli import command
+from fedbench.config import groups
+from fedbench.config.messages import OK
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line `arguments` (default: the process's own) and return its exit code."""
-    arguments = sweep_keys(list(sys.argv[1:] if arguments is None else arguments))
+    return command.run("python -m fedbench", arguments, _main)
+
+
+def _main(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:  # Hydra would print its own
         print(f"fedbench {__version__}")
         return OK
@@ -24,24 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fedbench.sweeps import jobs
 
     sources.register()
-    try:
-        with _arguments(arguments), jobs.keeping() as outcomes:
-            hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
-    except KeyboardInterrupt:
-        print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
-        return report(error)
+    with _arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
+        hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
     return min((outcome.code for outcome in outcomes if outcome.code != OK), default=OK)
-
-
-def report(error: Exception) -> int:
-    """Print one line for what a user can act on, else a traceback; return the exit code it deserves."""
-    from fedbench.sweeps import jobs
-
-    code, text = messages.told(error)
-    jobs.tell(text)
-    return code
 
 
 def sweep_keys(arguments: Sequence[str]) -> list[str]:

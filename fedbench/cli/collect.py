@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedbench.cli import command
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -22,8 +24,10 @@ example: python -m fedbench.collect runs --out runs.parquet, then pandas.read_pa
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect, and write or print; returns the exit code."""
-    from fedbench.cli.app import report
+    return command.run("python -m fedbench.collect", arguments, _main)
 
+
+def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedbench.collect", description=HELP, epilog=EXAMPLE)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
     parser.add_argument(
@@ -31,10 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--no-config", action="store_true", help="only the result rows")
     given = parser.parse_args(arguments)
-    try:
-        return _collect(given.runs, given.out, not given.no_config)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
-        return report(error)
+    return _collect(given.runs, given.out, not given.no_config)
 
 
 def _collect(runs: Sequence[str], out: Path | None, config: bool) -> int:

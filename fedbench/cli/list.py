@@ -6,11 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedbench.core.errors import FedbenchError
+from fedbench.cli import command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one table, for people or as Markdown; return the exit code."""
+    return command.run("python -m fedbench.list", arguments, _main)
+
+
+def _main(arguments: Sequence[str]) -> int:
     from fedbench.cli.listing import KINDS, listing
 
     parser = argparse.ArgumentParser(prog="python -m fedbench.list", description="Show what can be chosen.")
@@ -19,11 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--markdown", action="store_true", help="as Markdown, without what depends on this machine"
     )
     given = parser.parse_args(arguments)
-    try:
-        table = listing(given.kind)
-    except FedbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    table = listing(given.kind)
     if given.markdown:
         sys.stdout.write(table.markdown())
         return 0

@@ -6,25 +6,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedbench.core.errors import FedbenchError
+from fedbench.cli import command
 from fedbench.tables import store, summary
 from fedbench.tables.render import write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Redraw all tables below the folder that is given (default: results) and count verdicts; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    results = given[0] if given else "results"
+    return command.run("python -m fedbench.cli.redraw", arguments, _main)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    results = arguments[0] if arguments else "results"
     folders = store.folders(results)
-    try:
-        for folder in folders:
-            write(folder)
-            store.seal(folder)
-            print(folder)
-        summary.write(Path(results))
-    except FedbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for folder in folders:
+        write(folder)
+        store.seal(folder)
+        print(folder)
+    summary.write(Path(results))
     if not folders:
         print(f"no filled table below {results}; python -m fedbench.reproduce makes one", file=sys.stderr)
     return 0 if folders else 2

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedbench.cli import command
 from fedbench.config.compose import SETTINGS
 from fedbench.core.errors import ConfigError
 
@@ -59,20 +60,14 @@ class Request:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, run, fill and draw one table; returns the exit code (1: a cell failed)."""
-    from fedbench.cli.app import report
-    from fedbench.config.messages import INTERRUPTED
+    return command.run("python -m fedbench.reproduce", arguments, _main)
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or {"-h", "--help"} & set(given):
+
+def _main(arguments: Sequence[str]) -> int:
+    if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP, end="")
-        return 0 if given else 2
-    try:
-        return reproduce(*read(given))
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
-        return report(error)
+        return 0 if arguments else 2
+    return reproduce(*read(arguments))
 
 
 def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:

@@ -11,11 +11,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.cli import command
+from fedbench.core.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one table; return the exit code."""
+    return command.run("python -m fedbench.tta", arguments, _main)
+
+
+def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedbench.tta", description=__doc__.partition("\n\n")[2])
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders of finished runs")
     chosen = parser.add_mutually_exclusive_group(required=True)
@@ -25,11 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--set", default="local", help="local, global or common (the one global model)")
     given = parser.parse_args(arguments)
-    try:
-        show(given.runs, given.reference, given.baseline, given.set)
-    except FedbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    show(given.runs, given.reference, given.baseline, given.set)
     return 0
 
 

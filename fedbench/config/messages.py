@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedbench.config.groups import REGISTRIES
 from fedbench.core.errors import FedbenchError, nearest
 
-OK, CRASHED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes; 130 is the shell's for Ctrl-C
+OK, CRASHED, REFUSED = 0, 1, 2  # exit codes
 
 
 def told(error: Exception, job: str = "") -> tuple[int, str]:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from fedbench.config.schema import CheckpointConfig
 from fedbench.core.errors import FedbenchError, FolderInUse, Stale
+from fedbench.core.interruption import held
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
@@ -111,16 +112,24 @@ def _simulate(
 
 
 def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: RunFolder, key: str) -> None:
-    """All rounds still to do, with a checkpoint whenever `rule` says that one is due."""
+    """All rounds still to do, with a checkpoint whenever `rule` says that one is due, and when a signal ends them.
+
+    Raises:
+        Stopped: Ctrl-C or SIGTERM, after the round under way and a checkpoint.
+    """
     saved = time.monotonic()
-    while not simulation.done(state):
-        simulation.step(state)
-        by_time = 0 < rule.seconds <= time.monotonic() - saved
-        by_round = rule.rounds > 0 and state.round % rule.rounds == 0
-        if (by_time or by_round) and not simulation.done(state):
-            states.save(folder.checkpoint, state, key)
-            folder.write_history(state.history)
-            saved = time.monotonic()
+    with held() as signals:
+        while not simulation.done(state):
+            simulation.step(state)
+            by_time = 0 < rule.seconds <= time.monotonic() - saved
+            by_round = rule.rounds > 0 and state.round % rule.rounds == 0
+            if signals.asked or ((by_time or by_round) and not simulation.done(state)):
+                states.save(folder.checkpoint, state, key)
+                folder.write_history(state.history)
+                saved = time.monotonic()
+            if signals.asked:
+                progress = f"after round {state.round} of {simulation.setup.protocol.rounds}"
+                raise signals.stopped(f"{progress}; checkpoint: {folder.checkpoint}")
 
 
 def folder_of(run: RunConfig) -> RunFolder:

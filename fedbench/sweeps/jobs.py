@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages, sources
+from fedbench.core.errors import FolderInUse
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from fedbench.runs.config import RunConfig
+    from fedbench.runs.execution import RunResult
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Outcome:
     told: bool = False  # the user has been told
 
 
+PATIENCE = 0.5  # seconds between looks at a run that another process makes
 _kept: ContextVar[list[Outcome] | None] = ContextVar("_kept", default=None)
 
 
@@ -75,9 +79,7 @@ def perform(config: DictConfig) -> Outcome:
         plain = run.plain
         if not here:
             run = _among_others(run)
-        from fedbench.runs.execution import execute
-
-        result = execute(run)
+        result = _execute(run)
         outcome = Outcome(_overrides(), dict(result.row), str(result.folder), plain)
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
         code, failure = messages.told(error, _sweep_job())
@@ -87,6 +89,30 @@ def perform(config: DictConfig) -> Outcome:
     if _hydra().mode == RunMode.RUN:
         keep(outcome)
     return outcome
+
+
+def _execute(run: RunConfig) -> RunResult:
+    """The run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
+    told = False
+    while (result := _unless_in_use(run, told)) is None:
+        told = True
+        time.sleep(PATIENCE)
+    return result
+
+
+def _unless_in_use(run: RunConfig, told: bool) -> RunResult | None:
+    from hydra.types import RunMode
+
+    from fedbench.runs.execution import execute
+
+    try:
+        return execute(run)
+    except FolderInUse as error:
+        if _hydra().mode != RunMode.MULTIRUN:
+            raise
+        if not told:
+            tell(f"waiting for another process: {error}")
+        return None
 
 
 def _among_others(run: RunConfig) -> RunConfig:

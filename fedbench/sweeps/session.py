@@ -8,10 +8,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedbench.config import messages
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import Outcome
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
 
 
 def remaining(params: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
@@ -45,12 +49,27 @@ def conclude(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         jobs.keep(outcome)
     finished = [outcome for outcome in outcomes if outcome.row is not None]
-    if len(finished) > 1:
-        _compare(finished)
+    if finished and len(outcomes) > 1:
+        _compare(outcomes)
     if finished and (finished[0].plain.get("sweep") or {}).get("name"):
         from fedbench.sweeps.table import write
 
-        print(f"table and figure: {write(finished)}")
+        print(f"table and figure: {write(outcomes)}")
+    if lost := len(outcomes) - len(finished):
+        print(
+            f"{lost} of {len(outcomes)} runs failed; what failed is said above, and the same command tries it again"
+        )
+
+
+def outcome_of(job: JobReturn) -> Outcome:
+    """What a job sent back, or, where its process died, that it did."""
+    try:
+        outcome: Outcome = job.return_value
+    except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
+        overrides = list(job.overrides or ())
+        code, failure = messages.told(error, " ".join(overrides))
+        return Outcome(dict(text.lstrip("+").split("=", 1) for text in overrides), code=code, failure=failure)
+    return outcome
 
 
 def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
@@ -63,13 +82,13 @@ def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
     ]
 
 
-def _compare(finished: Sequence[Outcome]) -> None:
-    """Print all rows of a sweep as one table."""
+def _compare(outcomes: Sequence[Outcome]) -> None:
+    """Print all rows of a sweep as one table; what failed still counts as one of the values that were swept."""
     from rich.console import Console
 
     from fedbench.results.console import comparison_table
 
-    named = zip(finished, variants([outcome.overrides for outcome in finished]), strict=True)
-    rows = [{**(outcome.row or {}), "variant": variant} for outcome, variant in named]
+    named = zip(outcomes, variants([outcome.overrides for outcome in outcomes]), strict=True)
+    rows = [{**outcome.row, "variant": variant} for outcome, variant in named if outcome.row is not None]
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(comparison_table(rows))

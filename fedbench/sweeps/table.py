@@ -23,15 +23,16 @@ METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_
 QUIET = (*SETTINGS, "sweep", "experiment")
 
 
-def write(finished: Sequence[Outcome]) -> Path:
-    """Write the files of a sweep's finished runs; returns their folder.
+def write(outcomes: Sequence[Outcome]) -> Path:
+    """Write the files of a sweep, some of whose runs may have failed; returns their folder.
 
     Raises:
         UnknownName: sweep.x, sweep.by or sweep.y names nothing that was swept or measured.
     """
+    finished = [outcome for outcome in outcomes if outcome.row is not None]
     config = typed(SweepConfig, finished[0].plain["sweep"], "sweep")
-    keys = swept(finished, (config.x, config.by))
-    folder = Path(config.folder) / folder_name(config.name or "", finished, keys)
+    keys = swept(outcomes, (config.x, config.by))
+    folder = Path(config.folder) / folder_name(config.name or "", outcomes, keys)
     runs = tidy(finished, keys)
     folder.mkdir(parents=True, exist_ok=True)
     write_frame(runs, folder / "runs.csv")
@@ -40,24 +41,24 @@ def write(finished: Sequence[Outcome]) -> Path:
     return folder
 
 
-def swept(finished: Sequence[Outcome], axes: Sequence[str] = ()) -> list[str]:
-    """Keys, in order, whose values differ among the runs, but for seeds that are no axis."""
-    keys = dict.fromkeys(key for outcome in finished for key in outcome.overrides)
+def swept(outcomes: Sequence[Outcome], axes: Sequence[str] = ()) -> list[str]:
+    """Keys, in order, whose values differ among the runs, finished or not, but for seeds that are no axis."""
+    keys = dict.fromkeys(key for outcome in outcomes for key in outcome.overrides)
     return [
         key
         for key in keys
-        if (key not in SEEDS or key in axes) and len({outcome.overrides.get(key) for outcome in finished}) > 1
+        if (key not in SEEDS or key in axes) and len({outcome.overrides.get(key) for outcome in outcomes}) > 1
     ]
 
 
-def folder_name(name: str, finished: Sequence[Outcome], keys: Sequence[str]) -> str:
+def folder_name(name: str, outcomes: Sequence[Outcome], keys: Sequence[str]) -> str:
     """`name`, and what the command line changed for all runs: digits must not overwrite Fashion-MNIST."""
     changed = [
         f"{key}={value}"
-        for key, value in finished[0].overrides.items()
+        for key, value in outcomes[0].overrides.items()
         if key not in (*keys, "seed")
         and key.partition(".")[0] not in QUIET
-        and all(outcome.overrides.get(key) == value for outcome in finished)
+        and all(outcome.overrides.get(key) == value for outcome in outcomes)
     ]
     return re.sub(r"[^A-Za-z0-9._+=,-]", "_", "-".join([name, *changed]))[:150]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.sweeps import jobs
+from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import Outcome
 from fedbench.sweeps.table import SEEDS
 
@@ -171,7 +171,7 @@ def _run(
     ]
     sweeper.validate_batch_is_legal(launches)
     returned = sweeper.launcher.launch(launches, initial_job_idx=first)
-    outcomes = [job.return_value for job in returned]
+    outcomes = [session.outcome_of(job) for job in returned]
     for outcome in outcomes:
         jobs.keep(outcome)
     for index, trial in enumerate(batch):

@@ -304,7 +304,7 @@ def test_interruption_says_how_to_resume(
 ) -> None:
     executed.fail(KeyboardInterrupt(), 0)
     assert main([]) == 130
-    assert "the same command resumes" in capsys.readouterr().err
+    assert capsys.readouterr().err == "interrupted\ngo on: python -m fedbench\n"
 
 
 # sweeps

@@ -172,7 +172,7 @@ def test_data_sets_show_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows = {row["data set"]: row for row in listing("datasets").rows}
     assert rows["synthetic"]["state"] == "ready"
     assert rows["cifar10"]["state"] == "missing"
-    assert "scripts/prepare_data.py cifar10" in rows["cifar10"]["how to get it"]
+    assert "python -m fedbench.prepare cifar10" in rows["cifar10"]["how to get it"]
     markdown = listing("datasets").markdown()
     assert "state" not in markdown.splitlines()[0]
     assert str(tmp_path) not in markdown, "the same on every machine"
@@ -197,7 +197,7 @@ def test_the_command_prints_tables_and_names_the_nearest(
     assert "homo" in capsys.readouterr().out
     assert command.main(["partitions", "--markdown"]) == 0
     assert capsys.readouterr().out == listing("partitions").markdown()
-    assert command.main(["partition"]) == 1
+    assert command.main(["partition"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown list 'partition'; nearest: partitions")
     monkeypatch.setitem(tables.KINDS, "tables", lambda: Listing("Tables", ("a",), []))
     assert command.main(["tables"]) == 0

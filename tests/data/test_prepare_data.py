@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import io
 import re
 import stat
-import sys
 import tarfile
 import threading
 import types
@@ -21,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from fedbench.cli.prepare import main
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from fedbench.data import download as downloads
 from fedbench.data.archives import unpack
@@ -31,7 +30,6 @@ from fedbench.data.prepare import parse_request, prepare
 from tests.helpers import real_formats
 from tests.helpers.real_formats import tar_of, write_fashion, zip_of
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_data.py"
 BODY = bytes(np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8))
 
 
@@ -462,14 +460,8 @@ def test_requests_name_data_sets_and_their_options() -> None:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    spec = importlib.util.spec_from_file_location("prepare_data", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "prepare_data", module)
-    spec.loader.exec_module(module)
     monkeypatch.setenv("COLUMNS", "500")
-    return lambda *arguments: int(module.main(list(arguments)))
+    return lambda *arguments: main(list(arguments))
 
 
 def test_the_script_checks_prepares_and_reports(
@@ -488,7 +480,7 @@ def test_the_script_checks_prepares_and_reports(
         assert {line.split()[0] for line in lines[1:]} == set(DATASETS)
         return next(line for line in lines if line.split()[0] == "cifar100")
 
-    assert re.search(r"cifar100 +missing +run `python scripts/prepare_data.py cifar100`", row())
+    assert re.search(r"cifar100 +missing +run `python -m fedbench\.prepare cifar100`", row())
     assert Handler.asked == []
     assert script("cifar100", "partial=true", "--root", root) == 0
     done = capsys.readouterr()
@@ -506,8 +498,8 @@ def test_the_script_checks_prepares_and_reports(
         ["digits", "ready"],
     ]
     assert script("--check", "digits", "mnist", "--root", root) == 1
-    assert "prepare_data.py mnist" in capsys.readouterr().out
-    assert script("--check", "cifra100") == 1
+    assert "fedbench.prepare mnist" in capsys.readouterr().out
+    assert script("--check", "cifra100") == 2
     assert "nearest: cifar100" in capsys.readouterr().err
 
 
@@ -520,11 +512,11 @@ def test_the_script_goes_on_after_a_failure_and_says_so(
     source = DATASETS.get("cifar10")
     part = dataclasses.replace(source.parts[0], remote=remote(server, "gone"))  # type: ignore[attr-defined]
     monkeypatch.setattr(source, "parts", (part,))
-    assert script("cifar10", "digits") == 1
+    assert script("cifar10", "digits") == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: data set 'cifar10' could not be downloaded")
     assert said.err.count("\n") == 1
     assert "digits: was ready: 1,442 + 355 samples of 1 x 8 x 8, 10 classes; from scikit-learn" in said.out
-    assert script("cifra10") == 1
+    assert script("cifra10") == 2
     assert "nearest: cifar10" in capsys.readouterr().err
     assert script() == 2

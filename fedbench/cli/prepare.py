@@ -1,9 +1,9 @@
-"""Download, verify and prepare data sets, or show what is here.
+"""`python -m fedbench.prepare`: download, verify and prepare data sets, or show what is here.
 
-    python scripts/prepare_data.py mnist cifar10              fetch what is missing, prepare it for runs
-    python scripts/prepare_data.py cub text=true --root DIR   options of a data set follow its name
-    python scripts/prepare_data.py --check                    the state of every data set
-    python scripts/prepare_data.py --check cub text=true      of these; the exit code is 1 if one is missing
+    python -m fedbench.prepare mnist cifar10              fetch what is missing, prepare it for runs
+    python -m fedbench.prepare cub text=true --root DIR   options of a data set follow its name
+    python -m fedbench.prepare --check                    the state of every data set
+    python -m fedbench.prepare --check cub text=true      of these; the exit code is 1 if one is missing
 
 Downloads resume where they broke off. Without --root, data goes to the environment's FEDBENCH_DATA, else to
 ~/.cache/fedbench/data; runs look there too (with --root, give them dataset.root=DIR).
@@ -12,7 +12,6 @@ Downloads resume where they broke off. Without --root, data goes to the environm
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedbench.cli import command
 from fedbench.core.errors import FedbenchError
 from fedbench.data.prepare import parse_request, prepare, states
 from fedbench.results.units import human_seconds
@@ -62,9 +62,15 @@ def check(console: Console, root: str | None, configs: Sequence[dict[str, Any]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 if a data set could not be prepared."""
+    """Run the command line; the exit code is 2 if a data set could not be prepared, 1 if one is missing."""
+    return command.run("python -m fedbench.prepare", arguments, _main)
+
+
+def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m fedbench.prepare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="data sets, each followed by its options key=value"
@@ -78,29 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.names and not given.check:
         parser.print_help()
         return 2
-    code = 0
+    configs = parse_request(given.names)
+    if given.check:
+        return check(out, given.root, configs)
+    return max(_prepared(config, given.root, out, err) for config in configs)
+
+
+def _prepared(config: dict[str, Any], root: str | None, out: Console, err: Console) -> int:
+    """Prepare one data set; the others are prepared even if it cannot be."""
+    start = time.monotonic()
     try:
-        configs = parse_request(given.names)
-        if given.check:
-            return check(out, given.root, configs)
+        report = Shown(err)
+        with report.bar:
+            line = prepare(config, root, report)
     except FedbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    for config in configs:
-        start = time.monotonic()
-        try:
-            report = Shown(err)
-            with report.bar:
-                line = prepare(config, given.root, report)
-            out.print(f"{line} ({human_seconds(time.monotonic() - start)})", highlight=False)
-        except FedbenchError as error:
-            print(f"error: {error}", file=sys.stderr)
-            code = 1
-        except KeyboardInterrupt:
-            print("interrupted; the same command goes on", file=sys.stderr)
-            return 130
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return command.report(error)
+    out.print(f"{line} ({human_seconds(time.monotonic() - start)})", highlight=False)
+    return 0

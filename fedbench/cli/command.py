@@ -1,0 +1,44 @@
+"""How every command ends: its exit code, one line for what a user can act on, and the command that goes on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from fedbench.core.interruption import Stopped, handled
+
+
+def run(program: str, arguments: Sequence[str] | None, body: Callable[[list[str]], int]) -> int:
+    """The exit code of `body`, called with `arguments` (None: the process's own), whatever ends it.
+
+    130 after Ctrl-C and 143 after SIGTERM, as a shell says; 141 when nobody reads the output any longer (`| head`).
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with handled():
+            code = body(given)
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt as stop:
+        number, where = (stop.number, stop.where) if isinstance(stop, Stopped) else (signal.SIGINT, "")
+        print(" ".join(["interrupted", *filter(None, [where])]), file=sys.stderr)
+        print(f"go on: {shlex.join([*program.split(), *given])}", file=sys.stderr)
+        return 128 + number
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 128 + signal.SIGPIPE
+    except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
+        return report(error)
+
+
+def report(error: Exception) -> int:
+    """Print one line for what a user can act on, else a traceback; return the exit code it deserves."""
+    from fedbench.config import messages
+
+    code, text = messages.told(error)
+    sys.stdout.flush()
+    print(text, file=sys.stderr)
+    return code

@@ -1,0 +1,153 @@
+"""Ctrl-C and SIGTERM at any moment; two sweeps at once; a sweep some of whose runs fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbench.cli.app import main
+from fedbench.core import interruption
+from fedbench.core.errors import DataMissing, FolderInUse
+from fedbench.core.interruption import Stopped
+from fedbench.engine.simulation import Simulation
+from fedbench.runs import execution
+
+RUN = [
+    "method=local",
+    "dataset.limit=60",
+    "partition=homo",
+    "partition.num_clients=3",
+    "model=mlp",
+    "progress=none",
+]
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """`signalled(number, times)`: have that signal sent in the middle of round 2, that often."""
+
+    def arrange(number: int, times: int) -> None:
+        record = Simulation._record
+
+        def recording(self: Simulation, state: Any, *rest: Any) -> None:
+            if state.round == 2:
+                for _ in range(times):
+                    os.kill(os.getpid(), number)
+            record(self, state, *rest)
+
+        monkeypatch.setattr(Simulation, "_record", recording)
+
+    return arrange
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(
+    number: int,
+    code: int,
+    signalled: Callable[[int, int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    command = [*RUN, "protocol.rounds=4", f"runs_dir={tmp_path}/some runs"]
+    with monkeypatch.context():
+        signalled(number, 1)
+        assert main(command) == code
+        monkeypatch.undo()
+    (checkpoint,) = tmp_path.rglob("checkpoint.safetensors")
+    told = capfd.readouterr().err
+    assert "stopping after this round; once more stops at once\n" in told
+    assert f"interrupted after round 2 of 4; checkpoint: {checkpoint}\n" in told
+    repeated = " ".join([*RUN, "protocol.rounds=4", f"'runs_dir={tmp_path}/some runs'"])
+    assert told.endswith(f"go on: python -m fedbench {repeated}\n")
+    assert main(command) == 0
+    assert json.loads(checkpoint.with_name("result.json").read_text())["rounds"] == 4
+    main([*RUN, "protocol.rounds=4", f"runs_dir={tmp_path}/whole"])
+    whole, parts = (
+        next((tmp_path / name).rglob("tallies.npz")).read_bytes() for name in ("whole", "some runs")
+    )
+    assert whole == parts
+
+
+def test_a_second_signal_stops_at_once(
+    signalled: Callable[[int, int], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    signalled(signal.SIGINT, 2)
+    assert main([*RUN, "protocol.rounds=4", f"runs_dir={tmp_path}"]) == 130
+    assert not list(tmp_path.rglob("checkpoint.safetensors"))
+    assert "\ninterrupted\ngo on: python -m fedbench" in capfd.readouterr().err
+
+
+def test_a_signal_outside_of_rounds_stops_at_once_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped) as caught, interruption.handled():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_handler_of_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        with interruption.held() as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen == [signal.SIGTERM]
+            assert not signals.asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_sweep_waits_for_what_another_process_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute, refusals = execution.execute, iter(range(3))
+
+    def in_use_at_first(run: Any, *rest: Any) -> Any:
+        if run.seed == 1 and next(refusals, None) is not None:
+            raise FolderInUse("run folder x is in use by process 7")
+        return execute(run, *rest)
+
+    monkeypatch.setattr(execution, "execute", in_use_at_first)
+    monkeypatch.setattr("fedbench.sweeps.jobs.PATIENCE", 0.0)
+    command = [*RUN, "protocol.rounds=1", f"runs_dir={tmp_path}"]
+    assert main(["-m", *command, "seed=0,1"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("waiting for another process: run folder x is in use by process 7") == 1
+    assert " 2 │" in said.out, "both seeds"
+    refusals = iter(range(3))
+    assert main([*command, "seed=1"]) == 2, "a single run does not wait"
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with mu=1 fail."""
+    execute = execution.execute
+
+    def but_one(run: Any, *rest: Any) -> Any:
+        if getattr(run.method, "mu", 0) == 1:
+            raise DataMissing("gone")
+        return execute(run, *rest)
+
+    monkeypatch.setattr(execution, "execute", but_one)
+
+
+def test_a_sweep_counts_what_failed_and_keeps_what_was_swept(
+    failing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = [*RUN[1:], "protocol.rounds=1", "method=fedprox", "method.mu=0.5,1", "sweep.name=mine"]
+    assert main(["-m", *command]) == 2
+    said = capsys.readouterr()
+    assert "fedprox mu=0.5" in said.out
+    assert "1 of 2 runs failed" in said.out
+    assert said.err.endswith("method.mu=1 sweep.name=mine: gone\n")
+    (folder,) = (tmp_path / "results" / "sweeps").iterdir()
+    assert folder.name == "mine", "what was swept is no part of the name"
+    assert (folder / "table.csv").read_text().startswith("method.mu,")
