@@ -193,6 +193,7 @@ def test_the_command_prints_tables_and_names_the_nearest(
 # --- the README
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_readme_are_what_is_listed() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "<!-- methods -->" in text

@@ -29,6 +29,7 @@ from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
 from fedbench.testing.subject import Subject
+from tests.helpers.tiers import tiered
 from tests.methods.toys import federation, setup
 
 EVERYONE = range(5)
@@ -64,7 +65,7 @@ def chosen(
     return setup(method, data, net, batch=32, rounds=9, eval_every=9, optimizer=optimizer, **more)
 
 
-@pytest.mark.parametrize("engine", ["looped", "stacked"])
+@pytest.mark.parametrize("engine", tiered(["looped", "stacked"], quick=["stacked"]))
 @pytest.mark.parametrize(
     "method",
     [Ditto(), IFCA(k=3), FedRep(), SosicFL()],
@@ -75,7 +76,7 @@ def test_the_prediction_is_what_a_round_takes(method: Method, engine: str) -> No
     assert peak_bytes(trainer, EVERYONE) == pytest.approx(measured(trainer), rel=0.2)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["looped"]))
 @pytest.mark.parametrize(
     "options",
     [
@@ -111,6 +112,7 @@ def test_a_prediction_changes_nothing() -> None:
     simulation.step(simulation.begin())
 
 
+@pytest.mark.slow
 def test_the_largest_chunk_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = chosen(Ditto())
     peaks = [peak_bytes(StackedTrainer(setup, chunk), EVERYONE) for chunk in (1, 3, 5)]
