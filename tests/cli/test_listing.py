@@ -209,6 +209,7 @@ def test_the_command_prints_tables_and_names_the_nearest(
 # --- the documents
 
 
+@pytest.mark.slow
 def test_the_generated_parts_are_what_is_made_today() -> None:
     documents = script()
     found: set[str] = set()

@@ -487,6 +487,7 @@ def test_a_changed_folder_is_prepared_again(tmp_path: Path) -> None:
     assert len(load("cinic10", tmp_path / "root")) == 61
 
 
+@pytest.mark.slow
 def test_sixty_thousand_colour_images_load_in_under_a_second_once_prepared(tmp_path: Path) -> None:
     content = real_formats.write_cifar(tmp_path / "root", 10_000)
     del content

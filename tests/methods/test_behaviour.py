@@ -15,6 +15,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
+from tests.helpers.tiers import tiered
 from tests.methods.toys import models
 
 SKEWED = ("dataset=digits", "partition=dir0.1", "protocol.rounds=8", "protocol.local.epochs=2")
@@ -42,7 +43,11 @@ def trained(*overrides: str) -> tuple[float, list[int]]:
 
 
 @pytest.mark.parametrize(
-    "method", ["local", "finetune", "fedper", "fedbabu", "ditto", "pfedsim", "fedproto", "knnper"]
+    "method",
+    tiered(
+        ["local", "finetune", "fedper", "fedbabu", "ditto", "pfedsim", "fedproto", "knnper"],
+        quick=["fedper", "ditto", "pfedsim"],
+    ),
 )
 def test_personalised_methods_beat_fedavg_under_strong_label_skew(method: str) -> None:
     fedavg = trained(*SKEWED, "method=fedavg")[0]
@@ -51,15 +56,18 @@ def test_personalised_methods_beat_fedavg_under_strong_label_skew(method: str) -
 
 @pytest.mark.parametrize(
     ("shift", "method", "count"),
-    [
-        (FEATURE, "kmeans", 4),
-        (FEATURE, "fesem method.pretrain_rounds=1 method.drawn=false", 4),
-        (CONCEPT, "kmeans", 4),
-        (CONCEPT, "ifca", 3),  # two of the four models, all drawn at random, begin alike for two types
-        (LABEL, "kmeans", 4),
-        (LABEL, "ifca", 2),
-        (LABEL, "fedcollab", 2),  # two types differ by one label of four: near enough for so few samples
-    ],
+    tiered(
+        [
+            (FEATURE, "kmeans", 4),
+            (FEATURE, "fesem method.pretrain_rounds=1 method.drawn=false", 4),
+            (CONCEPT, "kmeans", 4),
+            (CONCEPT, "ifca", 3),  # two of the four models, all drawn at random, begin alike for two types
+            (LABEL, "kmeans", 4),
+            (LABEL, "ifca", 2),
+            (LABEL, "fedcollab", 2),  # two types differ by one label of four: near enough for so few samples
+        ],
+        quick=[(LABEL, "ifca", 2), (LABEL, "fedcollab", 2)],
+    ),
 )
 def test_planted_groups_are_found(shift: tuple[str, ...], method: str, count: int) -> None:
     accuracy, groups = trained(*shift, *SHIFTED, *f"method={method}".split())
@@ -69,6 +77,7 @@ def test_planted_groups_are_found(shift: tuple[str, ...], method: str, count: in
     assert accuracy > trained(*shift, *SHIFTED, "method=fedavg")[0] + 0.05
 
 
+@pytest.mark.slow
 def test_fedcluster_cuts_fashion_mnists_label_shift_as_planted() -> None:
     """FedCollab's structure: the small clients' two types stay together."""
     try:

@@ -179,6 +179,7 @@ def test_colours_follow_the_system_and_the_switch(browser: sync_api.Browser, res
         assert page.evaluate(paper) == light
 
 
+@pytest.mark.slow
 def test_real_results(browser: sync_api.Browser, tmp_path: Path) -> None:
     asked = [
         "table=fedcollab_t1",

@@ -27,6 +27,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.runs.config import from_plain, resolve
 from tests.helpers import real_formats
+from tests.helpers.tiers import tiered
 
 CONF = groups.conf_dir()
 CLASSES = {
@@ -203,14 +204,14 @@ def from_scratch(model: str) -> dict[str, Any]:
     return {**option("model", model), **({"pretrained": False} if model in SCRATCH else {})}
 
 
-@pytest.mark.parametrize(
-    ("dataset", "model"),
-    [
-        pair
-        for pair in itertools.product(SHAPES, [name for name in options("model") if name != "auto"])
-        if pair[1] not in SCRATCH or pair[0] in ("digits", "synthetic", "emnist", "cifar10", "tiny_imagenet")
-    ],
-)
+TRAINED = [
+    pair
+    for pair in itertools.product(SHAPES, [name for name in options("model") if name != "auto"])
+    if pair[1] not in SCRATCH or pair[0] in ("digits", "synthetic", "emnist", "cifar10", "tiny_imagenet")
+]
+
+
+@pytest.mark.parametrize(("dataset", "model"), tiered(TRAINED, quick=TRAINED[::4]))
 def test_every_model_trains_on_every_shape_or_says_why_not(dataset: str, model: str) -> None:
     partition = {**option("partition", "homo"), "num_clients": 20}
     reason = NO_MODEL.get((dataset, model))

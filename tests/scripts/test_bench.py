@@ -37,6 +37,7 @@ def tiny(bench: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_contestants_do_equal_work_and_reach_equal_weights(bench: Any) -> None:
     row = bench.rounds.run(tiny(bench), torch.device("cpu"), 1, quick=False)
     batch = tiny(bench).setup(torch.device("cpu")).protocol.local.batch_size
@@ -84,6 +85,7 @@ def test_a_workload_run_again_leaves_the_others(bench: Any, tmp_path: Path) -> N
     assert json.loads(written.with_suffix(".json").read_text(encoding="utf-8"))["rounds"] == [row]
 
 
+@pytest.mark.slow
 def test_five_seeds_together_give_what_they_give_apart(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = bench.seeds.run(tiny(bench), torch.device("cpu"), 1, quick=False)
     assert set(found["seconds"]) == {"one", "apart", "together"}

@@ -125,6 +125,7 @@ def test_the_work_file_holds_the_engines_work(rivals: Any, tiny: Any, tmp_path: 
         torch.testing.assert_close(state.server[name], leaf, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_rival_that_does_the_same_is_compared(
     rivals: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

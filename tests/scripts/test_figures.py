@@ -23,6 +23,7 @@ def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     del sys.modules["figures"]
 
 
+@pytest.mark.slow
 def test_distances_are_those_the_methods_kept(figures: Any, tmp_path: Path) -> None:
     cut = "method.eps1=10"  # FedCluster looks at once; another method has no such key
     eager = {"FedCluster": [cut]}

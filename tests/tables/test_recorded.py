@@ -17,6 +17,7 @@ from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.scale import Scale
 from fedbench.tables.scale import load as load_scale
+from tests.helpers.tiers import tiered
 
 TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
 ROOT = Path(__file__).parents[2]
@@ -203,7 +204,11 @@ def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
     assert fill.fill(planned(tmp_path, stale)).cells[0].values == ()
 
 
-@pytest.mark.parametrize("folder", store.folders(ROOT / "results"), ids=lambda folder: folder.name)
+FOLDERS = store.folders(ROOT / "results")
+QUICK = [folder for folder in FOLDERS if "quick" in folder.name]  # one of each paper that has one
+
+
+@pytest.mark.parametrize("folder", tiered(FOLDERS, quick=QUICK), ids=lambda folder: folder.name)
 def test_the_committed_results_stand(tmp_path: Path, folder: Path) -> None:
     """No change to a config, a key or a table may call for runs whose results are in the repository."""
     record = recorded.read(folder)

@@ -17,6 +17,7 @@ from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.published import published
 from fedbench.tables.spec import TableSpec
 from fedbench.tables.studies import STUDIES
+from tests.helpers.tiers import tiered
 
 CELLS = {  # table -> (rows, columns, metrics, published values)
     "fedcollab_t1": (15, 3, 3, 129),
@@ -110,6 +111,7 @@ def test_no_published_table_is_missing() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in spec.names() if load(name).varies])
 def test_a_table_at_other_settings_repeats_values_of_the_one_it_varies(name: str) -> None:
     table, varied = load(name), load(load(name).varies)
@@ -149,7 +151,7 @@ def test_rows_that_cannot_be_run_are_those_of_two_modalities() -> None:
 # ---- the runs
 
 
-@pytest.mark.parametrize("name", spec.names())
+@pytest.mark.parametrize("name", tiered(spec.names(), quick=["fedcollab_t3", "fedrema_t4", "pfedsim_t3"]))
 def test_every_row_and_every_column_composes(name: str) -> None:
     """Each at least once, in one another's company."""
     table = load(name)
