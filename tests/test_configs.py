@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fedbench.config import compose
-from fedbench.config.compose import REGISTRIES, SCHEMAS
-from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
+from fedbench.config.compose import REGISTRIES
+from fedbench.runs.config import SCHEMAS, RunConfig, from_plain, resolve, run_key
 
 CONF = compose.conf_dir()
 GROUPS = (*REGISTRIES, *SCHEMAS)

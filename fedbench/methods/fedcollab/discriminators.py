@@ -17,48 +17,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.config.domain import Component, at_least, one_of, positive
+from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.methods.fedcollab.network import Discriminators, Embedding, embed, initial, reduces
 
 WORK_BYTES = 512 * 2**20  # automatic chunks keep the tensors of their pairs under this
 SCORE_BYTES = 4  # the share of right answers that a client uploads at a check
-CHOICES = {"report": ("last", "best"), "m_train": ("smallest", "pair"), "split": ("stratified", "random")}
 
 
 @dataclass(frozen=True)
-class DiscriminatorConfig:
+class DiscriminatorConfig(Component):
     """Hyper-parameters of the pairwise discriminators."""
 
-    hidden: int = 200  # width of the hidden layer
-    rounds: int = 200  # T, federated rounds a pair; the code: at most 2000, with report "best"
-    batch: int = 32  # samples a client and round (all of them where m_train is smaller)
-    lr: float = 0.01  # SGD; the paper's label / feature / concept shift: .01 / .01 / .05
-    label_weight: float = 2.0  # omega: how much the label's half of the first layer counts
-    report: str = "last"  # accuracy read once, after all rounds (Algorithm 1), or the "best" check (code)
-    check_every: int = 10  # "best" only: rounds between checks on the validation samples
-    patience: int = 10  # "best" only: checks without gain that end a pair; 0 never ends one early
-    m_train: str = "smallest"  # half the train size of the "smallest" client of all, or of the "pair"
-    split: str = "stratified"  # of each client's samples: "stratified" by label, or "random"
-    valid_limit: int = 0  # most validation samples a client, drawn at random; 0 is all of them
-    chunk: int = 0  # pairs trained at once; 0 lets their memory decide. Results do not depend on it
+    section: ClassVar[str] = "method.discriminator"
 
-    def __post_init__(self) -> None:
-        for name, options in CHOICES.items():
-            if getattr(self, name) not in options:
-                raise unknown(f"discriminator {name}", getattr(self, name), options)
-        for name in ("hidden", "rounds", "batch", "lr", "check_every"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"discriminator {name} must be positive, not {getattr(self, name)}")
-        for name in ("label_weight", "patience", "valid_limit", "chunk"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"discriminator {name} must not be negative, not {getattr(self, name)}")
+    hidden: int = at_least(1, 200)  # width of the hidden layer
+    rounds: int = at_least(1, 200)  # T, federated rounds a pair; the code: at most 2000, with report "best"
+    batch: int = at_least(1, 32)  # samples a client and round (all of them where m_train is smaller)
+    lr: float = positive(0.01)  # SGD; the paper's label / feature / concept shift: .01 / .01 / .05
+    label_weight: float = at_least(0, 2.0)  # omega: how much the label's half of the first layer counts
+    # accuracy read once, after all rounds (Algorithm 1), or the "best" check (code)
+    report: str = one_of("last", "best")
+    check_every: int = at_least(1, 10)  # "best" only: rounds between checks on the validation samples
+    # "best" only: checks without gain that end a pair; 0 never ends one early
+    patience: int = at_least(0, 10)
+    # half the train size of the "smallest" client of all, or of the "pair"
+    m_train: str = one_of("smallest", "pair")
+    # of each client's samples: "stratified" by label, or "random"
+    split: str = one_of("stratified", "random")
+    valid_limit: int = at_least(0, 0)  # most validation samples a client, drawn at random; 0 is all of them
+    # pairs trained at once; 0 lets their memory decide. Results do not depend on it
+    chunk: int = at_least(0, 0)
 
     def checks(self) -> range:
         """The rounds, counted from 1, after which validation accuracy is read; those after the last are idle."""
