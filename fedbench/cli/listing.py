@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedbench.config import groups
+from fedbench.config.domain import DOMAIN, Component
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName, unknown
 
@@ -102,6 +103,19 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> str:
     return ", ".join(word for word in words if word)
 
 
+def domains(cls: type, prefix: str = "") -> str:
+    """`key domain` of each of the class's parameters that has one, those of a schema inside too."""
+    words = []
+    for each in dataclasses.fields(cls):
+        domain, inner = each.metadata.get(DOMAIN), cast("Any", each.default_factory)
+        if isinstance(inner, type) and issubclass(inner, Component):
+            words.append(domains(inner, f"{prefix}{each.name}."))
+        elif domain is not None and domain.short:
+            null = " or null" if "None" in str(each.type) else ""
+            words.append(f"{prefix}{each.name} {domain.short}{null}")
+    return ", ".join(word for word in words if word)
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_plain, value))}]"
@@ -149,14 +163,15 @@ def _presets() -> Listing:
         }
         whole = {key: value for key, value in config.items() if key not in parts}
         shown = parameters(_different(config, load_option("method", usual)) if variant else whole) or "-"
-        rows.append({"method": name, "parameters": f"as {usual}, but {shown}" if variant else shown})
-        if not variant:
-            rows += [
-                {"method": f"{name}, {key}.*", "parameters": parameters(part)} for key, part in parts.items()
-            ]
-    return Listing(
-        "Parameters of the methods; any of them is a key: method.mu=1", ("method", "parameters"), rows
-    )
+        said = domains(groups.registry("method").get(usual)).split(", ")
+        own = ", ".join(text for text in said if text.partition(".")[0] not in parts)
+        text = f"as {usual}, but {shown}" if variant else shown
+        rows.append({"method": name, "parameters": text, "domains": "" if variant else own})
+        for key, part in ({} if variant else parts).items():
+            theirs = ", ".join(each.removeprefix(f"{key}.") for each in said if each.startswith(f"{key}."))
+            rows.append({"method": f"{name}, {key}.*", "parameters": parameters(part), "domains": theirs})
+    title = "Parameters of the methods; any of them is a key: method.mu=1"
+    return Listing(title, ("method", "parameters", "domains"), rows)
 
 
 def _datasets() -> Listing:
@@ -220,12 +235,16 @@ def _components(group: str, title: str) -> Callable[[], Listing]:
     """A table of a group whose YAMLs say it all."""
 
     def table() -> Listing:
+        columns = (group, "content", "parameters", "domains", "source")
         rows = []
         for name in options(group):
             config = load_option(group, name)
             row = {group: name, "parameters": parameters(_own(group, config)), "content": about(group, name)}
-            rows.append({**row, "source": _source(group, config, _file(group, name))})
-        return Listing(title, (group, "content", "parameters", "source"), rows)
+            cls = _class(group, config)
+            if group not in SCHEMAS:  # whose rows would all say the same
+                row["domains"] = (domains(cls) if cls else "") or "-"
+            rows.append({**row, "source": _source(cls, _file(group, name))})
+        return Listing(title, tuple(column for column in columns if column in rows[0]), rows)
 
     return table
 
@@ -247,16 +266,20 @@ def _different(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _source(group: str, config: Mapping[str, Any], file: Path) -> str:
-    """The file of the class behind a component, else the YAML."""
-    root = Path(__file__).resolve().parents[2]
-    if group in groups.REGISTRIES:
-        try:
-            found = Path(inspect.getfile(groups.registry(group).get(str(config["name"]))))
-        except UnknownName:  # model=auto points at the data set's
-            return file.relative_to(groups.conf_dir().parent).as_posix()
-        return found.relative_to(root).as_posix()
-    return file.relative_to(groups.conf_dir().parent).as_posix()
+def _class(group: str, config: Mapping[str, Any]) -> type | None:
+    """The class behind a component; None where a schema or another file's component is (model=auto)."""
+    try:
+        found: type = groups.registry(group).get(str(config["name"]))
+    except (KeyError, UnknownName):
+        return None
+    return found
+
+
+def _source(cls: type | None, file: Path) -> str:
+    """The file of a component's class, else the YAML."""
+    if cls is None:
+        return file.relative_to(groups.conf_dir().parent).as_posix()
+    return Path(inspect.getfile(cls)).relative_to(Path(__file__).resolve().parents[2]).as_posix()
 
 
 KINDS: dict[str, Callable[[], Listing]] = {

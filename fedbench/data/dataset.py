@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.core.errors import ConfigError, DataCorrupt
+from fedbench.config.domain import Component, at_least
+from fedbench.core.errors import DataCorrupt
 from fedbench.core.progress import Report, silent
 
 Ints = NDArray[np.int64]
@@ -140,17 +141,15 @@ class State:
 
 
 @dataclass(frozen=True)
-class DataSource(ABC):
+class DataSource(Component, ABC):
     """Describes a data set; the fields are its options in YAML. Subclasses implement `read` and `state`."""
 
+    section: ClassVar[str] = "dataset"
     name: ClassVar[str]
 
     model: str = "mlp"  # the model that fits by default (model=auto)
-    limit: int | None = None  # keep at most so many training samples, and the same share of the test samples
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"dataset.limit must be at least 1, got {self.limit}")
+    # most training samples kept, with the same share of the test samples
+    limit: int | None = at_least(1, None)
 
     @property
     def label(self) -> str:

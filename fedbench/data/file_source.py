@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
+from fedbench.config.domain import finite, positive
 from fedbench.core.cache import Arrays, cache_dir, cached_arrays, is_cached, source_key
 from fedbench.core.errors import DataCorrupt, DataMissing
 from fedbench.core.progress import Report, silent
@@ -52,8 +53,8 @@ class FileSource(DataSource):
     root: str | None = None  # folder that holds the files, or that they are downloaded to
     download: bool = False  # fetch the files if they are nowhere; no network is reached otherwise
     partial: bool = False  # accept files with fewer samples than published
-    mean: tuple[float, ...] = (0.5,)  # a channel, of pixels divided by 255
-    std: tuple[float, ...] = (0.5,)
+    mean: tuple[float, ...] = finite((0.5,))  # a channel, of pixels divided by 255
+    std: tuple[float, ...] = positive((0.5,))
 
     @abstractmethod
     def files(self, folder: Path) -> list[Path] | None:

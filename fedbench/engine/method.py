@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import Component
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -25,7 +26,7 @@ from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class Method(ABC):
+class Method(Component, ABC):
     """Base of all methods; a subclass's fields are its hyper-parameters, and so its schema in the config.
 
     A method's docstring lists its leaves in four lines; one that it lacks is as its base's. `Server` and `Memory` are
@@ -34,6 +35,7 @@ class Method(ABC):
     their own shapes, `**` for any. N clients, K classes, d features before the classifier layer.
     """
 
+    section: ClassVar[str] = "method"
     family: ClassVar[str] = "global"  # global, personalised or clustered
     paper: ClassVar[str] = ""  # authors, venue, year
 

@@ -16,10 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import positive, share
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.method import Method
@@ -36,15 +36,11 @@ class APFL(Method):
     Upload: * [...], w
     """
 
-    alpha: float = 0.5  # share of the local model (at first, where it adapts)
-    alpha_lr: float | None = None  # rate at which alpha adapts; null: it stays
+    alpha: float = share(0.5)  # share of the local model (at first, where it adapts)
+    alpha_lr: float | None = positive(None)  # rate at which alpha adapts; null: it stays
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Deng et al., 2020"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"method.alpha of apfl must lie in [0, 1], got {self.alpha}")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """All of w and the v_i start from the same model."""

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least, one_of, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
 from fedbench.engine.method import Method
@@ -47,21 +47,15 @@ class CFL(Coalitions):
     Upload: * [...]
     """
 
-    eps1: float = 0.4  # a cluster's mean update is below this before it splits
-    eps2: float = 1.6  # and the largest of its clients' updates above this
-    gamma_max: float = 0.0  # least separation sqrt((1 - alpha) / 2) of the halves
+    eps1: float = at_least(0, 0.4)  # a cluster's mean update is below this before it splits
+    eps2: float = at_least(0, 1.6)  # and the largest of its clients' updates above this
+    gamma_max: float = share(0.0)  # least separation sqrt((1 - alpha) / 2) of the halves
     relative: bool = False  # eps1 and eps2 are in units of the cluster's largest mean update so far
-    linkage: str = "single"  # of the bipartition: "single" (Algorithm 1) or "complete" (code)
-    warmup: int = 0  # rounds before the first split
+    # of the bipartition: "single" (Algorithm 1) or "complete" (code)
+    linkage: str = one_of("single", "complete")
+    warmup: int = at_least(0, 0)  # rounds before the first split
 
     paper: ClassVar[str] = "Sattler et al., IEEE TNNLS 2021"
-
-    def __post_init__(self) -> None:
-        if self.linkage not in ("single", "complete"):
-            raise unknown("method.linkage", self.linkage, ("single", "complete"))
-        for name in ("eps1", "eps2", "gamma_max", "warmup"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"method.{name} must not be negative, got {getattr(self, name)}")
 
     @property
     def inner(self) -> Method:

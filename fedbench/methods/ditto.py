@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -31,8 +32,8 @@ class Ditto(Method):
     Upload: * [...], w
     """
 
-    lam: float = 1.0  # lambda, strength of the pull
-    personal_epochs: int | None = None  # epochs on v_k; null: as many as on w
+    lam: float = at_least(0, 1.0)  # lambda, strength of the pull
+    personal_epochs: int | None = at_least(0, None)  # epochs on v_k; null: as many as on w
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Li et al., ICML 2021"

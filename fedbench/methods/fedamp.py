@@ -21,9 +21,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least, one_of, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.parts.mixing import Mixing, cosines
@@ -40,28 +40,16 @@ class FedAMP(Mixing):
     Upload: * [...], w_i
     """
 
-    lam: float = 1.0  # lambda, strength of the pull
-    alpha: float = 1.0  # alpha, the server's step
-    sigma: float = 10.0  # sharpness of "cosine", width of "distance"
-    attention: str = "cosine"  # "cosine" or "distance"
-    self_weight: float = 0.3  # xi_ii of "cosine"
-    similarity: str = "parameters"  # cosines of "parameters", or of "updates" since the initial model
-    private: tuple[str, ...] = ("@stats",)
+    lam: float = at_least(0, 1.0)  # lambda, strength of the pull
+    alpha: float = positive(1.0)  # alpha, the server's step
+    sigma: float = positive(10.0)  # sharpness of "cosine", width of "distance"
+    attention: str = one_of("cosine", "distance")
+    self_weight: float = share(0.3)  # xi_ii of "cosine"
+    # cosines of "parameters", or of "updates" since the initial model
+    similarity: str = one_of("parameters", "updates")
+    private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
 
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
-
-    def __post_init__(self) -> None:
-        for name, options in (
-            ("attention", ("cosine", "distance")),
-            ("similarity", ("parameters", "updates")),
-        ):
-            if getattr(self, name) not in options:
-                raise unknown(f"method.{name}", getattr(self, name), options)
-        if self.lam < 0 or min(self.alpha, self.sigma) <= 0 or not 0 <= self.self_weight <= 1:
-            raise ConfigError(
-                "method.lam must not be negative, alpha and sigma positive, self_weight in [0, 1], got "
-                f"{self.lam}, {self.alpha}, {self.sigma} and {self.self_weight}"
-            )
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """All models, on the server and on clients, start from one."""

@@ -21,9 +21,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort
 from fedbench.methods.parts import passes
@@ -43,17 +43,11 @@ class FedAP(Library):
     Upload: * [...]; statistics/** if warm-up
     """
 
-    warmup: float = 0.5  # share of the rounds that are FedBN's
-    momentum: float = 0.5  # mu, weight of the client's own model
-    private: tuple[str, ...] = ("@norm",)
+    warmup: float = share(0.5)  # share of the rounds that are FedBN's
+    momentum: float = share(0.5)  # mu, weight of the client's own model
+    private: tuple[str, ...] = selectors(("@norm",), may_be_empty=True)
 
     paper: ClassVar[str] = "Lu et al., IEEE Transactions on Big Data 2022"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.warmup <= 1 or not 0 <= self.momentum <= 1:
-            raise ConfigError(
-                f"method.warmup and method.momentum must lie in [0, 1], got {self.warmup} and {self.momentum}"
-            )
 
     @property
     def reads_data(self) -> frozenset[str]:

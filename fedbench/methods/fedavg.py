@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 
+from fedbench.config.domain import selectors
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
@@ -29,7 +30,7 @@ class FedAvg(Method):
     Upload: * [...]
     """
 
-    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
+    private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 
+from fedbench.config.domain import at_least, positive, selectors
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Population
@@ -32,10 +33,11 @@ class FedBABU(FedAvg):
     Upload: * [...], the body
     """
 
-    private: tuple[str, ...] = ("@head",)  # the frozen head: globs or groups, see Task.select
-    tune_epochs: int = 5  # tau_f, epochs of fine-tuning before scoring; 0: the global model is scored
-    tune_lr: float | None = None  # learning rate of the fine-tuning; null: the protocol's
-    tuned: tuple[str, ...] = ("*",)  # leaves that are tuned; @head: the head alone
+    private: tuple[str, ...] = selectors(("@head",))  # the frozen head: globs or groups, see Task.select
+    # tau_f, epochs of fine-tuning before scoring; 0: the global model is scored
+    tune_epochs: int = at_least(0, 5)
+    tune_lr: float | None = positive(None)  # learning rate of the fine-tuning; null: the protocol's
+    tuned: tuple[str, ...] = selectors(("*",))  # leaves that are tuned; @head: the head alone
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Oh et al., ICLR 2022"

@@ -1,7 +1,7 @@
 """FedBN: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
 
 Algorithm 1: all layers but batch normalisation are averaged. Private are its affine parameters **and** running
-statistics. On a network without batch normalisation FedBN is FedAvg.
+statistics. On a network without batch normalisation it would be FedAvg, and is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedbench.config.domain import selectors
 from fedbench.methods.fedavg import FedAvg
 
 
@@ -16,7 +17,8 @@ from fedbench.methods.fedavg import FedAvg
 class FedBN(FedAvg):
     """FedAvg of everything but batch normalisation."""
 
-    private: tuple[str, ...] = ("@norm",)  # @stats: running statistics alone, affine parameters averaged
+    # @stats: running statistics alone, affine parameters averaged
+    private: tuple[str, ...] = selectors(("@norm",))
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Li et al., ICLR 2021"

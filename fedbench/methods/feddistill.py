@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.core.errors import unknown
+from fedbench.config.domain import one_of
 from fedbench.methods.parts.class_means import ClassMeans
 
 
@@ -30,15 +30,10 @@ class FedDistill(ClassMeans):
     Upload: sums [K, K]; counts [K]
     """
 
-    distance: str = "cross_entropy"  # from the received logits: "cross_entropy" or "mse"
+    distance: str = one_of("cross_entropy", "mse")  # from the received logits: "cross_entropy" or "mse"
     own: bool = False  # whether a client's own logits count in the means it receives
 
     paper: ClassVar[str] = "Jeong et al., NeurIPS workshop 2018"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.distance not in ("cross_entropy", "mse"):
-            raise unknown("method.distance", self.distance, ("cross_entropy", "mse"))
 
     def split(self, features: Tensor, logits: Tensor) -> Tensor:
         """The logits."""

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
@@ -35,7 +36,7 @@ class FedDyn(Method):
     Upload: * [...]
     """
 
-    alpha: float = 0.01  # strength of the dynamic regulariser
+    alpha: float = positive(0.01)  # strength of the dynamic regulariser
     weighted: bool = False  # true: clients count by their samples
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbench.config.domain import at_least, positive, share
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -42,15 +43,15 @@ class FedGen(Method):
     Upload: * [...]
     """
 
-    generative_weight: float = 10.0  # alpha of the first round
-    latent_weight: float = 10.0  # beta of the first round
-    decay: float = 0.98  # of alpha and beta each round
-    hidden: int = 32  # units of the generator's hidden layer
-    noise: int = 32  # width of eps
-    steps: int = 5  # of the generator each round
-    batch: int = 32  # features generated a step, by the server and by a client
-    lr: float = 3e-4  # of the generator (Adam)
-    diversity: float = 1.0  # weight of the generator's own term
+    generative_weight: float = at_least(0, 10.0)  # alpha of the first round
+    latent_weight: float = at_least(0, 10.0)  # beta of the first round
+    decay: float = share(0.98)  # of alpha and beta each round
+    hidden: int = at_least(1, 32)  # units of the generator's hidden layer
+    noise: int = at_least(1, 32)  # width of eps
+    steps: int = at_least(0, 5)  # of the generator each round
+    batch: int = at_least(1, 32)  # features generated a step, by the server and by a client
+    lr: float = positive(3e-4)  # of the generator (Adam)
+    diversity: float = at_least(0, 1.0)  # weight of the generator's own term
 
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
 

@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least, positive
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -41,10 +42,10 @@ class FedPAC(Method):
     Upload: body/* [...]; heads/* [...]; sums [K, d]; counts [K]; h [K, d]; V []
     """
 
-    lam: float = 1.0  # lambda, weight of the feature alignment
-    classifier_epochs: int = 1
-    classifier_lr: float = 0.1
-    extractor_epochs: int | None = None  # null: the protocol's local work
+    lam: float = at_least(0, 1.0)  # lambda, weight of the feature alignment
+    classifier_epochs: int = at_least(0, 1)
+    classifier_lr: float = positive(0.1)
+    extractor_epochs: int | None = at_least(0, None)  # null: the protocol's local work
     collaborate: bool = True  # false: classifiers stay private, W = I
 
     family: ClassVar[str] = "personalised"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedbench.config.domain import selectors
 from fedbench.methods.fedavg import FedAvg
 
 
@@ -17,7 +18,7 @@ from fedbench.methods.fedavg import FedAvg
 class FedPer(FedAvg):
     """FedAvg of everything but the personalisation layers."""
 
-    private: tuple[str, ...] = ("@head",)  # the personalisation layers: globs or groups, see Task.select
+    private: tuple[str, ...] = selectors(("@head",))  # the personalisation layers, see Task.select
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Arivazhagan et al., 2019"

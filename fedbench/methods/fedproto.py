@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import unknown
+from fedbench.config.domain import one_of
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client
 from fedbench.methods.parts.class_means import ClassMeans
@@ -35,19 +35,11 @@ class FedProto(ClassMeans):
     Upload: sums [K, d]; counts [K]
     """
 
-    weighting: str = "samples"  # of a class's prototypes: by "samples" (paper) or "clients" alike (code)
-    inference: str = "prototype"  # by the nearest "prototype", or the "head"
+    # of a class's prototypes: by "samples" (paper) or "clients" alike (code)
+    weighting: str = one_of("samples", "clients")
+    inference: str = one_of("prototype", "head")  # by the nearest "prototype", or the "head"
 
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, options in {
-            "weighting": ("samples", "clients"),
-            "inference": ("prototype", "head"),
-        }.items():
-            if getattr(self, name) not in options:
-                raise unknown(f"method.{name}", getattr(self, name), options)
 
     def split(self, features: Tensor, logits: Tensor) -> Tensor:
         """The features."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedbench.config.domain import at_least
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
@@ -21,7 +22,7 @@ from fedbench.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 
-    mu: float = 0.1  # weight of the proximal term
+    mu: float = at_least(0, 0.1)  # weight of the proximal term
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedbench.config.domain import at_least, selectors
 from fedbench.config.schema import LocalConfig
 from fedbench.core.errors import ConfigError
 from fedbench.engine.contract import Clock, Stage
@@ -24,12 +25,12 @@ from fedbench.methods.fedavg import FedAvg
 class FedRep(FedAvg):
     """Private heads on a shared representation, trained in turns."""
 
-    private: tuple[str, ...] = ("@head",)  # the head: globs or groups, see Task.select
-    head_epochs: int | None = None  # null: what body_epochs leaves of the protocol's, at least one
-    body_epochs: int = 1
-    head_iterations: int | None = (
-        None  # in the place of head_epochs; null: two fifths, if the protocol has iterations
-    )
+    private: tuple[str, ...] = selectors(("@head",))  # the head: globs or groups, see Task.select
+    # null: what body_epochs leaves of the protocol's, at least one
+    head_epochs: int | None = at_least(0, None)
+    body_epochs: int = at_least(0, 1)
+    # in the place of head_epochs; null: two fifths, if the protocol has iterations
+    head_iterations: int | None = at_least(0, None)
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Collins et al., ICML 2021"

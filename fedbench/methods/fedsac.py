@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.config.domain import at_least, one_of, share
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.parts import simplex, subspace
@@ -42,23 +42,15 @@ class FedSaC(CosineMixing):
     Upload: * [...], theta_i; subspace/U [d, k]
     """
 
-    alpha: float = 0.9  # weight of complementarity; .5 where partitions are pathological
-    beta: float = 1.4  # weight of similarity; 1.6 where partitions are pathological
-    k: int = 3  # directions of a subspace
-    alpha_share: float = 0.7  # share of the rounds after which alpha is 0; the code: 1
-    angles: str = "principal"  # "principal", or the code's "greedy" matching
+    alpha: float = at_least(0, 0.9)  # weight of complementarity; .5 where partitions are pathological
+    beta: float = at_least(0, 1.4)  # weight of similarity; 1.6 where partitions are pathological
+    k: int = at_least(1, 3)  # directions of a subspace
+    alpha_share: float = share(0.7)  # share of the rounds after which alpha is 0; the code: 1
+    angles: str = one_of("principal", "greedy")  # "principal", or the code's "greedy" matching
     centred: bool = False  # features minus their mean: principal components, as in the code
-    collaborators: int = 0  # clients drawn a round to mix with; 0: the whole cohort
+    collaborators: int = at_least(0, 0)  # clients drawn a round to mix with; 0: the whole cohort
 
     paper: ClassVar[str] = "Yan et al., ICML 2024"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.angles not in ("principal", "greedy"):
-            raise unknown("method.angles", self.angles, ("principal", "greedy"))
-        for name, least in (("alpha", 0), ("beta", 0), ("k", 1), ("collaborators", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"method.{name} must be at least {least}, got {getattr(self, name)}")
 
     @property
     def reads_data(self) -> frozenset[str]:

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import torch
 
+from fedbench.config.domain import at_least
 from fedbench.config.schema import added
 from fedbench.core import rng, trees
 from fedbench.core.batch import Population
@@ -36,10 +37,10 @@ from fedbench.models.task import Task
 class FeSEM(KMeans):
     """Clients move to the centre that is nearest to their model."""
 
-    pretrain_rounds: int = 1  # rounds each client trains alone before the first assignment; 0: at random
+    # rounds each client trains alone before the first assignment; 0: at random
+    pretrain_rounds: int = at_least(0, 1)
     drawn: bool = added(False)  # each centre's weights are drawn anew; needs a random first assignment
 
-    fewest: ClassVar[int] = 0
     paper: ClassVar[str] = "Long et al., WWW Journal 2022"
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedbench.config.domain import at_least, positive, selectors
 from fedbench.config.schema import LocalConfig
 from fedbench.engine.contract import Clock, Stage
 from fedbench.methods.fedavg import FedAvg
@@ -19,10 +20,11 @@ from fedbench.methods.fedavg import FedAvg
 class Finetune(FedAvg):
     """FedAvg, fine-tuned on the client before scoring."""
 
-    steps: int | None = 2  # mini-batch steps before scoring
-    epochs: int | None = None  # epochs before scoring, if steps is null; both null: the protocol's local work
-    lr: float | None = None  # learning rate of those; null: the protocol's
-    tuned: tuple[str, ...] = ("*",)  # leaves that are tuned, see Task.select
+    steps: int | None = at_least(0, 2)  # mini-batch steps before scoring
+    # epochs before scoring, if steps is null; both null: the protocol's local work
+    epochs: int | None = at_least(0, None)
+    lr: float | None = positive(None)  # learning rate of those; null: the protocol's
+    tuned: tuple[str, ...] = selectors(("*",))  # leaves that are tuned, see Task.select
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Yu et al., 2020"

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import torch
 
+from fedbench.config.domain import at_least
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
@@ -34,14 +34,10 @@ class IFCA(Method):
     Upload: * [...]; choice []
     """
 
-    k: int = 4  # models
+    k: int = at_least(1, 4)  # models
 
     family: ClassVar[str] = "clustered"
     paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"method.k must be at least 1, got {self.k}")
 
     @property
     def reads_data(self) -> frozenset[str]:

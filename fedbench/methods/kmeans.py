@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedbench.config.domain import at_least, selectors
 from fedbench.config.schema import added
 from fedbench.core import trees
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
 from fedbench.engine.method import Method
@@ -37,19 +37,12 @@ class KMeans(Coalitions):
     Upload: * [...]
     """
 
-    k: int = 4  # groups
-    pretrain_rounds: int = 10  # rounds each client trains alone before it is grouped
-    compared: tuple[str, ...] = added(("*",))  # weights that distances are over, see Task.select
+    k: int = at_least(1, 4)  # groups
+    pretrain_rounds: int = at_least(1, 10)  # rounds each client trains alone before it is grouped
+    # weights that distances are over, see Task.select
+    compared: tuple[str, ...] = added(selectors(("*",), among="weights"))
 
-    fewest: ClassVar[int] = 1  # pretrain_rounds
     paper: ClassVar[str] = "Ghosh et al., arXiv 1906.06629, 2019"
-
-    def __post_init__(self) -> None:
-        if self.k < 1 or self.pretrain_rounds < self.fewest:
-            raise ConfigError(
-                f"method.k must be at least 1, method.pretrain_rounds at least {self.fewest}, "
-                f"got {self.k} and {self.pretrain_rounds}"
-            )
 
     @property
     def inner(self) -> Method:
@@ -67,14 +60,5 @@ class KMeans(Coalitions):
         return grouped(server_of(server, 0), coalition, self.k), memory
 
     def vectors(self, models: Tree, task: Task) -> Tensor:
-        """What of `models` [N, ...] is compared, float64 [N, P].
-
-        Raises:
-            ConfigError: `compared` selects no weight.
-        """
-        names = task.select(weights := task.weights(models), self.compared)
-        if not names:
-            raise ConfigError(
-                f"method.compared={list(self.compared)} selects no weight; there are {', '.join(weights)}"
-            )
-        return trees.flatten({name: weights[name] for name in names}).double()
+        """What of `models` [N, ...] is compared, float64 [N, P]."""
+        return trees.flatten(task.split(task.weights(models), self.compared)[0]).double()

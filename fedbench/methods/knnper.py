@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbench.config.domain import at_least, positive, share
 from fedbench.core import trees
 from fedbench.core.batch import Batch
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client
 from fedbench.methods.fedavg import FedAvg
@@ -30,19 +30,12 @@ from fedbench.models.task import Task
 class KNNPer(FedAvg):
     """FedAvg, interpolated with the nearest neighbours among a client's own samples."""
 
-    k: int = 10  # neighbours
-    weight: float = 0.5  # lambda, of the neighbours against the model
-    scale: float = 1.0  # width of their kernel
+    k: int = at_least(1, 10)  # neighbours
+    weight: float = share(0.5)  # lambda, of the neighbours against the model
+    scale: float = positive(1.0)  # width of their kernel
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
-
-    def __post_init__(self) -> None:
-        if self.k < 1 or self.scale <= 0 or not 0 <= self.weight <= 1:
-            raise ConfigError(
-                "method.k must be at least 1, scale positive and weight in [0, 1], got "
-                f"{self.k}, {self.scale} and {self.weight}"
-            )
 
     @property
     def reads_data(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedbench.config.domain import selectors
 from fedbench.methods.fedavg import FedAvg
 
 
@@ -17,7 +18,7 @@ from fedbench.methods.fedavg import FedAvg
 class LGFedAvg(FedAvg):
     """FedAvg of the classifier layer alone."""
 
-    private: tuple[str, ...] = ("@body",)  # the local representation: globs or groups, see Task.select
+    private: tuple[str, ...] = selectors(("@body",))  # the local representation, see Task.select
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Liang et al., 2020"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbench.config.domain import at_least, positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
@@ -32,8 +33,8 @@ class Moon(FedAvg):
     Memory: previous/* [N, ...], the last local model; private/* [N, ...] if private
     """
 
-    mu: float = 1.0  # weight of the contrastive loss
-    tau: float = 0.5  # temperature
+    mu: float = at_least(0, 1.0)  # weight of the contrastive loss
+    tau: float = positive(0.5)  # temperature
 
     paper: ClassVar[str] = "Li et al., CVPR 2021"
 

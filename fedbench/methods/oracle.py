@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
@@ -28,9 +29,8 @@ class Oracle(AnyInside):
     Upload: **, the base's
     """
 
-    coalition: tuple[
-        int, ...
-    ] = ()  # number of each client's coalition, in the clients' order; (): all in one
+    # number of each client's coalition, in the clients' order; (): all in one
+    coalition: tuple[int, ...] = at_least(0, ())
 
     paper: ClassVar[str] = "-"
 

@@ -20,37 +20,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least, one_of, positive
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch
-from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.updates import gradient
 from fedbench.models.task import Task
 
-ORDERS = ("first", "hessian_free", "full")
-
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
     """A model that is good after one step of adaptation."""
 
-    alpha: float = 0.01  # rate of the inner step, and of the adaptation before scoring
-    beta: float | None = None  # rate of the meta step; null: the protocol's learning rate
-    order: str = "first"  # first | hessian_free | full
-    delta: float = 0.001  # finite difference of hessian_free
-    adapt_steps: int = 1  # mini-batch steps before scoring
+    alpha: float = at_least(0, 0.01)  # rate of the inner step, and of the adaptation before scoring
+    beta: float | None = positive(None)  # rate of the meta step; null: the protocol's learning rate
+    order: str = one_of("first", "hessian_free", "full")
+    delta: float = positive(0.001)  # finite difference of hessian_free
+    adapt_steps: int = at_least(0, 1)  # mini-batch steps before scoring
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
-
-    def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise unknown("method.order", self.order, ORDERS)
-        if self.alpha < 0:
-            raise ConfigError(f"method.alpha of perfedavg must not be negative, got {self.alpha}")
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Meta steps."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedbench.core.errors import ConfigError
+from fedbench.config.domain import at_least, one_of, positive
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
 from fedbench.methods.parts import simplex
@@ -31,17 +31,12 @@ class PFedGraph(CosineMixing):
     Upload: * [...]
     """
 
-    alpha: float = 0.8  # how much closeness to p counts against similarity
-    lam: float = 0.01
-    similarity: str = "updates"
-    snap: float | None = 0.9
+    alpha: float = positive(0.8)  # how much closeness to p counts against similarity
+    lam: float = at_least(0, 0.01)
+    similarity: str = one_of("updates", "parameters")
+    snap: float | None = at_least(-1, 0.9)
 
     paper: ClassVar[str] = "Ye et al., ICML 2023"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha <= 0:
-            raise ConfigError(f"method.alpha must be positive, got {self.alpha}")
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W from sizes and similarity."""

@@ -20,9 +20,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Cohort
@@ -39,27 +39,17 @@ class PFedHN(FedAvg):
     Upload: * [...], Delta theta_i
     """
 
-    embedding: int = 20  # width of a client's embedding
-    hidden: int = 100  # width of the hypernetwork
-    layers: int = 3  # hidden layers after the first
-    lr: float = 0.01  # of the hypernetwork
-    momentum: float = 0.9
-    weight_decay: float = 1e-3
-    clip: float = 50.0  # largest norm of its gradient
-    private: tuple[str, ...] = ("@norm",)
+    embedding: int = at_least(1, 20)  # width of a client's embedding
+    hidden: int = at_least(1, 100)  # width of the hypernetwork
+    layers: int = at_least(0, 3)  # hidden layers after the first
+    lr: float = positive(0.01)  # of the hypernetwork
+    momentum: float = share(0.9, below=True)
+    weight_decay: float = at_least(0, 1e-3)
+    clip: float = positive(50.0)  # largest norm of its gradient
+    private: tuple[str, ...] = selectors(("@norm",), may_be_empty=True)
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Shamsian et al., ICML 2021"
-
-    def __post_init__(self) -> None:
-        for name in ("embedding", "hidden", "lr", "clip"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"method.{name} must be positive, got {getattr(self, name)}")
-        if self.layers < 0 or self.weight_decay < 0 or not 0 <= self.momentum < 1:
-            raise ConfigError(
-                "method.layers and weight_decay must not be negative and momentum lie in [0, 1), got "
-                f"{self.layers}, {self.weight_decay} and {self.momentum}"
-            )
 
     # ---- server
 

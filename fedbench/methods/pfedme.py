@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import torch
 
+from fedbench.config.domain import at_least
 from fedbench.config.schema import LocalConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -38,10 +39,10 @@ class PFedMe(Method):
     Upload: * [...], w with theta's statistics
     """
 
-    lam: float = 15.0  # lambda, strength of the pull towards the global model
-    inner_steps: int = 5  # K
-    personal_lr: float = 0.01  # of the K steps
-    beta: float = 1.0  # server mixing; 1: the clients' average
+    lam: float = at_least(0, 15.0)  # lambda, strength of the pull towards the global model
+    inner_steps: int = at_least(1, 5)  # K
+    personal_lr: float = at_least(0, 0.01)  # of the K steps
+    beta: float = at_least(0, 1.0)  # server mixing; 1: the clients' average
     restart: bool = added(False)  # each mini-batch's K steps start at w, not at the last theta
     uniform: bool = added(False)  # clients count alike, not by their samples
 

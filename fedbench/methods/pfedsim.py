@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbench.config.domain import one_of, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort
 from fedbench.methods.parts.mixing import Library
@@ -46,22 +46,14 @@ class PFedSim(Library):
     Upload: * [...]
     """
 
-    rho: float = 0.5  # share of the rounds that are FedAvg's
+    rho: float = share(0.5)  # share of the rounds that are FedAvg's
     log_of_mean: bool = False  # the code: true
-    self_weight: float = 1.0  # Phi_ii; the code: 9.2103
-    scored: str = "mixed"  # "mixed": the model as sent; "own": as last trained on the client (code)
-    private: tuple[str, ...] = ("@stats",)
+    self_weight: float = positive(1.0)  # Phi_ii; the code: 9.2103
+    # "mixed": the model as sent; "own": as last trained on the client (code)
+    scored: str = one_of("mixed", "own")
+    private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
 
     paper: ClassVar[str] = "Tan et al., 2023"
-
-    def __post_init__(self) -> None:
-        if self.scored not in ("mixed", "own"):
-            raise unknown("method.scored", self.scored, ("mixed", "own"))
-        if not 0 <= self.rho <= 1 or self.self_weight <= 0:
-            raise ConfigError(
-                f"method.rho must lie in [0, 1] and method.self_weight be positive, got {self.rho} and "
-                f"{self.self_weight}"
-            )
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Phi without similarities; each client's own model, if it is to be scored."""

@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import one_of, positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
@@ -37,15 +37,11 @@ class Scaffold(Method):
     Upload: change/* [...], of the weights; control/* [...], of c_i; statistics/* [...] if batch normalisation
     """
 
-    option: int = 2  # of the control variate: 1 a full gradient, 2 the mean of the local ones
-    server_lr: float = 1.0  # eta_g
+    option: int = one_of(2, 1)  # of the control variate: 1 a full gradient, 2 the mean of the local ones
+    server_lr: float = positive(1.0)  # eta_g
     weighted: bool = False  # true: clients count by their samples
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-
-    def __post_init__(self) -> None:
-        if self.option not in (1, 2):
-            raise ConfigError(f"method.option of scaffold is 1 or 2, got {self.option}")
 
     @property
     def reads_data(self) -> frozenset[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import nn
 
+from fedbench.config.domain import Component
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
@@ -16,8 +18,10 @@ from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class Model(ABC):
+class Model(Component, ABC):
     """Base of all networks; a subclass's fields are its schema in the config."""
+
+    section: ClassVar[str] = "model"
 
     @property
     @abstractmethod

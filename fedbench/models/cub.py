@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Dataset
 from fedbench.models.base import Model
@@ -51,11 +52,7 @@ class CubCNN(Model):
 class TextCNN(Model):
     """Embedding, five convolutions over time, a maximum over time and the classifier."""
 
-    vocabulary: int = 8192  # token numbers lie below it
-
-    def __post_init__(self) -> None:
-        if self.vocabulary < 2:
-            raise ConfigError(f"model.vocabulary must be at least 2, got {self.vocabulary}")
+    vocabulary: int = at_least(2, 8192)  # token numbers lie below it
 
     @property
     def label(self) -> str:

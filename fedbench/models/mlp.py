@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.models.base import Model
 
@@ -17,11 +18,12 @@ from fedbench.models.base import Model
 class MLP(Model):
     """Flatten, hidden layers with ReLU, classifier."""
 
-    hidden: tuple[int, ...] = (200, 200)  # widths of the hidden layers
+    hidden: tuple[int, ...] = at_least(1, (200, 200))  # widths of the hidden layers
 
     def __post_init__(self) -> None:
-        if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(f"model.hidden must list positive widths, got {list(self.hidden)}")
+        super().__post_init__()
+        if not self.hidden:
+            raise ConfigError("model.hidden must list at least one width")
 
     @property
     def label(self) -> str:

@@ -14,14 +14,17 @@ import torch
 
 from fedbench.cli import list as command
 from fedbench.cli import listing as tables
-from fedbench.cli.listing import KINDS, Listing, listing, load_option, options, parameters
+from fedbench.cli.listing import KINDS, Listing, domains, listing, load_option, options, parameters
 from fedbench.cli.reproduce import read
 from fedbench.cli.traffic import describe, probe
 from fedbench.config import compose, groups
+from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import UnknownName
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
+from fedbench.methods.cfl import CFL
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.models.lenet5 import LeNet5
 from fedbench.runs.config import resolve
 from fedbench.tables import spec
@@ -142,6 +145,15 @@ def test_parameters_are_what_is_set() -> None:
         parameters(config)
         == "lr=0.1, flag=false, globs=[@head, a.*], base=fedavg, inner.rate=2, inner.deep.k=3"
     )
+
+
+def test_domains_are_shown_beside_the_parameters() -> None:
+    assert domains(FedAvg) == ""
+    assert domains(CFL) == "eps1 ≥ 0, eps2 ≥ 0, gamma_max in [0, 1], linkage single or complete, warmup ≥ 0"
+    assert "local.epochs ≥ 1 or null" in domains(ProtocolConfig)
+    assert "discriminator.lr > 0" in domains(FedCollab)
+    rows = {row["partition"]: row for row in listing("partitions").rows}
+    assert rows["homo"]["domains"] == "num_clients ≥ 1"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("methods", "presets")])

@@ -353,7 +353,7 @@ def test_the_minimum_of_the_authors_code_is_reachable():
 
 @pytest.mark.parametrize("alpha", [0, -1, 1e-320, float("nan"), float("inf")])
 def test_an_alpha_that_is_no_alpha_is_refused(alpha):
-    with pytest.raises(ConfigError, match="alpha must be positive"):
+    with pytest.raises(ConfigError, match="alpha must be at least 1e-06"):
         build("dir", alpha=alpha)
 
 

@@ -217,7 +217,7 @@ def test_distances_are_over_the_weights_compared(compared: tuple[str, ...]) -> N
         for k, v in names.items()
         if any(fnmatch(k, each.replace("@head", "head.*")) for each in compared)
     )
-    with pytest.raises(ConfigError, match="selects no weight"):
+    with pytest.raises(ConfigError, match="matches none of the network's weights"):
         run(FeSEM(k=2, compared=("tail.*",)))
 
 
@@ -405,7 +405,7 @@ def test_impossible_settings_are_refused() -> None:
         FeSEM(pretrain_rounds=-1)
     with pytest.raises(ConfigError, match="drawn needs"):
         FeSEM(drawn=True)
-    with pytest.raises(ConfigError, match="pretrain_rounds at least 1"):
+    with pytest.raises(ConfigError, match="pretrain_rounds must be at least 1"):
         KMeans(pretrain_rounds=0)
     with pytest.raises(UnknownName, match="single"):
         CFL(linkage="singel")

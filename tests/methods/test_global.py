@@ -188,7 +188,7 @@ def test_scaffolds_first_round_is_fedavg() -> None:
     assert close(
         trees.part(simulate(chosen).server, "model"), simulate(setup(FedAvg(), data, rounds=1)).server
     )
-    with pytest.raises(ConfigError, match="1 or 2"):
+    with pytest.raises(ConfigError, match="one of 2, 1"):
         Scaffold(option=3)
 
 

@@ -119,7 +119,7 @@ def test_halves_cover_a_batch_once_padded_or_not() -> None:
 def test_perfedavg_refuses_what_it_does_not_know() -> None:
     with pytest.raises(UnknownName, match="hessian_free"):
         PerFedAvg(order="hessian")
-    with pytest.raises(ConfigError, match="negative"):
+    with pytest.raises(ConfigError, match="alpha must be at least 0"):
         PerFedAvg(alpha=-0.1)
 
 

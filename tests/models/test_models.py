@@ -224,7 +224,7 @@ def test_batch_norm_after_a_linear_layer_refuses_a_batch_of_one() -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     for hidden in ((), (0,), (5, -1)):
-        with pytest.raises(ConfigError, match="positive widths"):
+        with pytest.raises(ConfigError, match=r"model\.hidden must"):
             MLP(hidden=hidden)
     with pytest.raises(UnknownName, match="nearest: lenet5"):
         MODELS.build({"name": "lenet"})

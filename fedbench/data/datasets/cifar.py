@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import finite, one_of, positive
 from fedbench.core.cache import Arrays
-from fedbench.core.errors import unknown
 from fedbench.core.progress import Report
 from fedbench.data.dataset import Dataset
 from fedbench.data.download import Remote
@@ -39,8 +39,8 @@ class Cifar10(FileSource):
     )
 
     model: str = "lenet5"
-    mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
-    std: tuple[float, ...] = (0.2470, 0.2435, 0.2616)
+    mean: tuple[float, ...] = finite((0.4914, 0.4822, 0.4465))
+    std: tuple[float, ...] = positive((0.2470, 0.2435, 0.2616))
 
     def files(self, folder: Path) -> list[Path] | None:
         """Five training batches and the test batch."""
@@ -67,14 +67,9 @@ class Cifar100(FileSource):
     )
 
     model: str = "lenet5"
-    labels: str = "fine"  # fine: 100 classes | coarse: 20 groups of five
-    mean: tuple[float, ...] = (0.5071, 0.4865, 0.4409)
-    std: tuple[float, ...] = (0.2673, 0.2564, 0.2762)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.labels not in KINDS:
-            raise unknown("dataset.labels", self.labels, KINDS)
+    labels: str = one_of("fine", *KINDS)  # fine: 100 classes | coarse: 20 groups of five
+    mean: tuple[float, ...] = finite((0.5071, 0.4865, 0.4409))
+    std: tuple[float, ...] = positive((0.2673, 0.2564, 0.2762))
 
     @property
     def label(self) -> str:

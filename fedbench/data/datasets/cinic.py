@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import finite, positive
 from fedbench.core.cache import Arrays
 from fedbench.core.progress import Report
 from fedbench.data.dataset import Dataset
@@ -46,8 +47,8 @@ class Cinic10(FileSource):
     valid: bool = (
         True  # the validation images join the training split (180,000 images), else they are left out
     )
-    mean: tuple[float, ...] = (0.4789, 0.4723, 0.4305)
-    std: tuple[float, ...] = (0.2421, 0.2383, 0.2587)
+    mean: tuple[float, ...] = finite((0.4789, 0.4723, 0.4305))
+    std: tuple[float, ...] = positive((0.2421, 0.2383, 0.2587))
 
     def files(self, folder: Path) -> list[Path] | None:
         """The folders of images; all three splits must be there."""

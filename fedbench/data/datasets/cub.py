@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import at_least, finite, positive
 from fedbench.core.cache import Arrays
-from fedbench.core.errors import ConfigError, DataCorrupt
+from fedbench.core.errors import DataCorrupt
 from fedbench.core.progress import Report
 from fedbench.data.dataset import Dataset
 from fedbench.data.download import Remote
@@ -54,16 +55,11 @@ class Cub(FileSource):
     )
 
     model: str = "cub_cnn"
-    size: int = 64  # height and width in pixels; images are scaled to it, whatever their aspect
+    size: int = at_least(1, 64)  # height and width in pixels; images are scaled to it, whatever their aspect
     text: bool = False  # read the captions too
-    words: int = 30  # of a caption; longer ones are cut, shorter ones padded
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.size < 1 or self.words < 1:
-            raise ConfigError("dataset.size and dataset.words must be at least 1")
+    words: int = at_least(1, 30)  # of a caption; longer ones are cut, shorter ones padded
+    mean: tuple[float, ...] = finite((0.485, 0.456, 0.406))
+    std: tuple[float, ...] = positive((0.229, 0.224, 0.225))
 
     @property
     def variant(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import finite, positive
 from fedbench.core.cache import FORMAT, cached_arrays
 from fedbench.core.errors import DataMissing
 from fedbench.core.progress import Report, silent
@@ -30,8 +31,8 @@ class Digits(DataSource):
     name: ClassVar[str] = "digits"
 
     model: str = "mlp"
-    mean: tuple[float, ...] = (0.3050,)
-    std: tuple[float, ...] = (0.3759,)
+    mean: tuple[float, ...] = finite((0.3050,))
+    std: tuple[float, ...] = positive((0.3759,))
 
     def state(self) -> State:
         """Ready where scikit-learn is installed."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import at_least, finite, positive, share
 from fedbench.core.cache import Arrays
 from fedbench.core.errors import ConfigError, DataCorrupt, unknown
 from fedbench.core.progress import Report
@@ -48,22 +49,18 @@ class DomainNet(FileSource):
     parts: ClassVar[tuple[Part, ...]] = domainnet_files.parts()
 
     model: str = "lenet5"
-    num_classes: int = 20  # drawn from the 345 with `seed`
+    num_classes: int = at_least(2, 20)  # drawn from the 345 with `seed`
     classes: tuple[str, ...] = ()  # or these, by name
-    ratio: float = 0.3  # share of the images kept, of each domain, split and class
-    size: int = 64  # height and width in pixels; images are scaled to it, whatever their aspect
-    seed: int = 0  # of the draw of classes and images; independent of the run's seed
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    ratio: float = share(0.3, above=True)  # share of the images kept, of each domain, split and class
+    size: int = at_least(1, 64)  # height and width in pixels; images are scaled to it, whatever their aspect
+    seed: int = at_least(0, 0)  # of the draw of classes and images; independent of the run's seed
+    mean: tuple[float, ...] = finite((0.485, 0.456, 0.406))
+    std: tuple[float, ...] = positive((0.229, 0.224, 0.225))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(f"dataset.ratio must lie in (0, 1], got {self.ratio}")
-        if self.num_classes < 2 or len(self.classes) == 1 or self.size < 1:
-            raise ConfigError(
-                "dataset.num_classes or dataset.classes must be at least 2, dataset.size at least 1"
-            )
+        if len(self.classes) == 1:
+            raise ConfigError(f"dataset.classes must name at least two classes, got {self.classes[0]} alone")
 
     @property
     def variant(self) -> str:

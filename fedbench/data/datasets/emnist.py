@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import finite, positive
 from fedbench.core.progress import Report
 from fedbench.data.download import Remote
 from fedbench.data.file_source import FileSource, Part
@@ -59,8 +60,8 @@ class Emnist(FileSource):
     )
 
     model: str = "lenet5"
-    mean: tuple[float, ...] = (0.1736,)
-    std: tuple[float, ...] = (0.3317,)
+    mean: tuple[float, ...] = finite((0.1736,))
+    std: tuple[float, ...] = positive((0.3317,))
 
     def files(self, folder: Path) -> list[Path] | None:
         """Four idx files, or the MATLAB file."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import finite, positive
 from fedbench.core.errors import DataCorrupt
 from fedbench.core.progress import Report
 from fedbench.data.download import Remote
@@ -51,8 +52,8 @@ class Mnist(FileSource):
     )
 
     model: str = "mlp"
-    mean: tuple[float, ...] = (0.1307,)
-    std: tuple[float, ...] = (0.3081,)
+    mean: tuple[float, ...] = finite((0.1307,))
+    std: tuple[float, ...] = positive((0.3081,))
 
     def files(self, folder: Path) -> list[Path] | None:
         """The four idx files."""
@@ -90,5 +91,5 @@ class FashionMnist(Mnist):
         ),
     )
 
-    mean: tuple[float, ...] = (0.2860,)
-    std: tuple[float, ...] = (0.3530,)
+    mean: tuple[float, ...] = finite((0.2860,))
+    std: tuple[float, ...] = positive((0.3530,))

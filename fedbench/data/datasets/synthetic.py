@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.core.errors import ConfigError
+from fedbench.config.domain import at_least
 from fedbench.core.progress import Report, silent
 from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Dataset, DataSource, State
@@ -25,21 +25,13 @@ class Synthetic(DataSource):
     name: ClassVar[str] = "synthetic"
 
     model: str = "mlp"
-    classes: int = 10
-    channels: int = 1
-    size: int = 16  # height and width in pixels
-    train: int = 2000  # training samples, classes equally frequent up to one
-    test: int = 500  # test samples
-    difficulty: float = 2.0  # noise in units of a prototype's standard deviation; 0 is trivial
-    seed: int = 0  # of the images; independent of the run's seed
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field in ("classes", "channels", "size", "train"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"dataset.{field} must be at least 1, got {getattr(self, field)}")
-        if self.test < 0 or not 0 <= self.difficulty < float("inf"):
-            raise ConfigError("dataset.test and dataset.difficulty must not be negative")
+    classes: int = at_least(1, 10)
+    channels: int = at_least(1, 1)
+    size: int = at_least(1, 16)  # height and width in pixels
+    train: int = at_least(1, 2000)  # training samples, classes equally frequent up to one
+    test: int = at_least(0, 500)  # test samples
+    difficulty: float = at_least(0, 2.0)  # noise in units of a prototype's standard deviation; 0 is trivial
+    seed: int = at_least(0, 0)  # of the images; independent of the run's seed
 
     def state(self) -> State:
         """Always ready."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import finite, positive
 from fedbench.core.errors import DataCorrupt
 from fedbench.core.progress import Report
 from fedbench.data.download import Remote
@@ -50,8 +51,8 @@ class TinyImageNet(FileSource):
     )
 
     model: str = "lenet5"
-    mean: tuple[float, ...] = (0.4802, 0.4481, 0.3975)
-    std: tuple[float, ...] = (0.2770, 0.2691, 0.2821)
+    mean: tuple[float, ...] = finite((0.4802, 0.4481, 0.3975))
+    std: tuple[float, ...] = positive((0.2770, 0.2691, 0.2821))
 
     def files(self, folder: Path) -> list[Path] | None:
         """The list of classes, the validation annotations and the folders of training images."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import Component
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 
@@ -75,9 +76,10 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class PartitionSpec(ABC):
+class PartitionSpec(Component, ABC):
     """Describes a partition; the fields are its parameters in YAML."""
 
+    section: ClassVar[str] = "partition"
     name: ClassVar[str]
     family_field: ClassVar[str] = (
         ""  # the field that a number behind the name sets: dir0.1 is dir with alpha 0.1
@@ -100,22 +102,12 @@ class PartitionSpec(ABC):
 
 
 def require_clients(num_clients: int, samples: int) -> None:
-    """Refuse fewer than one client, and more clients than samples."""
-    if num_clients < 1:
-        raise ConfigError(f"partition.num_clients must be at least 1, got {num_clients}")
+    """Refuse more clients than samples."""
     if num_clients > samples:
         raise ConfigError(
             f"partition.num_clients={num_clients} is more than the {samples} samples; "
             "lower it or raise dataset.limit"
         )
-
-
-def require_at_least(spec: PartitionSpec, least: float, *fields: str) -> None:
-    """Refuse a spec with one of `fields` below `least` (None is no value)."""
-    for field in fields:
-        value = getattr(spec, field)
-        if value is not None and not least <= value < float("inf"):
-            raise ConfigError(f"partition.{field} must be at least {least:g}, got {value}")
 
 
 def require_stock(wanted: Ints, stock: Ints) -> None:

@@ -17,9 +17,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_at_least, require_clients
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
 
 SMALLEST_ALPHA = 1e-6  # every class on one client, for any number of clients; below, exponents overflow
 BATCH_NUMBERS = (
@@ -34,18 +35,11 @@ class Dirichlet(PartitionSpec):
     name: ClassVar[str] = "dir"
     family_field: ClassVar[str] = "alpha"
 
-    alpha: float = 0.1  # small: a class sits on few clients; large: close to homo
-    num_clients: int = 10
-    min_size: int = 10  # smallest client, training and test samples together
+    alpha: float = at_least(SMALLEST_ALPHA, 0.1)  # small: a class sits on few clients; large: close to homo
+    num_clients: int = at_least(1, 10)
+    min_size: int = at_least(1, 10)  # smallest client, training and test samples together
     cap: bool = True  # a client that holds (all samples) / num_clients gets nothing of later classes
-    max_tries: int = 2000  # draws before giving up
-
-    def __post_init__(self) -> None:
-        if not SMALLEST_ALPHA <= self.alpha < float("inf"):
-            raise ConfigError(
-                f"partition.alpha must be positive (at least {SMALLEST_ALPHA:g}) and finite, got {self.alpha}"
-            )
-        require_at_least(self, 1, "min_size", "max_tries")
+    max_tries: int = at_least(1, 2000)  # draws before giving up
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

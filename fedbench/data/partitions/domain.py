@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least, finite
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_at_least
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,9 @@ class Domain(PartitionSpec):
 
     name: ClassVar[str] = "domain"
 
-    clients_per_domain: int = 20
-    angles: tuple[
-        float, ...
-    ] = ()  # degrees, one a domain, for data without domains; none: the data set's own
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "clients_per_domain")
-        if not np.isfinite(self.angles).all():
-            raise ConfigError(f"partition.angles needs finite angles, got {list(self.angles)}")
+    clients_per_domain: int = at_least(1, 20)
+    # degrees, one a domain, for data without domains; none: the data set's own
+    angles: tuple[float, ...] = finite(())
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least, share
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import (
@@ -20,7 +21,6 @@ from fedbench.data.partitions.base import (
     Pool,
     evenly,
     largest,
-    require_at_least,
     require_clients,
     require_stock,
 )
@@ -33,18 +33,12 @@ class Fold(PartitionSpec):
     name: ClassVar[str] = "fold"
     family_field: ClassVar[str] = "folds"
 
-    folds: int = 5  # groups of clients, and folds of classes
-    primary: float = 0.8  # share of a client's samples from its group's classes; SosicFL also tries 0.7
-    num_clients: int = 100
-    size: int | None = (
-        None  # samples a client, training and test together; null: the most that the data allow
-    )
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 2, "folds")
-        require_at_least(self, 1, "size")
-        if not 0 <= self.primary <= 1:
-            raise ConfigError(f"partition.primary must lie in [0, 1], got {self.primary}")
+    folds: int = at_least(2, 5)  # groups of clients, and folds of classes
+    # share of a client's samples from its group's classes; SosicFL also tries 0.7
+    primary: float = share(0.8)
+    num_clients: int = at_least(1, 100)
+    # samples a client, training and test together; null: the most that the data allow
+    size: int | None = at_least(1, None)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

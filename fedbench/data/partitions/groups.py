@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least, share
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import (
@@ -21,7 +22,6 @@ from fedbench.data.partitions.base import (
     Pool,
     evenly,
     largest,
-    require_at_least,
     require_clients,
 )
 
@@ -33,15 +33,11 @@ class Groups(PartitionSpec):
     name: ClassVar[str] = "groups_s"
     family_field: ClassVar[str] = "s"
 
-    s: float = 0.2  # share of a client's samples spread over all classes; the rest is of its dominant labels
-    num_clients: int = 20
-    groups: int = 5
-    size: int = 600  # samples a client, training and test together; Table 2 of FedReMa: 100
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "groups", "size")
-        if not 0 <= self.s <= 1:
-            raise ConfigError(f"partition.s must lie in [0, 1], got {self.s}")
+    # share of a client's samples spread over all classes; the rest is of its dominant labels
+    s: float = share(0.2)
+    num_clients: int = at_least(1, 20)
+    groups: int = at_least(1, 5)
+    size: int = at_least(1, 600)  # samples a client, training and test together; Table 2 of FedReMa: 100
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

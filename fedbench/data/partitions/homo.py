@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
 
 
@@ -16,7 +17,7 @@ class Homogeneous(PartitionSpec):
 
     name: ClassVar[str] = "homo"
 
-    num_clients: int = 10
+    num_clients: int = at_least(1, 10)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

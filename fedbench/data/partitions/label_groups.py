@@ -12,9 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, evenly, require_at_least
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, evenly
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class LabelGroups(PartitionSpec):
 
     name: ClassVar[str] = "label_groups"
 
-    starts: tuple[int, ...] = (0, 0, 2, 5)  # the first label of each client
-    width: int = 5  # labels a client; past the last label they go on at 0
+    starts: tuple[int, ...] = at_least(0, (0, 0, 2, 5))  # the first label of each client
+    width: int = at_least(1, 5)  # labels a client; past the last label they go on at 0
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "width")
-        if not self.starts or min(self.starts) < 0:
-            raise ConfigError(f"partition.starts needs labels from 0 on, got {list(self.starts)}")
+        super().__post_init__()
+        if not self.starts:
+            raise ConfigError("partition.starts must list the first label of at least one client")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

@@ -22,9 +22,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least, share
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, largest, require_at_least
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, largest
 
 SHARED = {"large": (1, 2, 3), "small": (6, 7, 8)}
 TYPES = (("large", 0), ("large", 4), ("small", 5), ("small", 9))  # size and odd label, five clients each
@@ -40,17 +41,13 @@ class LabelShift(PartitionSpec):
     pools: ClassVar[bool] = True
     fixes_test: ClassVar[bool] = True
 
-    large: int = 600  # training samples a shared label on clients 0-9
-    small: int = 4  # training samples a shared label on clients 10-19
-    test: int = 100  # test samples a shared label on every client
-    min_small: int = 3  # `scale` does not shrink `small` below this
-    min_test: int = 8  # `scale` does not shrink `test` below this
-    scale: float | None = None  # of all three; null: 1, or the largest that the data set allows
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "large", "small", "test", "min_small", "min_test")
-        if self.scale is not None and not 0 < self.scale <= 1:
-            raise ConfigError(f"partition.scale must lie in (0, 1], got {self.scale}")
+    large: int = at_least(1, 600)  # training samples a shared label on clients 0-9
+    small: int = at_least(1, 4)  # training samples a shared label on clients 10-19
+    test: int = at_least(1, 100)  # test samples a shared label on every client
+    min_small: int = at_least(1, 3)  # `scale` does not shrink `small` below this
+    min_test: int = at_least(1, 8)  # `scale` does not shrink `test` below this
+    # of all three; null: 1, or the largest that the data set allows
+    scale: float | None = share(None, above=True)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

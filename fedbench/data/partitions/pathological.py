@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import (
@@ -18,7 +19,6 @@ from fedbench.data.partitions.base import (
     PartitionSpec,
     Pool,
     evenly,
-    require_at_least,
     require_clients,
 )
 
@@ -30,11 +30,8 @@ class Pathological(PartitionSpec):
     name: ClassVar[str] = "pathological"
     family_field: ClassVar[str] = "skew"
 
-    skew: int = 2  # classes a client; divides the number of classes
-    num_clients: int = 10
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "skew")
+    skew: int = at_least(1, 2)  # classes a client; divides the number of classes
+    num_clients: int = at_least(1, 10)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

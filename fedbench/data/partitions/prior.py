@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_at_least, require_clients
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
 from fedbench.data.partitions.dirichlet import SMALLEST_ALPHA, dirichlet
 
 
@@ -26,13 +27,10 @@ class DirichletPrior(PartitionSpec):
     name: ClassVar[str] = "dir_prior"
     family_field: ClassVar[str] = "beta"
 
-    beta: float = 0.3  # small: a client has few classes; large: close to homo
-    num_clients: int = 100
-    size: int | None = None  # samples a client, training and test together; null: all there are, divided
-
-    def __post_init__(self) -> None:
-        require_at_least(self, SMALLEST_ALPHA, "beta")
-        require_at_least(self, 1, "size")
+    beta: float = at_least(SMALLEST_ALPHA, 0.3)  # small: a client has few classes; large: close to homo
+    num_clients: int = at_least(1, 100)
+    # samples a client, training and test together; null: all there are, divided
+    size: int | None = at_least(1, None)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

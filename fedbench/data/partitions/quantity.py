@@ -10,9 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_at_least, require_clients
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
 from fedbench.data.partitions.dirichlet import SMALLEST_ALPHA, dirichlet
 
 
@@ -23,14 +24,10 @@ class Quantity(PartitionSpec):
     name: ClassVar[str] = "quantity"
     family_field: ClassVar[str] = "beta"
 
-    beta: float = 0.5  # small: one client has nearly everything; large: equal sizes
-    num_clients: int = 10
-    min_size: int = 10  # smallest client, training and test samples together
-    max_tries: int = 2000  # draws before giving up
-
-    def __post_init__(self) -> None:
-        require_at_least(self, SMALLEST_ALPHA, "beta")
-        require_at_least(self, 1, "min_size", "max_tries")
+    beta: float = at_least(SMALLEST_ALPHA, 0.5)  # small: one client has nearly everything; large: equal sizes
+    num_clients: int = at_least(1, 10)
+    min_size: int = at_least(1, 10)  # smallest client, training and test samples together
+    max_tries: int = at_least(1, 2000)  # draws before giving up
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""

@@ -19,9 +19,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.config.domain import at_least, finite, one_of, share
+from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Pool, largest, require_at_least
+from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Pool, largest
 
 CLIENTS = 20
 TYPE = np.arange(CLIENTS) // 5  # of each client
@@ -34,15 +35,11 @@ class Shift(PartitionSpec):
     pools: ClassVar[bool] = True
     fixes_test: ClassVar[bool] = True
 
-    large: int = 2500  # training samples of clients 0-9
-    small: int = 340  # training samples of clients 10-19
-    test: int = 500  # test samples of every client
-    scale: float | None = None  # of all three counts; null: 1, or the largest that the data set allows
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "large", "small", "test")
-        if self.scale is not None and not 0 < self.scale <= 1:
-            raise ConfigError(f"partition.scale must lie in (0, 1], got {self.scale}")
+    large: int = at_least(1, 2500)  # training samples of clients 0-9
+    small: int = at_least(1, 340)  # training samples of clients 10-19
+    test: int = at_least(1, 500)  # test samples of every client
+    # of all three counts; null: 1, or the largest that the data set allows
+    scale: float | None = share(None, above=True)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """See `PartitionSpec.assign`."""
@@ -86,15 +83,13 @@ class FeatureShift(Shift):
 
     name: ClassVar[str] = "feature_shift"
 
-    angles: tuple[float, ...] = (25.0, -25.0, 155.0, -155.0)  # degrees, of clients 0-4, 5-9, 10-14, 15-19
-    corners: str = "mean"  # where no pixel lands: mean (the data set's colour) | black | edge | reflect
+    angles: tuple[float, ...] = finite((25.0, -25.0, 155.0, -155.0))  # degrees, a type each
+    corners: str = one_of("mean", *CORNERS)  # where no pixel lands; mean: the data set's colour
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.angles) != TYPE.max() + 1 or not np.isfinite(self.angles).all():
-            raise ConfigError(f"partition.angles needs four finite angles, got {list(self.angles)}")
-        if self.corners not in CORNERS:
-            raise unknown("partition.corners", self.corners, CORNERS)
+        if len(self.angles) != TYPE.max() + 1:
+            raise ConfigError(f"partition.angles needs four angles, got {list(self.angles)}")
 
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
         """See `Shift.shifted`."""
@@ -108,7 +103,7 @@ class ConceptShift(Shift):
 
     name: ClassVar[str] = "concept_shift"
 
-    small: int = 120  # training samples of clients 10-19
+    small: int = at_least(1, 120)  # training samples of clients 10-19
 
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
         """See `Shift.shifted`."""

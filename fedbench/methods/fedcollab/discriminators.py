@@ -18,47 +18,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import Component, at_least, one_of, positive
 from fedbench.config.schema import retired
 from fedbench.core import trees
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Meter
 from fedbench.methods.fedcollab.network import Discriminators, Embedding, embed, initial, reduces
 
 WORK_BYTES = 512 * 2**20  # pairs are trained in chunks whose tensors stay under this; no result depends on it
-REPORTS = ("last", "best")
 
 
 @retired(m_train="smallest", split="stratified", valid_limit=0, chunk=0)
 @dataclass(frozen=True)
-class DiscriminatorConfig:
+class DiscriminatorConfig(Component):
     """Hyper-parameters of the pairwise discriminators."""
 
-    hidden: int = 200  # width of the hidden layer
-    rounds: int = 200  # T, federated rounds a pair; the code: at most 2000, with report "best"
-    batch: int = 32  # samples a client and round (all that it trains on where these are fewer)
-    lr: float = 0.01  # SGD; the paper's label / feature / concept shift: .01 / .01 / .05
-    label_weight: float = 2.0  # omega: how much the label's half of the first layer counts
-    report: str = "last"  # accuracy read once, after all rounds (Algorithm 1), or the "best" check (code)
-    check_every: int = 10  # "best" only: rounds between checks on the validation samples
-    patience: int = 10  # "best" only: checks without gain that end a pair; 0 never ends one early
+    section: ClassVar[str] = "method.discriminator"
 
-    def __post_init__(self) -> None:
-        if self.report not in REPORTS:
-            raise unknown("discriminator report", self.report, REPORTS)
-        for name in ("hidden", "rounds", "batch", "lr", "check_every"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"discriminator {name} must be positive, not {getattr(self, name)}")
-        for name in ("label_weight", "patience"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"discriminator {name} must not be negative, not {getattr(self, name)}")
+    hidden: int = at_least(1, 200)  # width of the hidden layer
+    rounds: int = at_least(1, 200)  # T, federated rounds a pair; the code: at most 2000, with report "best"
+    batch: int = at_least(1, 32)  # samples a client and round (all that it trains on where these are fewer)
+    lr: float = positive(0.01)  # SGD; the paper's label / feature / concept shift: .01 / .01 / .05
+    label_weight: float = at_least(0, 2.0)  # omega: how much the label's half of the first layer counts
+    # accuracy read once, after all rounds (Algorithm 1), or the "best" check (code)
+    report: str = one_of("last", "best")
+    check_every: int = at_least(1, 10)  # "best" only: rounds between checks on the validation samples
+    # "best" only: checks without gain that end a pair; 0 never ends one early
+    patience: int = at_least(0, 10)
 
     def checks(self) -> range:
         """The rounds, counted from 1, after which validation accuracy is read; those after the last are idle."""

@@ -17,17 +17,16 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fedbench.config.domain import at_least, one_of
 from fedbench.core import rng
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort, Preparation
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
 from fedbench.methods.parts.coalitions import AnyInside, grouped, server_of
-
-INPUTS = ("unit", "normalised")
 
 
 @dataclass(frozen=True)
@@ -40,24 +39,22 @@ class FedCollab(AnyInside):
     Upload: **, the base's
     """
 
-    C: float = 10.0  # capacity constant of Eq. 7; the paper: 10 (label, feature shift), 8 (concept shift)
-    restarts: int = 100  # runs of Algorithm 2, the best kept
+    C: float = at_least(0, 10.0)  # capacity constant of Eq. 7; the paper: 10, concept shift 8
+    restarts: int = at_least(1, 100)  # runs of Algorithm 2, the best kept
     quantities: bool = True  # false: solve as if all clients had equally many samples
     distances: bool = True  # false: solve as if all pairs were at the mean distance
-    inputs: str = "unit"  # of the discriminators: pixels in [0, 1] ("unit"), or "normalised" as the model's
-    newcomers: tuple[int, ...] = ()  # clients that train alone until `join_round`
-    join_round: int = 0
+    inputs: str = one_of("unit", "normalised")  # of the discriminators: pixels in [0, 1], or as the model's
+    newcomers: tuple[int, ...] = at_least(0, ())  # clients that train alone until `join_round`
+    join_round: int = at_least(0, 0)
     discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
 
     paper: ClassVar[str] = "Bao et al., ICML 2023"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inputs not in INPUTS:
-            raise unknown("method.inputs", self.inputs, INPUTS)
         if self.newcomers and self.join_round < 1:
             raise ConfigError("method.newcomers need method.join_round of at least 1")
-        if min(self.newcomers, default=0) < 0 or len(set(self.newcomers)) < len(self.newcomers):
+        if len(set(self.newcomers)) < len(self.newcomers):
             raise ConfigError(f"method.newcomers must be different clients, got {list(self.newcomers)}")
 
     @property

@@ -19,10 +19,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least, selectors, share
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
@@ -42,20 +42,13 @@ class FedFomo(Method):
     Upload: * [...]; reported/peers [M]; reported/weights [M]
     """
 
-    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
-    M: int = 5  # models that a client receives
-    epsilon: float = 0.3  # probability that one of them is drawn at random
-    decay: float = 0.05  # by which epsilon falls each round
+    private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
+    M: int = at_least(1, 5)  # models that a client receives
+    epsilon: float = share(0.3)  # probability that one of them is drawn at random
+    decay: float = at_least(0, 0.05)  # by which epsilon falls each round
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
-
-    def __post_init__(self) -> None:
-        if self.M < 1 or not 0 <= self.epsilon <= 1 or self.decay < 0:
-            raise ConfigError(
-                "method.M must be at least 1, epsilon in [0, 1] and decay not negative, got "
-                f"{self.M}, {self.epsilon} and {self.decay}"
-            )
 
     @property
     def reads_validation(self) -> frozenset[str]:

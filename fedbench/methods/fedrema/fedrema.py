@@ -30,10 +30,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.methods.fedrema import mds
@@ -55,17 +55,12 @@ class FedReMa(RelevantPeers):
     Upload: * [...]; classes/sums [K, h] if align; classes/counts [K] if align
     """
 
-    align: float = 0.0  # lambda of the feature alignment; +F: 1
+    align: float = at_least(0, 0.0)  # lambda of the feature alignment; +F: 1
     align_mean: bool = False  # the code: true
     alternate: bool = False  # +A: classifier first, then extractor
-    classifier_epochs: int | None = None  # of +A; null: as many as the extractor's
+    classifier_epochs: int | None = at_least(0, None)  # of +A; null: as many as the extractor's
 
     paper: ClassVar[str] = "Liang et al., ECAI 2024"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.align < 0:
-            raise ConfigError(f"method.align must not be negative, got {self.align}")
 
     @property
     def reads_data(self) -> frozenset[str]:

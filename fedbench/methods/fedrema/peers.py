@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbench.config.domain import positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
@@ -26,12 +27,12 @@ from fedbench.models.task import Task
 class RelevantPeers(Method):
     """One extractor by FedAvg; each client's classifier is a mean over the peers that segmentation finds."""
 
-    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
-    delta: float = 0.5  # share of the largest mean gap at which the period ends
+    private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
+    delta: float = share(0.5)  # share of the largest mean gap at which the period ends
     ccp: bool = True  # false: the period never ends
-    temperature: float = 0.5  # M of the soft predictions
-    classifier: tuple[str, ...] = ("@classifier",)  # the personal part: the network's last stages
-    probe_scale: float = 1.0  # the code: .5
+    temperature: float = positive(0.5)  # M of the soft predictions
+    classifier: tuple[str, ...] = selectors(("@classifier",))  # the personal part: the network's last stages
+    probe_scale: float = positive(1.0)  # the code: .5
     probe_per_client: bool = False  # the code: true
     temper_all: bool = True  # the code: false
     last_gap: bool = True  # the code: false
@@ -40,13 +41,6 @@ class RelevantPeers(Method):
     shuffle: bool = False  # the code: true
 
     family: ClassVar[str] = "personalised"
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0 or not 0 <= self.delta <= 1:
-            raise ConfigError(
-                "method.temperature must be positive and method.delta in [0, 1], got "
-                f"{self.temperature} and {self.delta}"
-            )
 
     @property
     def conformance(self) -> Conformance:

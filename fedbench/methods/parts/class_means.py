@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
@@ -28,13 +28,9 @@ from fedbench.models.task import Task
 class ClassMeans(Method):
     """Clients with models of their own share class means."""
 
-    lam: float = 1.0  # weight of the pull towards the received means
+    lam: float = at_least(0, 1.0)  # weight of the pull towards the received means
 
     family: ClassVar[str] = "personalised"
-
-    def __post_init__(self) -> None:
-        if self.lam < 0:
-            raise ConfigError(f"method.lam must not be negative, got {self.lam}")
 
     @property
     def reads_data(self) -> frozenset[str]:

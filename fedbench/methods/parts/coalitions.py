@@ -137,6 +137,7 @@ class AnyInside(Coalitions):
     base: Any = field(default_factory=lambda: {"name": "fedavg"})  # the method inside the coalitions
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.base, Mapping):
             object.__setattr__(self, "base", registry("method").build(self.base))
         if not isinstance(self.base, Method):

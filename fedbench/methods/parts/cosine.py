@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least, one_of
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.parts.mixing import Mixing, cosines
@@ -34,22 +34,13 @@ from fedbench.models.task import Task
 class CosineMixing(Mixing):
     """A graph from cosines between models, and a local objective with a cosine."""
 
-    lam: float = 1.0  # lambda, weight of the cosine to the received mixture
+    lam: float = at_least(0, 1.0)  # lambda, weight of the cosine to the received mixture
     attract: bool = True  # false: the term's sign as in the code
-    reference: str = "mixed"  # what the cosine is taken to: "mixed", or the code's "directions"
-    from_round: int = 0  # first round with the term, counted from 0; the code: 1
-    similarity: str = "parameters"  # S is of "parameters", or of "updates" since the initial model
-    snap: float | None = None  # cosines above it count as 1; the code: .9; null: none do
-
-    def __post_init__(self) -> None:
-        for name, options in (
-            ("reference", ("mixed", "directions")),
-            ("similarity", ("parameters", "updates")),
-        ):
-            if getattr(self, name) not in options:
-                raise unknown(f"method.{name}", getattr(self, name), options)
-        if self.lam < 0:
-            raise ConfigError(f"method.lam must not be negative, got {self.lam}; method.attract=false pushes")
+    # what the cosine is taken to: "mixed", or the code's "directions"
+    reference: str = one_of("mixed", "directions")
+    from_round: int = at_least(0, 0)  # first round with the term, counted from 0; the code: 1
+    similarity: str = one_of("parameters", "updates")  # S is of "parameters", or of "updates" since theta_0
+    snap: float | None = at_least(-1, None)  # cosines above it count as 1; the code: .9; null: none do
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """With the initial model, or each client's reference, where the fields ask for it."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbench.config.domain import selectors
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
@@ -31,7 +32,7 @@ from fedbench.models.task import Task
 class Mixing(Method):
     """Mixes a round's uploads; model/* is what each client receives next, W has each client's latest row."""
 
-    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
+    private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
 
     family: ClassVar[str] = "personalised"
 
@@ -82,7 +83,7 @@ class Library(Method):
     In the warm-up rounds, if there are any, the model is FedAvg's and the same for all.
     """
 
-    private: tuple[str, ...] = ()  # leaves that never leave a client: globs or groups, see Task.select
+    private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
 
     family: ClassVar[str] = "personalised"
 

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least, one_of, selectors
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort, Preparation
 from fedbench.engine.method import Method
@@ -38,11 +38,6 @@ from fedbench.models.task import Task
 SAMPLERS: dict[str, Callable[[int, Tensor, float, torch.Generator], Tensor]] = {
     "uniform": region.uniform,
     "unprojected": region.unprojected,
-}
-OPTIONS = {
-    "positions": ("lda", "heads"),
-    "metric": tuple(clustering.METRICS),
-    "sampling": tuple(SAMPLERS),
 }
 
 
@@ -56,29 +51,20 @@ class SosicFL(Method):
     Upload: * [...] if without endpoints; endpoints/* [E, ...]
     """
 
-    endpoints: int = 3  # M + 1
-    simplex: tuple[str, ...] = ("@head",)  # parameters with endpoints; the others are one model's
-    clusters: int = 10  # C
-    rho: float = 0.4  # radius of a subregion, in mean distances; of `unprojected` draws: as it is
-    samples: int | None = None  # Omega_tr, draws of alpha a round, used in turn; null: a new one every step
-    start_round: int = 0  # t~: rounds on the whole simplex before subregions are assigned
-    positions: str = "lda"  # of clients: "lda" and clusters, or trained "heads"
-    metric: str = "hilbert"  # of the clusters: "hilbert" or "l1"
-    sampling: str = "uniform"  # within the subregion, or "unprojected"
+    endpoints: int = at_least(1, 3)  # M + 1
+    # parameters with endpoints; the others are one model's
+    simplex: tuple[str, ...] = selectors(("@head",), among="weights")
+    clusters: int = at_least(1, 10)  # C
+    # radius of a subregion, in mean distances; of `unprojected` draws: as it is
+    rho: float = at_least(0, 0.4)
+    # Omega_tr, draws of alpha a round, used in turn; null: a new one every step
+    samples: int | None = at_least(1, None)
+    start_round: int = at_least(0, 0)  # t~: rounds on the whole simplex before subregions are assigned
+    positions: str = one_of("lda", "heads")  # of clients: "lda" and clusters, or trained "heads"
+    metric: str = one_of("hilbert", *clustering.METRICS)  # of the clusters: "hilbert" or "l1"
+    sampling: str = one_of("uniform", *SAMPLERS)  # within the subregion, or "unprojected"
 
     paper: ClassVar[str] = "Solution Simplex Clustering, arXiv 2403.03333, 2024"
-
-    def __post_init__(self) -> None:
-        for name, options in OPTIONS.items():
-            if getattr(self, name) not in options:
-                raise unknown(f"method.{name}", getattr(self, name), options)
-        for name in ("endpoints", "clusters"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 1, got {getattr(self, name)}")
-        if self.rho < 0 or self.start_round < 0 or (self.samples is not None and self.samples < 1):
-            raise ConfigError(
-                "method.rho and start_round must not be negative, method.samples at least 1 (or null)"
-            )
 
     # ---- preparation: a subregion for each client
 

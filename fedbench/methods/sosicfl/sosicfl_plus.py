@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.domain import at_least
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -31,9 +32,11 @@ class SosicFLPlus(SosicFL):
     Memory: personal/* [N, ...] if without endpoints; personal/endpoints/* [N, E, ...]
     """
 
-    lam: float = 1.0  # lambda, strength of the pull
-    personal_epochs: int | None = None  # on the personal endpoints; null: as many as on the shared ones
-    personal_samples: int | None = 10  # Omega_tr of the personal endpoints; null: a new alpha every step
+    lam: float = at_least(0, 1.0)  # lambda, strength of the pull
+    # on the personal endpoints; null: as many as on the shared ones
+    personal_epochs: int | None = at_least(0, None)
+    # Omega_tr of the personal endpoints; null: a new alpha every step
+    personal_samples: int | None = at_least(1, 10)
 
     family: ClassVar[str] = "personalised"
 

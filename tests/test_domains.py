@@ -1,0 +1,182 @@
+"""Every parameter has a domain, and no component is built with a value outside it: tried value by value."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from fedbench.cli.listing import load_option, options
+from fedbench.config import compose
+from fedbench.config.domain import DOMAIN, SELECTS, Component, at_least, check
+from fedbench.config.registry import typed
+from fedbench.config.schema import HardwareConfig, LocalConfig, ProtocolConfig, SettingsConfig, added
+from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
+from fedbench.methods.fedprox import FedProx
+from fedbench.methods.ifca import IFCA
+from fedbench.models.mlp import MLP
+
+SCHEMAS = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
+HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 10**30, 1e308, "nonsense")
+FREE_TEXT = {  # fields whose value is any text: names and places that are looked up when they are needed
+    *("name", "model", "root", "path", "weights", "device", "scratch", "classes", "augment"),
+    *("runs_dir", "folder", "project", "entity", "tags", "mirrors", "x", "by", "y"),
+}
+PRESETS = [
+    (group, name)
+    for group in (*compose.REGISTRIES, *SCHEMAS)
+    for name in options(group)
+    if (group, name) != ("model", "auto")  # points at another file's component
+]
+
+
+def build(group: str, config: Mapping[str, Any]) -> Component:
+    if group in SCHEMAS:
+        return typing.cast("Component", typed(SCHEMAS[group], config, group))
+    return typing.cast("Component", compose.registry(group).build(config))
+
+
+@functools.cache
+def preset(group: str, name: str) -> dict[str, Any]:
+    """What the file says; what depends on the rest of a config is left to its default."""
+
+    def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: fixed(value) if isinstance(value, Mapping) else value
+            for key, value in config.items()
+            if not str(value).startswith("${") and key != "defaults"
+        }
+
+    return fixed(load_option(group, name))
+
+
+def parameters(component: Component) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(keys from the component down, type) of every field that a config may set, nested ones too."""
+    hints = typing.get_type_hints(type(component))
+    for field in dataclasses.fields(component):  # type: ignore[arg-type]
+        value = getattr(component, field.name)
+        if isinstance(value, Component):
+            yield from (((field.name, *keys), hint) for keys, hint in parameters(value))
+        elif field.init:
+            yield (field.name,), hints[field.name]
+
+
+def replaced(config: Mapping[str, Any], keys: tuple[str, ...], value: Any) -> dict[str, Any]:
+    first, *rest = keys
+    return {**config, first: replaced(config.get(first, {}), tuple(rest), value) if rest else value}
+
+
+def at(component: Any, keys: tuple[str, ...]) -> Any:
+    return functools.reduce(getattr, keys, component)
+
+
+def cases() -> list[Any]:
+    """Every preset; the first of each class is tried in the fast suite too."""
+    seen: set[type] = set()
+    found = []
+    for group, name in PRESETS:
+        cls = type(build(group, preset(group, name)))
+        marks = [pytest.mark.slow] if cls in seen else []
+        seen.add(cls)
+        found.append(pytest.param(group, name, id=f"{group}/{name}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("group", "name"), cases())
+def test_no_preset_takes_a_value_outside_its_domain(group: str, name: str) -> None:
+    config = preset(group, name)
+    for keys, hint in parameters(build(group, config)):
+        for value in HOSTILE:
+            given = [value] if typing.get_origin(hint) is tuple else value
+            made = built_or_refused(group, replaced(config, keys, given), keys[-1])
+            if made is not None:
+                check(at(made, keys[:-1]))
+                found = at(made, keys)
+                assert not isinstance(found, float) or math.isfinite(found), f"{keys}={value}"
+
+
+def built_or_refused(group: str, config: Mapping[str, Any], key: str) -> Component | None:
+    """The component; None where it is refused in one line that names `key`."""
+    with contextlib.suppress(ConfigError, UnknownName):
+        return build(group, config)
+    with pytest.raises(FedbenchError, match=key) as caught:
+        build(group, config)
+    assert "\n" not in str(caught.value)
+    return None
+
+
+def fields_of(cls: type) -> Iterator[tuple[type, Any, Any]]:
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if isinstance(hints[field.name], type) and issubclass(hints[field.name], Component):
+            yield from fields_of(hints[field.name])
+        else:
+            yield cls, field, hints[field.name]
+
+
+CLASSES = sorted(
+    {
+        *(
+            compose.registry(group).get(name)
+            for group in compose.REGISTRIES
+            for name in compose.registry(group)
+        ),
+        *(*SCHEMAS.values(), SettingsConfig),
+    },
+    key=str,
+)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_parameter_says_its_domain(cls: type) -> None:
+    for owner, field, hint in fields_of(cls):
+        kinds = {hint, *typing.get_args(hint)}
+        if kinds <= {bool} or hint is Any or field.name in FREE_TEXT:
+            continue
+        declared = field.metadata.get(DOMAIN) or field.metadata.get(SELECTS)
+        assert declared or not field.init, f"{owner.__name__}.{field.name}"
+        if DOMAIN in field.metadata and field.default is not None:
+            values = field.default if isinstance(field.default, tuple) else (field.default,)
+            assert all(map(declared.holds, values)), (
+                f"{owner.__name__}.{field.name}: its default lies outside"
+            )
+
+
+def test_a_refusal_names_the_key_the_rule_and_the_value() -> None:
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (FedProx, {"mu": -1}, "method.mu must be at least 0, got -1"),
+        (FedProx, {"mu": math.nan}, "method.mu must be at least 0, got nan"),
+        (IFCA, {"k": 0}, "method.k must be at least 1, got 0"),
+        (IFCA, {"k": True}, "method.k must be at least 1, got True"),
+        (MLP, {"hidden": (20, 0)}, "model.hidden must be at least 1, got 0"),
+        (LocalConfig, {"batch_size": 0}, "protocol.local.batch_size must be at least 1, got 0"),
+        (SettingsConfig, {"seed": -2}, "seed must be at least 0, got -2"),
+    ]
+    for cls, values, message in cases:
+        with pytest.raises(ConfigError) as caught:
+            cls(**values)
+        assert str(caught.value) == message
+
+
+def test_null_stays_null_where_it_is_allowed() -> None:
+    method = compose.registry("method").build({"name": "perfedavg", "beta": None})
+    assert method.beta is None
+    with pytest.raises(ConfigError, match="mu"):
+        compose.registry("method").build({"name": "fedprox", "mu": None})
+
+
+def test_an_added_field_keeps_its_domain() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Later(Component):
+        section = "later"
+        depth: int = added(at_least(1, 3))
+
+    assert Later().depth == 3
+    with pytest.raises(ConfigError, match=r"later\.depth must be at least 1, got 0"):
+        Later(depth=0)
