@@ -21,11 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
+from fedbench.methods.parts import simplex
 from fedbench.methods.parts.mixing import Mixing, cosines, leaves
 from fedbench.models.task import Task
 
@@ -40,11 +42,15 @@ class CosineMixing(Mixing):
     from_round: int = 0  # first round with the term, counted from 0; the code: 1
     similarity: str = "parameters"  # S is of "parameters", or of "updates" since the initial model
     snap: float | None = None  # cosines above it count as 1; the code: .9; null: none do
+    solver: str = added(
+        "closed"
+    )  # of the rows of W: in closed form, or "cvxpy", their quadratic programme as printed
 
     def __post_init__(self) -> None:
         for name, options in (
             ("reference", ("mixed", "directions")),
             ("similarity", ("parameters", "updates")),
+            ("solver", simplex.SOLVERS),
         ):
             if getattr(self, name) not in options:
                 raise unknown(f"method.{name}", getattr(self, name), options)
