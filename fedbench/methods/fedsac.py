@@ -72,7 +72,8 @@ class FedSaC(CosineMixing):
         allowed = self._allowed(cohort).to(similarity.device)
         p = cohort.weights.to(similarity) * allowed
         p = p / p.sum(1, keepdim=True)
-        return {"*": simplex.project(p - (alpha * complementarity - self.beta * similarity) / 2, allowed)}
+        cost = alpha * complementarity - self.beta * similarity
+        return {"*": simplex.closest(p, cost, allowed, self.solver)}
 
     def _allowed(self, cohort: Cohort) -> Tensor:
         """Whom each client may mix with, bool [C, C]."""

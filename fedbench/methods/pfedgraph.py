@@ -41,4 +41,5 @@ class PFedGraph(CosineMixing):
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W from sizes and similarity."""
         similarity = self.similarities(server, uploads, cohort)
-        return {"*": simplex.project(cohort.weights.to(similarity) + similarity / (2 * self.alpha))}
+        p = cohort.weights.to(similarity)
+        return {"*": simplex.closest(p, -similarity / self.alpha, solver=self.solver)}

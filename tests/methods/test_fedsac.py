@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import cvxpy
@@ -116,6 +117,18 @@ def test_pfedgraphs_rows_are_the_solvers() -> None:
     np.testing.assert_allclose(found, solved(-S / 0.8, np.array(SIZES) / sum(SIZES)), atol=1e-5)
     snapped = PFedGraph(snap=-0.5).similarities(server, uploads, cohort(chosen))
     assert bool((snapped == 1).all())
+
+
+@pytest.mark.parametrize("method", [FedSaC(), FedSaC(collaborators=2), PFedGraph()], ids=repr)
+def test_the_printed_programme_gives_the_closed_forms_w(method: FedSaC | PFedGraph) -> None:
+    chosen = setup(method, federation(SIZES))
+    uploads, server = uploaded(chosen), trees.join(initial=initial(chosen))
+    closed, solved = (
+        dataclasses.replace(method, solver=solver).graph(server, uploads, cohort(chosen))["*"]
+        for solver in ("closed", "cvxpy")
+    )
+    assert close(solved, closed, 1e-6)
+    assert not torch.equal(solved, closed), "it was solved otherwise"
 
 
 def test_complementarity_counts_in_the_first_seven_tenths_of_the_rounds() -> None:
@@ -304,7 +317,15 @@ def test_traffic_is_the_model_and_the_subspace() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"angles": "acute"}, {"reference": "none"}, {"similarity": "x"}, {"k": 0}, {"lam": -1.0}]
+    "wrong",
+    [
+        {"angles": "acute"},
+        {"reference": "none"},
+        {"similarity": "x"},
+        {"solver": "x"},
+        {"k": 0},
+        {"lam": -1.0},
+    ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(FedbenchError):

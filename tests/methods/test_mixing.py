@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core import trees
+from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.method import Method
@@ -28,19 +29,25 @@ from tests.methods.toys import close, federation, gap, initial, models, setup, s
 SIZES = (6, 13, 8, 21)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_projection_is_the_solvers(count: int) -> None:
-    rng = np.random.default_rng(count)
-    rows = rng.normal(0, 1.5, (6, count))
-    allowed = rng.random((6, count)) < 0.6
-    allowed[:, 0] = True
-    for mask in (np.ones_like(allowed), allowed):
-        found = simplex.project(torch.from_numpy(rows), torch.from_numpy(mask)).numpy()
-        for row, real, mine in zip(rows, mask, found, strict=True):
-            x = cvxpy.Variable(count)
-            constraints = [x >= 0, cvxpy.sum(x) == 1, *([x[~real] == 0] if (~real).any() else [])]
-            cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(x - row)), constraints).solve(solver="CLARABEL")
-            np.testing.assert_allclose(mine, x.value, atol=1e-5)
+@pytest.mark.parametrize("count", [1, 2, 5, 30])
+def test_the_closed_form_is_the_solvers(count: int) -> None:
+    """FedSaC's and pFedGraph's row problem for random p, S and C, with and without a choice of collaborators."""
+    generator = torch.Generator().manual_seed(count)
+    p = torch.rand(count, generator=generator, dtype=torch.float64).softmax(0)
+    S, C = (torch.rand(2, count, count, generator=generator, dtype=torch.float64) * 2 - 1).clamp(-1, 1)
+    allowed = torch.eye(count, dtype=torch.bool) | (torch.rand(count, generator=generator) < 0.5)
+    for cost in (0.9 * C - 1.4 * S, -S / 0.8, 1.2 * C, torch.zeros_like(C)):
+        for mask in (None, allowed):
+            closed, solved = (simplex.closest(p, cost, mask, solver) for solver in simplex.SOLVERS)
+            assert close(solved, closed, 1e-6)
+            assert mask is None or not solved[~mask].any()
+            assert float(solved.sum(1).sub(1).abs().max()) < 1e-12
+
+
+def test_no_solution_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cvxpy.Problem, "status", "infeasible")
+    with pytest.raises(FedbenchError, match=r"infeasible.*; try method\.solver=closed"):
+        simplex.closest(torch.ones(2) / 2, torch.zeros(1, 2), solver="cvxpy")
 
 
 def test_projection_by_hand_and_its_symmetries() -> None:

@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from fedbench.config.domain import at_least, one_of
+from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
+from fedbench.methods.parts import simplex
 from fedbench.methods.parts.mixing import Mixing, cosines
 from fedbench.models.task import Task
 
@@ -41,6 +43,7 @@ class CosineMixing(Mixing):
     from_round: int = at_least(0, 0)  # first round with the term, counted from 0; the code: 1
     similarity: str = one_of("parameters", "updates")  # S is of "parameters", or of "updates" since theta_0
     snap: float | None = at_least(-1, None)  # cosines above it count as 1; the code: .9; null: none do
+    solver: str = added(one_of(*simplex.SOLVERS))  # of the rows of W: the projection, or the QP as printed
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """With the initial model, or each client's reference, where the fields ask for it."""
