@@ -50,6 +50,7 @@ ROUNDS = 3
 
 # Settings that a toy needs. Nothing else is special about any method.
 SETTINGS: dict[str, list[str]] = {
+    "fedbn": ["method.private=[@norm,@head]"],  # an MLP has no batch normalisation, and FedBN refuses it
     "fedcollab": [
         *("method.discriminator.rounds=20", "method.discriminator.hidden=5", "method.restarts=3"),
         "method.C=0.1",  # several coalitions of five clients with 1 to 21 samples

@@ -17,6 +17,7 @@ from fedbench.data.federation import Federation
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
+from fedbench.engine.selectors import check_selectors
 from fedbench.models.task import Task
 
 SHUFFLED = 10_000  # clients among whom a cohort is drawn by shuffling all; among more, its cost must not grow with them
@@ -31,6 +32,10 @@ class Setup:
     federation: Federation
     protocol: ProtocolConfig
     seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse a method that selects leaves which the network lacks."""
+        check_selectors(self.method, self.task)
 
     @property
     def population(self) -> Population:
