@@ -19,6 +19,7 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
 from fedbench.engine.scored_sets import ScoredSets
+from fedbench.engine.selectors import check_selectors
 from fedbench.models.task import Task
 
 SHUFFLED = 10_000  # clients among whom a cohort is drawn by shuffling all; among more, its cost must not grow with them
@@ -59,6 +60,10 @@ class Setup:
     source: BatchSource = field(
         default=drawn
     )  # of mini-batches; a trial takes some of those that are `drawn`
+
+    def __post_init__(self) -> None:
+        """Refuse a method that selects leaves which the network lacks."""
+        check_selectors(self.method, self.task)
 
     @property
     def population(self) -> Population:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedbench.config.domain import selectors
+from fedbench.engine.conformance import Conformance
 from fedbench.methods.fedavg import FedAvg
 
 
@@ -22,3 +23,8 @@ class FedBN(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Li et al., ICLR 2021"
+
+    @property
+    def conformance(self) -> Conformance:
+        """An MLP, which has no batch normalisation, keeps its head."""
+        return Conformance(settings={"private": ("@norm", "@head")})

@@ -67,7 +67,7 @@ def bytes_of(tree: trees.Tree, names: list[str]) -> int:
 
 @pytest.mark.parametrize(
     ("method", "shared"),
-    [(FedPer(), BODY), (LGFedAvg(), HEAD), (FedRep(), BODY), (FedBABU(), BODY), (FedBN(), [*BODY, *HEAD])],
+    [(FedPer(), BODY), (LGFedAvg(), HEAD), (FedRep(), BODY), (FedBABU(), BODY)],
 )
 def test_only_the_shared_leaves_cross_the_network(method: Method, shared: list[str]) -> None:
     chosen = setup(method, rounds=3, cohort=0.8)
@@ -115,10 +115,6 @@ def test_fedbn_keeps_affine_parameters_and_statistics() -> None:
     assert not set(state.server) & (affine | statistics)
     for name in affine | statistics:
         assert gap({"": state.memory[name][0]}, {"": state.memory[name][1]}) > 1e-4, name
-
-
-def test_fedbn_without_batch_norm_is_fedavg() -> None:
-    assert close(simulate(setup(FedBN())).server, simulate(setup(FedAvg())).server, 0)
 
 
 @pytest.mark.parametrize("method", [FedPer(), FedRep(), FedBABU(), FedRoD(), FedPAC()])
