@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedbench.cli.listing import load_option, options
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.domain import DOMAIN, SELECTS, Component, at_least, check
 from fedbench.config.registry import typed
 from fedbench.config.schema import HardwareConfig, LocalConfig, ProtocolConfig, SettingsConfig, added
@@ -30,7 +30,7 @@ FREE_TEXT = {  # fields whose value is any text: names and places that are looke
 }
 PRESETS = [
     (group, name)
-    for group in (*compose.REGISTRIES, *SCHEMAS)
+    for group in (*groups.REGISTRIES, *SCHEMAS)
     for name in options(group)
     if (group, name) != ("model", "auto")  # points at another file's component
 ]
@@ -39,7 +39,7 @@ PRESETS = [
 def build(group: str, config: Mapping[str, Any]) -> Component:
     if group in SCHEMAS:
         return typing.cast("Component", typed(SCHEMAS[group], config, group))
-    return typing.cast("Component", compose.registry(group).build(config))
+    return typing.cast("Component", groups.registry(group).build(config))
 
 
 @functools.cache
@@ -122,11 +122,7 @@ def fields_of(cls: type) -> Iterator[tuple[type, Any, Any]]:
 
 CLASSES = sorted(
     {
-        *(
-            compose.registry(group).get(name)
-            for group in compose.REGISTRIES
-            for name in compose.registry(group)
-        ),
+        *(groups.registry(group).get(name) for group in groups.REGISTRIES for name in groups.registry(group)),
         *(*SCHEMAS.values(), SettingsConfig),
     },
     key=str,
@@ -165,10 +161,10 @@ def test_a_refusal_names_the_key_the_rule_and_the_value() -> None:
 
 
 def test_null_stays_null_where_it_is_allowed() -> None:
-    method = compose.registry("method").build({"name": "perfedavg", "beta": None})
+    method = groups.registry("method").build({"name": "perfedavg", "beta": None})
     assert method.beta is None
     with pytest.raises(ConfigError, match="mu"):
-        compose.registry("method").build({"name": "fedprox", "mu": None})
+        groups.registry("method").build({"name": "fedprox", "mu": None})
 
 
 def test_an_added_field_keeps_its_domain() -> None:
