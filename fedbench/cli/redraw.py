@@ -9,6 +9,7 @@ from pathlib import Path
 from fedbench.cli import command
 from fedbench.tables import store, summary
 from fedbench.tables.render import write
+from fedbench.tables.staleness import Count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,11 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     results = arguments[0] if arguments else "results"
     folders = store.folders(results)
+    behind = Count()
     for folder in folders:
-        write(folder)
+        behind += write(folder)
         store.seal(folder)
         print(folder)
     summary.write(Path(results))
+    print(behind)
     if not folders:
         print(f"no filled table below {results}; python -m fedbench.reproduce makes one", file=sys.stderr)
     return 0 if folders else 2

@@ -143,8 +143,10 @@ def folder_of(run: RunConfig) -> RunFolder:
     return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
 
 
-def standing(run: RunConfig, folder: RunFolder) -> Status:
+def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
     """`folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
+
+    `tell`: warn of one that is shown.
 
     Raises:
         Stale: there is one, and stale=error.
@@ -159,7 +161,8 @@ def standing(run: RunConfig, folder: RunFolder) -> Status:
     reason = f"{folder.path} {what} by other code ({', '.join(parts)} changed since)"
     if run.settings.stale == "error":
         raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
-    _warn_once(f"{reason}; stale=rerun makes it again")
+    if tell:
+        _warn_once(f"{reason}; stale=rerun makes it again")
     return status
 
 

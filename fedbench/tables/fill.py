@@ -82,7 +82,7 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
     for job, baseline in entry.pairs:
         lacking = [each for each in (job, baseline) if each is not None and not each.finished]
         if lacking:
-            value = plan.recorded.value(entry.row, entry.column, metric, *entry.keys(job))
+            value = plan.value(entry, job, metric)
             if value is None:
                 reasons.append(f"seed {job.seed}: {lacking[0].failure or PENDING}")
                 continue

@@ -10,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedbench.core.errors import FedbenchError
 from fedbench.results.folder import RunFolder
+from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.execution import folder_of, labels_of
+from fedbench.runs.execution import folder_of, labels_of, standing
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,20 @@ class Job:
         runs = Path(self.config.settings.runs_dir) / "studies" / self.study
         return RunFolder(runs, self.key, labels_of(self.config))
 
+    @cached_property
+    def data(self) -> str:
+        """Hash of the samples; "" if they are not on this machine."""
+        try:
+            return fingerprint.content(self.config.dataset)
+        except FedbenchError:
+            return ""
+
     @property
     def finished(self) -> bool:
-        """Whether its result is there."""
-        return self.folder.status() == "finished"
+        """Whether its result is there, and of today's code if the config wants no other."""
+        return (
+            self.folder.status() if self.study else standing(self.config, self.folder, tell=False)
+        ) == "finished"
 
     @property
     def failure(self) -> str:

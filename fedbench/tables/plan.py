@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedbench.core.errors import DataMissing
+from fedbench.core.errors import DataMissing, Stale
+from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
 from fedbench.tables.cell_config import Wish, compose_cell
 from fedbench.tables.job import Job, local_twin, unique
-from fedbench.tables.parts import ColumnSpec, RowSpec
+from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Circumstances
 from fedbench.tables.spec import TableSpec
@@ -77,9 +78,34 @@ class Plan:
         """Whether there is a result of `job`: its run, or a record of some of its metrics."""
         return job.finished or any(value is not None for value in self._values(entry, job))
 
+    def value(self, entry: Entry, job: Job, metric: MetricSpec) -> float | None:
+        """The recorded value of `metric` for `job`, nan if censored; None if none stands."""
+        if self._unwanted(job):
+            return None
+        return self.recorded.value(entry.row, entry.column, metric, *entry.keys(job))
+
     def _values(self, entry: Entry, job: Job) -> list[float | None]:
-        keys = entry.keys(job)
-        return [self.recorded.value(entry.row, entry.column, each, *keys) for each in self.spec.metrics]
+        return [self.value(entry, job, each) for each in self.spec.metrics]
+
+    def _unwanted(self, job: Job) -> bool:
+        """Whether the record of `job` is of other samples than those here, or of other code and that is not wanted.
+
+        Raises:
+            Stale: it is of other code, and stale=error.
+        """
+        made = self.recorded.rows.get(job.key, {})
+        if made.get("data") and job.data and made["data"] != job.data:
+            return True
+        rule = job.config.settings.stale
+        if rule == "show" or not (code := str(made.get("code") or "")):
+            return False
+        parts = fingerprint.changed(code, fingerprint.code_of(job.config))
+        if parts and rule == "error":
+            raise Stale(
+                f"{' '.join(job.overrides)} was recorded by other code ({', '.join(parts)} changed since); "
+                "stale=rerun makes it again, stale=show keeps it"
+            )
+        return bool(parts)
 
     @cached_property
     def _standing(self) -> set[str]:

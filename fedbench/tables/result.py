@@ -68,6 +68,8 @@ class TableResult:
     clients: Mapping[str, int] = field(
         default_factory=dict
     )  # column -> clients of its runs, where they are known
+    # (row, column) -> the parts of the code that are not today's, where there are any (fedbench.tables.staleness)
+    stale: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def exploratory(self, row: str) -> str:
         """Why the verdicts on a row are counted apart; "" if they are not."""

@@ -11,46 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.core import source
 from fedbench.core.errors import Stale
 from fedbench.engine import state as states
 from fedbench.engine.simulation import Simulation
 from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import RunConfig, run_key
+from tests.helpers.codes import ROOMS, edit, forget
 from tests.helpers.real_formats import write_labelled
 from tests.helpers.runs import config
 
-PARTS = ["method", "model", "partition", "engine"]
 TRAIN, TEST = (np.arange(n) % 10 for n in (300, 100))
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Hashes are looked up once a process; here code changes within one."""
-    caches = (fingerprint._digest, fingerprint._same, execution._warn_once)
-    for cached in caches:
-        cached.cache_clear()
+    forget()
     yield
-    for cached in caches:
-        cached.cache_clear()
-
-
-def edit(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    """From now on the code of `part` is another."""
-    real = source.digest
-    rooms = {
-        "method": "fedbench.methods",
-        "model": "fedbench.models",
-        "partition": "fedbench.data",
-        "engine": "fedbench.core.rng",
-    }
-
-    def digest(modules: tuple[str, ...], within: tuple[str, ...]) -> str:
-        found = real(modules, within)
-        return found[::-1] if f"fedbench.{rooms[part]}" in within else found
-
-    monkeypatch.setattr(source, "digest", digest)
-    fingerprint._digest.cache_clear()
+    forget()
 
 
 def of_files(tmp_path: Path, name: str, shift: int, *overrides: str) -> RunConfig:
@@ -112,7 +90,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simulation, "step", once)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ROOMS)
 def test_a_result_of_other_code_is_shown_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
@@ -189,7 +167,7 @@ def test_what_is_in_the_row_and_the_folder(tmp_path: Path) -> None:
     run = config(tmp_path, "method=fedcollab", "method/base=ditto", "method.discriminator.rounds=1")
     result = execution.execute(run)
     row = json.loads((result.folder / "result.json").read_text())
-    assert [part.partition(":")[0] for part in row["code"].split()] == PARTS
+    assert [part.partition(":")[0] for part in row["code"].split()] == list(ROOMS)
     assert result.folder.name == f"seed0-{run_key(run)[:8]}-{row['data'][:6]}"
     assert (result.folder / "code.txt").read_text().strip() == row["code"]
 

@@ -13,6 +13,7 @@ from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.verdict import Verdict, judge
 
 DASH = "-"
+STALE = "‡"
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,10 @@ class Layout:
     def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
         """The cell of a row, a column and a metric."""
         cell = self.table.cell(row.label, column.label, metric.name)
-        judged = judge(self.table, cell)
+        judged, value = judge(self.table, cell), ours(cell, metric)
+        marked = cell.values and value != DASH and (row.label, column.label) in self.table.stale
         return Text(
-            ours(cell, metric),
+            value + (STALE if marked else ""),
             DASH if cell.published is None else cell.published.text,
             difference(judged, metric),
             judged,

@@ -26,6 +26,7 @@ SPECIAL = {
     "±": r"$\pm$",
     "×": r"$\times$",
     "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
 }
 
 

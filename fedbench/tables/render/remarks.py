@@ -10,7 +10,7 @@ from fedbench.tables.agreement import Agreement, agreements
 from fedbench.tables.estimate import spell
 from fedbench.tables.parts import ColumnSpec
 from fedbench.tables.render import judgement
-from fedbench.tables.render.grid import Layout
+from fedbench.tables.render.grid import STALE, Layout
 from fedbench.tables.result import TableResult
 
 
@@ -18,7 +18,7 @@ def remarks(layout: Layout) -> list[str]:
     """All of them, in the order in which they are read."""
     table = layout.table
     spec, made = table.spec, table.circumstances
-    said = [*_seeds(table), *judgement.sentences(layout), *_absent(layout)]
+    said = [*_seeds(table), *_stale(table), *judgement.sentences(layout), *_absent(layout)]
     if made.trained:
         said += [_agreement(each, spec.headline) for each in agreements(table)]
         said += _significance(table)
@@ -47,6 +47,17 @@ def _seeds(table: TableResult) -> Iterator[str]:
     each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in rows.items()]
     if each:
         yield f"Fewer seeds so far: {'; '.join(each)}."
+
+
+def _stale(table: TableResult) -> Iterator[str]:
+    """Which cells other code made, and how to make them again."""
+    if table.stale:
+        parts = sorted({part for parts in table.stale.values() for part in parts.split(", ")})
+        rows = dict.fromkeys(row for row, _ in table.stale)
+        yield (
+            f"Made by other code than today's ({STALE}), as the code of {', '.join(parts)} has changed since: "
+            f"{', '.join(rows)}. The command with stale=rerun makes them again."
+        )
 
 
 def _absent(layout: Layout) -> list[str]:

@@ -1,0 +1,78 @@
+"""Which cells of a filled table were made by other code than today's, as told when the table is drawn.
+
+Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded before code
+was; it stands by its commit, and by the tests that hold the numbers of what has changed since.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedbench.core.errors import FedbenchError
+from fedbench.runs import fingerprint
+from fedbench.runs.config import from_plain
+from fedbench.tables import scale, store
+from fedbench.tables.cell_config import Wish, compose_cell
+from fedbench.tables.result import TableResult
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """Runs behind the tables of a folder."""
+
+    runs: int = 0
+    changed: int = 0  # made by other code than today's
+    unknown: int = 0  # recorded before code was
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.runs + other.runs, self.changed + other.changed, self.unknown + other.unknown)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.runs} runs: {self.changed} made by other code than today's, "
+            f"{self.unknown} recorded before code was"
+        )
+
+
+def load(folder: Path) -> tuple[TableResult, Count]:
+    """The table stored in `folder` with its stale cells marked, and how many runs are behind it.
+
+    Raises:
+        FedbenchError: a file of the table is damaged.
+    """
+    table, rows = store.load_table(folder), store.load_rows(folder)
+    stale: dict[tuple[str, str], str] = {}
+    changed = 0
+    for place, codes in _codes(rows).items():
+        today = _today(table, *place)
+        parts = [fingerprint.changed(code, today) for code in codes] if today else []
+        changed += sum(map(bool, parts))
+        if any(parts):
+            stale[place] = ", ".join(dict.fromkeys(part for each in parts for part in each))
+    count = Count(len(rows), changed, sum(1 for row in rows if not row.get("code")))
+    return dataclasses.replace(table, stale=stale), count
+
+
+def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
+    """The codes that are known, by (row, column)."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if code := row.get("code"):
+            found.setdefault((row["row"], row["column"]), []).append(code)
+    return found
+
+
+def _today(table: TableResult, row: str, column: str) -> str:
+    """Hashes of today's code for a cell; "" if the cell can no longer be composed here."""
+    made = table.circumstances
+    wish = Wish(scale.load(made.scale), substitute=made.substitute, changed=(*made.changed, *made.varied))
+    try:
+        chosen = table.spec.only([row], [column])
+        own = (*chosen.rows[0].overrides, *chosen.columns[0].own(row))
+        _, plain = compose_cell(table.spec, chosen.columns[0], own, wish)
+        return fingerprint.code_of(from_plain(plain))
+    except FedbenchError:  # a file of weights that is not here, a row that went
+        return ""

@@ -1,0 +1,90 @@
+"""Cells that other code or other samples made: marked, counted, made again, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedbench.cli import redraw, reproduce
+from fedbench.core.files import read_csv, write_csv
+from fedbench.tables import store
+from fedbench.tables.render.grid import STALE
+from tests.helpers.codes import edit, forget
+
+TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
+CELLS = ["rows=Local,FedAvg", "columns=Label shift", "seeds=1"]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Hashes of code are looked up once a process; here code changes within one."""
+    forget()
+
+
+def reproduced(tmp_path: Path, *more: str) -> int:
+    """The exit code of a call of the command, all of it below `tmp_path`."""
+    places = [f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}"]
+    return reproduce.main([*TABLE, *CELLS, *places, *more])
+
+
+def folder(tmp_path: Path) -> Path:
+    (only,) = store.folders(tmp_path / "results")
+    return only
+
+
+def table(tmp_path: Path) -> str:
+    return (folder(tmp_path) / "table.md").read_text(encoding="utf-8")
+
+
+def test_cells_of_other_code_are_marked_counted_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduced(tmp_path) == 0
+    assert STALE not in table(tmp_path)
+    before = {row["row"]: row["code"] for row in store.load_rows(folder(tmp_path))}
+    edit(monkeypatch, "method")
+    assert reproduced(tmp_path) == 0
+    assert table(tmp_path).count(STALE) == 2 * 3 - 2 + 1  # Local has one metric; one is in the remark
+    assert "as the code of method has changed since: Local, FedAvg." in table(tmp_path)
+    capsys.readouterr()
+    redraw.main([str(tmp_path / "results")])
+    assert "2 runs: 2 made by other code than today's, 0 recorded before code was" in capsys.readouterr().out
+    assert reproduced(tmp_path, "stale=error") != 0
+    assert "method changed since" in capsys.readouterr().err
+    assert reproduced(tmp_path, "stale=rerun") == 0
+    after = {row["row"]: row["code"] for row in store.load_rows(folder(tmp_path))}
+    assert all(after[name] != code for name, code in before.items())
+    assert STALE not in table(tmp_path)
+    capsys.readouterr()
+    assert reproduced(tmp_path, "stale=rerun") == 0
+    assert "2 finished, 0 failed, 0 to do" in capsys.readouterr().out
+
+
+def test_a_record_of_other_samples_does_not_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduced(tmp_path) == 0
+    rows = [{**row, "data": "0" * 12} for row in read_csv(folder(tmp_path) / store.ROWS)]
+    write_csv(folder(tmp_path) / store.ROWS, rows)
+    (folder(tmp_path) / "checksums.json").unlink()
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    assert reproduced(tmp_path, "dry_run=true") == 0
+    assert "0 finished, 0 failed, 2 to do" in capsys.readouterr().out
+
+
+def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduced(tmp_path) == 0
+    rows = [{**row, "code": "", "data": ""} for row in read_csv(folder(tmp_path) / store.ROWS)]
+    write_csv(folder(tmp_path) / store.ROWS, rows)
+    (folder(tmp_path) / "checksums.json").unlink()
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    assert reproduced(tmp_path, "dry_run=true", "stale=error") == 0
+    assert "2 finished, 0 failed, 0 to do" in capsys.readouterr().out
+    redraw.main([str(tmp_path / "results")])
+    assert "2 runs: 0 made by other code than today's, 2 recorded before code was" in capsys.readouterr().out
+    assert STALE not in table(tmp_path)
