@@ -20,7 +20,7 @@ from fedbench.config.groups import registry
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
@@ -139,7 +139,10 @@ class AnyInside(Coalitions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.base, Mapping):
-            object.__setattr__(self, "base", registry("method").build(self.base))
+            try:
+                object.__setattr__(self, "base", registry("method").build(self.base))
+            except FedbenchError as error:  # which names the keys of a method that is not inside another
+                raise type(error)(str(error).replace("method.", "method.base.", 1)) from error
         if not isinstance(self.base, Method):
             raise ConfigError(f"method.base must name a method, got {self.base!r}; e.g. method/base=fedavg")
 
