@@ -28,7 +28,7 @@ ORDER = (  # a room imports itself and rooms before it; those of one line do not
     ("tables",),
     ("report",),
     ("cli",),
-    ("__main__", "collect", "list", "reproduce", "testing", "tta"),
+    ("testing",),  # and, beside it, the files at the top
 )
 Graph = Mapping[str, frozenset[str]]
 
@@ -89,9 +89,10 @@ def reachable(graph: Graph, start: str) -> set[str]:
 
 
 def upward(modules: Graph) -> list[str]:
-    """Imports of a room that stands beside or above, "module -> module"; rooms without a place in ORDER too."""
+    """Imports of a room that stands beside or above, "module -> module"; folders without a place in ORDER too."""
     level = {name: place for place, names in enumerate(ORDER) for name in names}
-    unplaced = [f"{name}: no place in ORDER" for name in room_graph(modules) if name not in level]
+    level |= {room(module): len(ORDER) - 1 for module in modules if is_file(module, modules)}
+    unplaced = [f"{name}: no place in ORDER" for name in sorted(room_graph(modules)) if name not in level]
     return unplaced + [
         f"{module} -> {target}"
         for module, targets in sorted(modules.items())
@@ -100,6 +101,11 @@ def upward(modules: Graph) -> list[str]:
         and room(module) != room(target)
         and level.get(room(target), 0) >= level.get(room(module), len(ORDER))
     ]
+
+
+def is_file(module: str, modules: Graph) -> bool:
+    """Whether `module` is a file at the top of the package."""
+    return module.count(".") == 1 and not any(name.startswith(module + ".") for name in modules)
 
 
 def main(root: Path = ROOT) -> int:

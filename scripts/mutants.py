@@ -34,7 +34,6 @@ HEAVY = (
     "pandas",
     "scipy.stats",
     "sklearn",
-    "hydra",
     "cvxpy",
 )  # imported once, before
 FORK = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""Rounds of the papers' own methods recomputed from what clients trained, and cases in which a slip would show."""
+"""Rounds recomputed from what clients trained, and cases in which a slip in an equation would show."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.methods.cfl import CFL
 from fedbench.methods.fedrema.fedrema import FedReMa
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.pfedsim import PFedSim
@@ -162,3 +163,25 @@ def test_fedremas_features_are_the_convolutions() -> None:
     apart = apart.mean(1) if method.align_mean else apart.sum(1)
     expected = chosen.task.loss(w, Batch(x, y)) + 2.0 * apart.mean()
     assert close(method.loss(w, view, Batch(x, y)), expected, 1e-9)
+
+
+def test_fedremas_record_counts_how_often_a_peer_was_chosen() -> None:
+    """Eq. 10 after the period: a classifier is the mean over peers, each as often as it was chosen."""
+    chosen = setup(FedReMa(classifier=("@head",)), federation((6, 9, 8)), **FULL)
+    record = torch.tensor([[4.0, 1.0, 0.0], [1.0, 4.0, 3.0], [0.0, 2.0, 2.0]], dtype=torch.float64)
+    simulation = Simulation(chosen, LoopedTrainer(chosen))
+    state = simulation.begin()
+    state.server |= {"chosen": record, "period/on": torch.tensor(False)}
+    simulation.step(state)
+    W = chosen.method.collaboration(state.server, chosen.population)
+    assert close(W, record / record.sum(1, keepdim=True))
+
+
+# ---- CFL
+
+
+def test_cfls_separation_is_the_root_of_half_of_one_minus_the_similarity() -> None:
+    """Clients at a similarity of .5 are apart by sqrt((1 - .5) / 2) = .5."""
+    similarity = np.array([[1.0, 0.5], [0.5, 1.0]])
+    assert CFL(gamma_max=0.51)._leaving(similarity, np.array([3, 4])) is None
+    assert CFL(gamma_max=0.49)._leaving(similarity, np.array([3, 4])).tolist() == [True, False]
