@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from fedbench.config import yaml_files
 from fedbench.config.registry import Registry
 from fedbench.core.errors import ConfigError
 
@@ -80,9 +81,7 @@ def registry(group: str) -> Registry[Any]:
 
 def family_field(group: str, file: Path) -> str | None:
     """The field that a number behind the name of the component in `file` sets; None if it is no family."""
-    from omegaconf import OmegaConf
-
     if group not in REGISTRIES:
         return None
-    name = cast("DictConfig", OmegaConf.load(file)).get("name")
+    name = cast("DictConfig", yaml_files.load(file)).get("name")
     return getattr(registry(group).get(str(name)), "family_field", None) or None

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config import compose
+from fedbench.config import compose, yaml_files
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.tables.published import Published, find
@@ -127,7 +127,7 @@ def load(name: str) -> TableSpec:
     if name not in names():
         raise unknown("table", name, names())
     path = Path(compose.conf_dir()) / "table" / f"{name}.yaml"
-    return parse(cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path), resolve=True)))
+    return parse(cast("dict[str, Any]", OmegaConf.to_container(yaml_files.load(path), resolve=True)))
 
 
 def parse(content: Mapping[str, Any]) -> TableSpec:
