@@ -73,16 +73,7 @@ def _system(error: OSError) -> str | None:
         return f"{error.strerror}: {error.filename}"  # a folder that may not be written
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.strerror}: make room, and the same command goes on"
-    if isinstance(error, FileNotFoundError) and not _folder_exists():
-        return "the working directory is gone: change to another one"
     return None
-
-
-def _folder_exists() -> bool:
-    try:
-        return bool(os.getcwd())  # noqa: PTH109 - Path.cwd is the same
-    except FileNotFoundError:
-        return False
 
 
 def _raised_by(error: BaseException, packages: tuple[str, ...]) -> bool:
