@@ -154,7 +154,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_reader_that_leaves_ends_a_command_quietly(
-    unread: None, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str], unread: None
 ) -> None:
     def body(_: list[str]) -> int:
         for _ in range(3):
