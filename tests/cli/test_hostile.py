@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,7 @@ def test_a_working_directory_that_is_gone(
     assert capsys.readouterr().err == "error: the working directory is gone; change to another one\n"
 
 
-@pytest.fixture
+@contextmanager
 def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Standard output is a pipe that nobody reads."""
     reader, writer = os.pipe()
@@ -153,17 +154,19 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pipe.flush()  # as Python does at its end
 
 
-def test_a_reader_that_leaves_ends_a_command_quietly(unread: None) -> None:
+def test_a_reader_that_leaves_ends_a_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(_: list[str]) -> int:
         for _ in range(3):
             print("a line")
         return 0
 
-    assert command.run("x", [], body) == 141
+    with unread(monkeypatch):
+        assert command.run("x", [], body) == 141
 
 
-def test_a_reader_that_leaves_ends_no_run(unread: None) -> None:
-    progress = Progress(mode="lines")
-    for done in range(1, 4):
-        progress.start(Labels(*"dpmfq", 0), 3, 0)
-        progress.advance(done)
+def test_a_reader_that_leaves_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with unread(monkeypatch):
+        progress = Progress(mode="lines")
+        for done in range(1, 4):
+            progress.start(Labels(*"dpmfq", 0), 3, 0)
+            progress.advance(done)
