@@ -27,6 +27,7 @@ from fedbench.config.compose import compose
 from fedbench.methods.fedcollab import solver
 from fedbench.plots import collaboration
 from fedbench.plots.beside import beside
+from fedbench.results.folder import ARRAYS, files_of
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import build, execute
 from fedbench.tables import spec, store
@@ -60,8 +61,8 @@ def config(label: str, seed: int, changes: Sequence[str]) -> RunConfig:
 def found_distances(label: str, seed: int, changes: Sequence[str]) -> NDArray[np.float64] | None:
     """Distances [N, N] kept by the run, which is made if it is not there; None if it kept none."""
     folder = execute(config(label, seed, changes)).folder
-    with np.load(folder / "arrays.npz") as arrays:
-        return np.asarray(arrays["distances"], dtype=np.float64) if "distances" in arrays else None
+    arrays = files_of(folder).npz(ARRAYS)
+    return np.asarray(arrays["distances"], dtype=np.float64) if "distances" in arrays else None
 
 
 def collect_distances(seed: int, changes: Sequence[str]) -> Arrays:

@@ -7,7 +7,9 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from fedbench.core.errors import FedbenchError
 from fedbench.core.interruption import Stopped, handled
 
 
@@ -19,6 +21,7 @@ def run(program: str, arguments: Sequence[str] | None, body: Callable[[list[str]
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with handled():
+            _check_folder()
             code = body(given)
             sys.stdout.flush()
             return code
@@ -32,6 +35,14 @@ def run(program: str, arguments: Sequence[str] | None, body: Callable[[list[str]
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
         return report(error)
+
+
+def _check_folder() -> None:
+    """Libraries of others end the process where there is no working directory."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise FedbenchError("the working directory is gone; change to another one") from error
 
 
 def report(error: Exception) -> int:

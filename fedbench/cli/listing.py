@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fedbench.config import groups
+from fedbench.config import groups, yaml_files
 from fedbench.config.domain import DOMAIN, Component
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName, unknown
@@ -59,7 +59,7 @@ def load_option(group: str, name: str) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    config = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(_file(group, name))))
+    config = cast("dict[str, Any]", OmegaConf.to_container(yaml_files.load(_file(group, name))))
     merged = OmegaConf.create({})
     for entry in config.pop("defaults", ["_self_"]):
         if entry == "_self_":

@@ -78,8 +78,6 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     """
     import dataclasses
 
-    import yaml
-
     from fedbench.config.registry import typed
 
     own = {f.name for f in dataclasses.fields(Request)}
@@ -94,11 +92,34 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
         elif key in ("rows", "columns"):
             values[key] = [part.strip() for part in value.strip("[]").split(",")]
         else:
-            values[key] = yaml.safe_load(value)
-    seeds = values.get("seeds")
-    if isinstance(seeds, int):
-        values["seeds"] = list(range(seeds))
+            values[key] = _value(text, value)
+    if "seeds" in values:
+        values["seeds"] = _seeds(values["seeds"])
     return typed(Request, values, "the command line"), overrides
+
+
+def _value(text: str, value: str) -> Any:
+    """The value in `text`, read as YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"cannot read '{text}'; quote it, or see python -m fedbench.reproduce --help"
+        ) from error
+
+
+def _seeds(given: Any) -> list[int]:
+    """`seeds=5` as the first five; `seeds=[0,3]` as it is."""
+    listed = list(range(given)) if type(given) is int else given
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(type(each) is int and each >= 0 for each in listed)
+    ):
+        raise ConfigError(f"seeds={given}: how many (seeds=5, at least 1), or which (seeds=[0,3])")
+    return listed
 
 
 def reproduce(request: Request, overrides: Sequence[str]) -> int:

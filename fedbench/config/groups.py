@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from fedbench.config import yaml_files
 from fedbench.config.registry import Registry
 from fedbench.config.schema import HardwareConfig, ProtocolConfig
 from fedbench.core.errors import ConfigError
@@ -40,11 +41,9 @@ def registry(group: str) -> Registry[Any]:
 
 def family_field(group: str, file: Path) -> str | None:
     """The field that a number behind the name of the component in `file` sets; None if it is no family."""
-    from omegaconf import OmegaConf
-
     if group not in REGISTRIES:
         return None
-    name = cast("DictConfig", OmegaConf.load(file)).get("name")
+    name = cast("DictConfig", yaml_files.load(file)).get("name")
     if name is None:  # a preset of another file's component
         return None
     return getattr(registry(group).get(name), "family_field", None) or None

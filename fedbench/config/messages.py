@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import traceback
@@ -19,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedbench.config.groups import REGISTRIES
 from fedbench.core.errors import FedbenchError, nearest
 
+READERS = ("hydra.", "omegaconf.", "yaml.", "antlr4.")  # of what a user writes
 OK, CRASHED, REFUSED = 0, 1, 2  # exit codes
 
 
@@ -44,23 +46,40 @@ def one_line(error: BaseException) -> str | None:
         return _unparsable(error)
     if isinstance(error, ConfigCompositionException):
         return _composition(error)
-    if isinstance(error, (HydraException, OmegaConfBaseException)) or _refused_by_hydra(error):
+    if isinstance(error, (HydraException, OmegaConfBaseException)) or (
+        isinstance(error, ValueError) and _raised_by(error, ("hydra.",))  # `method=3`
+    ):
         return _flat(str(error))
-    if type(error).__module__.startswith("yaml."):
-        return f"a config file is not valid YAML: {_flat(str(error))}"
-    if type(error).__module__.startswith("submitit."):
+    if isinstance(error, OSError):
+        return _system(error)
+    return _by_others(error)
+
+
+def _by_others(error: BaseException) -> str | None:
+    """What other libraries, or the interpreter, could not do."""
+    kind = type(error)
+    if kind.__module__.startswith("submitit."):
         return f"a job ended without a result (the same command goes on): {_flat(str(error))[:300]}"
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.strerror}: {error.filename}"  # a full disk, a folder that may not be written
+    if isinstance(error, RecursionError) and _raised_by(error, READERS):
+        return "a value is nested too deeply to be read"
+    if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":  # the latter is torch's
+        return f"not enough memory: {_flat(str(error)) or 'choose smaller sizes'}"
     return None
 
 
-def _refused_by_hydra(error: BaseException) -> bool:
-    """`method=3`: Hydra also raises plain ValueErrors for what it cannot read."""
-    if not isinstance(error, ValueError) or error.__traceback__ is None:
-        return False
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__", "")).startswith("hydra.")
+def _system(error: OSError) -> str | None:
+    """What the operating system refused."""
+    if error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"  # a folder that may not be written
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror}: make room, and the same command goes on"
+    return None
+
+
+def _raised_by(error: BaseException, packages: tuple[str, ...]) -> bool:
+    """Whether the function that raised `error` is of one of `packages`."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(packages)
 
 
 def _unknown_option(error: MissingConfigException) -> str:

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -19,10 +21,21 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from fedbench.config import groups
+from fedbench.config import groups, yaml_files
 
 NESTED = re.compile(r"^method(/base)+(?=/|$)")  # group of the method inside a method, at any depth
 MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>\d+(\.\d+)?(e-?\d+)?)")
+
+
+class CheckedFiles(FileConfigSource):
+    """Hydra's own source of files, which would expand an alias without end."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """See ConfigSource.load_config; raises ConfigError as `yaml_files.check`."""
+        file = Path(self.path) / self._normalize_file_name(config_path)
+        if file.is_file():
+            yaml_files.check(file, file.read_bytes())
+        return super().load_config(config_path)
 
 
 class VirtualSource(ConfigSource):
@@ -54,7 +67,7 @@ class VirtualSource(ConfigSource):
         path = _outer(config_path)
         member = self._member(path)
         file = Path(self.path) / f"{path if member is None else member[0]}.yaml"
-        config = OmegaConf.load(file)
+        config = yaml_files.load(file)
         if member is not None:
             OmegaConf.update(config, member[1], member[2])
         return ConfigResult(
@@ -96,6 +109,7 @@ def register() -> None:
     """Make Hydra use the source and the configs their functions; calling it again changes nothing."""
     register_resolvers()
     plugins: Any = Plugins.instance()
+    SourcesRegistry.instance().types[CheckedFiles.scheme()] = CheckedFiles
     plugins.register(VirtualSource)
     plugins.register(VirtualSearchPath)
 

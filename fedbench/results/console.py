@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +34,7 @@ class Progress(Observer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`mode`: auto (bar on a terminal, else lines), bar, lines or none. `clock` counts seconds."""
-        self._console = console or Console()
+        self._console = console or _Output()
         self._mode = ("bar" if self._console.is_terminal else "lines") if mode == "auto" else mode
         self._clock = clock
         self._bar: Bar | None = None
@@ -180,6 +182,15 @@ def _grouped(
     for row in rows:
         groups.setdefault(tuple(str(row.get(name) or "") for name in names), []).append(row)
     return groups
+
+
+class _Output(Console):
+    """Standard output, of which somebody may read the first lines only (`| head`): the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Print to nobody from now on; rich would end the process."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _bar(console: Console) -> Bar:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config import groups
+from fedbench.config import groups, yaml_files
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.tables import margins
@@ -90,7 +90,7 @@ def load(name: str) -> TableSpec:
     if name not in names():
         raise unknown("table", name, names())
     path = Path(groups.conf_dir()) / "table" / f"{name}.yaml"
-    return parse(cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path), resolve=True)))
+    return parse(cast("dict[str, Any]", OmegaConf.to_container(yaml_files.load(path), resolve=True)))
 
 
 def parse(content: Mapping[str, Any]) -> TableSpec:

@@ -149,5 +149,5 @@ def test_a_sweep_counts_what_failed_and_keeps_what_was_swept(
     assert "1 of 2 runs failed" in said.out
     assert said.err.endswith("method.mu=1 sweep.name=mine: gone\n")
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
-    assert folder.name == "mine", "what was swept is no part of the name"
+    assert "mu" not in folder.name, "what was swept is no part of the name"
     assert (folder / "table.csv").read_text().startswith("method.mu,")

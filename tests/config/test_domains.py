@@ -163,7 +163,7 @@ def test_a_refusal_names_the_key_the_rule_and_the_value() -> None:
 def test_a_refusal_of_a_method_inside_names_its_key() -> None:
     inside = {"name": "fedcollab", "base": {"name": "oracle", "base": {"name": "fedprox", "mu": -1.0}}}
     with pytest.raises(ConfigError, match=r"method\.base\.base\.mu must be at least 0, got -1"):
-        compose.registry("method").build(inside)
+        groups.registry("method").build(inside)
 
 
 def test_null_stays_null_where_it_is_allowed() -> None:

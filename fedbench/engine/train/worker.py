@@ -34,7 +34,8 @@ class Order:
 
 def serve(link: Connection, setup: Setup) -> None:
     """Train or score the rows this process is dealt until the link closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all processes of a run
+        signal.signal(number, signal.SIG_IGN)  # the parent decides what it means, and closes the link
     torch.set_num_threads(1)
     trainer = LoopedTrainer(setup)
     leaves: dict[str, Tree] = {}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 import multiprocessing
+import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
 import torch
-import torch.multiprocessing as torch_multiprocessing
 from torch import Tensor
 
 from fedbench.core import trees
@@ -22,6 +22,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import stack_counts
+from fedbench.engine.train.processes import end, start
 from fedbench.engine.train.shared_tree import SharedTree, Spec, spec_of
 from fedbench.engine.train.trainer import Counts, Outcome, Trainer
 from fedbench.engine.train.worker import Order, serve, unplain
@@ -37,31 +38,16 @@ class WorkersTrainer(Trainer):
         """Start `workers` processes; they live until `close`."""
         super().__init__(setup)
         setup.federation.share_memory()
-        _name_a_known_start_method()
-        context = torch_multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fedbench.engine.train.worker"])
         self._buffers: dict[str, SharedTree] = {}
         self._calls = 0
-        self._links: list[Connection] = []
-        self._processes: list[Any] = []
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, setup), daemon=True)
-            process.start()
-            theirs.close()
-            self._links.append(ours)
-            self._processes.append(process)
+        self._processes, self._links = start(serve, setup, workers, __package__ + ".worker")
+        self._end = weakref.finalize(
+            self, end, self._processes, self._links
+        )  # also at the end of the program
 
     def close(self) -> None:
         """End the processes."""
-        for link in self._links:
-            link.close()
-        for process in self._processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._links, self._processes = [], []
+        self._end()
 
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
@@ -193,15 +179,6 @@ def _dead() -> FedbenchError:
         "a worker process died (killed, or out of memory); the run resumes from its last checkpoint, "
         "hardware.workers=1 or hardware.engine=looped needs less memory"
     )
-
-
-def _name_a_known_start_method() -> None:
-    """In a process of joblib the default is a method of its own, which no child of ours would know."""
-    if multiprocessing.get_start_method(allow_none=True) not in (
-        None,
-        *multiprocessing.get_all_start_methods(),
-    ):
-        multiprocessing.set_start_method("spawn", force=True)
 
 
 def available_workers() -> int:

@@ -1,0 +1,172 @@
+"""What a user, a disk or a pipe can do to a command: one line and an exit code, in time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbench.cli import command, reproduce, tta
+from fedbench.cli.app import main
+from fedbench.config import yaml_files
+from fedbench.config.messages import told
+from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.data.partitions.file import read_arrays
+from fedbench.results.console import Progress
+from fedbench.results.observer import Labels
+
+
+def bomb() -> bytes:
+    """Nine to the tenth values in a few hundred bytes."""
+    lines = ["name: fedavg", "a: &a [x,x,x,x,x,x,x,x,x]"]
+    lines += [
+        f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]"
+        for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+    ]
+    return "\n".join(lines).encode()
+
+
+HOSTILE = {
+    "bomb": (bomb(), "holds more than 100,000 values"),
+    "deep": (b"name: fedavg\nmu: " + b"[" * 5000 + b"]" * 5000, "nested more than 50 deep"),
+    "loop": (b"name: fedavg\nmu: &a [*a]", r"refers to itself \(\*a\)"),
+    "latin": ("name: fedavg # é".encode("latin1"), "not UTF-8 at byte 15"),
+    "broken": (b"name: [fedavg\n", "not valid YAML: while parsing"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_config_file_is_one_line_at_once(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, reason = HOSTILE[name]
+    file = tmp_path / "method" / f"{name}.yaml"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match=f"{name}\\.yaml.*{reason}"):
+        yaml_files.load(file)
+    assert main(["--config-dir", str(tmp_path), f"method={name}"]) == 2
+    assert time.monotonic() - begin < 20
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {file} ")
+    assert error.count("\n") == 1
+
+
+def test_aliases_are_fine_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("a: &a {b: 1}\nc: *a\nd: &d 2\ne: [*d, *d]\n")
+    assert yaml_files.load(file) == {"a": {"b": 1}, "c": {"b": 1}, "d": 2, "e": [2, 2]}
+
+
+def test_every_file_of_our_own_passes() -> None:
+    for file in groups.conf_dir().rglob("*.yaml"):
+        yaml_files.check(file, file.read_bytes())
+
+
+def test_a_value_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"seed={'[' * 1500}1{']' * 1500}"]) == 2
+    assert capsys.readouterr().err == "error: a value is nested too deeply to be read\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            "No space left on device: make room, and the same command goes on",
+        ),
+        (np.exceptions.AxisError("defect"), None),
+        (RecursionError("defect"), None),
+        (MemoryError("Unable to allocate 745. GiB"), "not enough memory: Unable to allocate 745. GiB"),
+        (MemoryError(), "not enough memory: choose smaller sizes"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(error: Exception, line: str | None) -> None:
+    code, text = told(error)
+    assert (code, text) == (2, f"error: {line}") if line else (code == 1 and "defect" in text)
+
+
+def test_more_samples_than_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dataset=synthetic", "dataset.train=100000000000", f"runs_dir={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith("error: not enough memory: ")
+
+
+@pytest.mark.parametrize("seeds", ["0", "-1", "abc", "[]", "[0,-1]", "[a]", "1.5", "true"])
+def test_seeds_that_are_none(seeds: str) -> None:
+    with pytest.raises(ConfigError, match=r"seeds=.*at least 1"):
+        reproduce.read(["table=fedcollab_t1", f"seeds={seeds}"])
+    with pytest.raises(ConfigError, match=r"cannot read 'seeds=\['"):
+        reproduce.read(["table=fedcollab_t1", "seeds=["])
+
+
+def test_seeds_that_are_some() -> None:
+    for given, meant in (("3", (0, 1, 2)), ("[0,3]", (0, 3)), ("[7]", (7,))):
+        assert reproduce.read(["table=fedcollab_t1", f"seeds={given}"])[0].seeds == meant
+
+
+def test_an_npz_that_would_run_code_is_refused_without_advice_to_let_it(tmp_path: Path) -> None:
+    np.savez(tmp_path / "objects.npz", train_0=np.array([{}], dtype=object))
+    (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04junk")
+    for name in ("objects", "junk"):
+        with pytest.raises(FedbenchError) as caught:
+            read_arrays(tmp_path / f"{name}.npz")
+        assert "pickle" not in str(caught.value)
+        assert f"{name}.npz is no .npz of index arrays, or a damaged one" in str(caught.value)
+
+
+def test_damaged_rounds_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    for text in (
+        "",
+        "round\n",
+        "round,seconds_total\n1,2\n",
+        "round,seconds_total,bytes_up,bytes_down\n1,x,2,3\n",
+    ):
+        (tmp_path / "rounds.csv").write_text(text)
+        assert tta.main([str(tmp_path), "--reference", "40"]) == 2
+        assert "rounds.csv is damaged" in capsys.readouterr().err
+
+
+def test_a_working_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main([]) == 2
+    assert capsys.readouterr().err == "error: the working directory is gone; change to another one\n"
+
+
+@contextmanager
+def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Standard output is a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        yield
+        pipe.flush()  # as Python does at its end
+
+
+def test_a_reader_that_leaves_ends_a_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(_: list[str]) -> int:
+        for _ in range(3):
+            print("a line")
+        return 0
+
+    with unread(monkeypatch):
+        assert command.run("x", [], body) == 141
+
+
+def test_a_reader_that_leaves_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with unread(monkeypatch):
+        progress = Progress(mode="lines")
+        for done in range(1, 4):
+            progress.start(Labels(*"dpmfq", 0), 3, 0)
+            progress.advance(done)
