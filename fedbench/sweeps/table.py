@@ -16,14 +16,14 @@ from fedbench.core.files import replacing
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.sweeps.jobs import Outcome
+    from fedbench.sweeps.jobs import JobOutcome
 
 SEEDS = ("seed", "partition_seed")  # averaged over, unless an axis
 METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
 QUIET = (*SETTINGS, "sweep", "experiment")
 
 
-def write(finished: Sequence[Outcome]) -> Path:
+def write(finished: Sequence[JobOutcome]) -> Path:
     """Write the files of a sweep's finished runs; returns their folder.
 
     Raises:
@@ -40,7 +40,7 @@ def write(finished: Sequence[Outcome]) -> Path:
     return folder
 
 
-def swept(finished: Sequence[Outcome], axes: Sequence[str] = ()) -> list[str]:
+def swept(finished: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]:
     """Keys, in order, whose values differ among the runs, but for seeds that are no axis."""
     keys = dict.fromkeys(key for outcome in finished for key in outcome.overrides)
     return [
@@ -50,7 +50,7 @@ def swept(finished: Sequence[Outcome], axes: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def folder_name(name: str, finished: Sequence[Outcome], keys: Sequence[str]) -> str:
+def folder_name(name: str, finished: Sequence[JobOutcome], keys: Sequence[str]) -> str:
     """`name`, and what the command line changed for all runs: digits must not overwrite Fashion-MNIST."""
     changed = [
         f"{key}={value}"
@@ -62,7 +62,7 @@ def folder_name(name: str, finished: Sequence[Outcome], keys: Sequence[str]) -> 
     return re.sub(r"[^A-Za-z0-9._+=,-]", "_", "-".join([name, *changed]))[:150]
 
 
-def tidy(finished: Sequence[Outcome], keys: Sequence[str]) -> pd.DataFrame:
+def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
     """One line a run: its swept values under their keys' names (as text), its result row, and its folder."""
     import pandas as pd
 
