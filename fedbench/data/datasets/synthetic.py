@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedbench.core.errors import ConfigError
 from fedbench.core.progress import Report, silent
 from fedbench.core.rng import numpy_rng
-from fedbench.data.dataset import Dataset, DataSource, State
+from fedbench.data.dataset import Availability, Dataset, DataSource
 
 GRID = 4  # a prototype is GRID x GRID normal numbers, interpolated: smooth, so it survives small shifts
 CONTRAST = 40.0  # grey levels a unit of prototype or noise
@@ -41,9 +41,9 @@ class Synthetic(DataSource):
         if self.test < 0 or not 0 <= self.difficulty < float("inf"):
             raise ConfigError("dataset.test and dataset.difficulty must not be negative")
 
-    def state(self) -> State:
+    def state(self) -> Availability:
         """Always ready."""
-        return State(True, "procedural", (), "nothing to fetch")
+        return Availability(True, "procedural", (), "nothing to fetch")
 
     def read(self, report: Report = silent) -> Dataset:
         """See `DataSource.read`."""
