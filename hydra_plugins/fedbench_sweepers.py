@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
+from abc import ABC
+from collections.abc import Mapping
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
 
-class GridSweeper(BasicSweeper):
+class LaunchingSweeper(Sweeper, ABC):
+    """Knows an experiment's `params`, key -> values, and the launcher."""
+
+    def __init__(self, params: Mapping[str, str] | None = None) -> None:
+        self.params = params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """See Sweeper.setup."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+
+class GridSweeper(LaunchingSweeper):
     """`hydra/sweeper=grid`: every combination, then one table and, for a named sweep, one figure."""
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Run all jobs; a key of the command line takes the place of the experiment's."""
+        """Run all jobs; returns what they send back."""
         from fedbench.sweeps import session
 
-        self.params = session.remaining(self.params, arguments)
         with session.scratch(self.config):
-            returned = super().sweep(arguments)
-        session.conclude([session.outcome_of(job) for batch in returned for job in batch])
-        return returned
+            batch = session.combinations(session.parsed(self, arguments))
+            outcomes = session.launched(self, batch)
+        session.conclude(outcomes)
+        return outcomes
 
 
-class OptunaSweeper(BasicSweeper):
+class OptunaSweeper(LaunchingSweeper):
     """`hydra/sweeper=optuna`: values proposed by Optuna, judged on validation samples."""
 
-    def __init__(self, params: dict[str, str] | None = None, **settings: Any) -> None:
-        super().__init__(max_batch_size=None, params=params)
+    def __init__(self, params: Mapping[str, str] | None = None, **settings: Any) -> None:
+        super().__init__(params)
         self.settings = settings
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run all trials; returns the best parameters."""
         from fedbench.sweeps import session, tuning
 
-        params = session.remaining(self.params, arguments)
-        texts = [*(f"{key}={value}" for key, value in params.items()), *arguments]
         with session.scratch(self.config):
-            return tuning.tune(self, texts, tuning.settings(self.settings))
+            return tuning.tune(self, session.parsed(self, arguments), tuning.settings(self.settings))

@@ -130,7 +130,7 @@ def reduced(data: Dataset, limit: int) -> Dataset:
 
 
 @dataclass(frozen=True)
-class State:
+class Availability:
     """Whether a data set can be loaded on this machine."""
 
     ready: bool
@@ -171,5 +171,5 @@ class DataSource(Component, ABC):
         """The whole data set; `report` hears of work that takes long."""
 
     @abstractmethod
-    def state(self) -> State:
+    def state(self) -> Availability:
         """Whether it is ready, where, and how to get it; reads no sample."""

@@ -16,7 +16,7 @@ from fedbench.core.cache import Arrays, cache_dir, cached_arrays, is_cached, sou
 from fedbench.core.errors import DataCorrupt, DataMissing
 from fedbench.core.progress import Report, silent
 from fedbench.data.archives import Wanted, unpack
-from fedbench.data.dataset import Dataset, DataSource, State
+from fedbench.data.dataset import Availability, Dataset, DataSource
 from fedbench.data.download import Remote, download
 
 DATA_VARIABLE = "FEDBENCH_DATA"
@@ -100,7 +100,7 @@ class FileSource(DataSource):
         found = (self.files(place) for place in self.places())
         return next((files for files in found if files is not None), None)
 
-    def state(self) -> State:
+    def state(self) -> Availability:
         """See `DataSource.state`."""
         files = self.locate()
         how = f"run `python -m fedbench.prepare {self.name}`, or add dataset.download=true to a run"
@@ -108,7 +108,7 @@ class FileSource(DataSource):
         how += f"; {self.by_hand}" if self.by_hand else ""
         where = "" if files is None else str(files[0].parent)
         prepared = files is not None and is_cached(self._key(files))
-        return State(files is not None, where, tuple(map(str, self.places())), how, prepared)
+        return Availability(files is not None, where, tuple(map(str, self.places())), how, prepared)
 
     def arrays(self, report: Report = silent) -> Arrays:
         """The parsed files, from the cache if they were parsed before; downloaded if `download` is set.

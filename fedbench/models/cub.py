@@ -93,7 +93,7 @@ class TextCNN(Model):
             layers.append(nn.ReLU())
             channels = width
         stages = {
-            "embedding": Embedding(self.vocabulary, EMBEDDING),
+            "embedding": WordEmbedding(self.vocabulary, EMBEDDING),
             "conv": nn.Sequential(*layers),
             "pool": GlobalMax(),
             "head": nn.Linear(WIDTH, classes),
@@ -101,7 +101,7 @@ class TextCNN(Model):
         return nn.Sequential(OrderedDict(stages))
 
 
-class Embedding(nn.Module):
+class WordEmbedding(nn.Module):
     """Token numbers as floats, x [B, 1, 1, L], to vectors [B, width, L]; zero for token 0."""
 
     def __init__(self, vocabulary: int, width: int) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What a job sends back: its row, or why it has none."""
 
     overrides: Mapping[str, str] = field(default_factory=dict)  # key -> value
@@ -34,13 +34,13 @@ class Outcome:
 
 
 PATIENCE = 0.5  # seconds between looks at a run that another process makes
-_kept: ContextVar[list[Outcome] | None] = ContextVar("_kept", default=None)
+_kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 
 @contextmanager
-def keeping() -> Iterator[list[Outcome]]:
+def keeping() -> Iterator[list[JobOutcome]]:
     """The list that every outcome ends up in: Hydra's main function throws away what its jobs return."""
-    outcomes: list[Outcome] = []
+    outcomes: list[JobOutcome] = []
     token = _kept.set(outcomes)
     try:
         yield outcomes
@@ -48,7 +48,7 @@ def keeping() -> Iterator[list[Outcome]]:
         _kept.reset(token)
 
 
-def keep(outcome: Outcome) -> None:
+def keep(outcome: JobOutcome) -> None:
     """Add to the list of `keeping`; a failure of a job that ran elsewhere is told now."""
     if outcome.failure and not outcome.told:
         tell(outcome.failure)
@@ -63,7 +63,7 @@ def tell(failure: str) -> None:
     print(failure, file=sys.stderr)
 
 
-def perform(config: DictConfig) -> Outcome:
+def perform(config: DictConfig) -> JobOutcome:
     """Hydra's task function: runs one job and never raises an Exception.
 
     Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells.
@@ -80,10 +80,10 @@ def perform(config: DictConfig) -> Outcome:
         if not here:
             run = _among_others(run)
         result = _execute(run)
-        outcome = Outcome(_overrides(), dict(result.row), str(result.folder), plain)
+        outcome = JobOutcome(_overrides(), dict(result.row), str(result.folder), plain)
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
         code, failure = messages.told(error, _sweep_job())
-        outcome = Outcome(_overrides(), plain=plain, code=code, failure=failure, told=here)
+        outcome = JobOutcome(_overrides(), plain=plain, code=code, failure=failure, told=here)
         if here:
             tell(failure)
     if _hydra().mode == RunMode.RUN:

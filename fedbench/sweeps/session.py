@@ -1,8 +1,9 @@
-"""What a sweep needs besides Hydra's: an experiment's values, a scratch folder, and a table at its end."""
+"""What sweepers share: an experiment's values, their combinations, a scratch folder, and a table at the end."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +12,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages
+from fedbench.core.errors import ConfigError
 from fedbench.sweeps import jobs
-from fedbench.sweeps.jobs import Outcome
+from fedbench.sweeps.jobs import JobOutcome
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+
+def parsed(sweeper: Any, arguments: Sequence[str]) -> list[Override]:
+    """An experiment's values and the command line's, which take the place of those of the same key."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    params = remaining(sweeper.params, arguments)
+    texts = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+    return OverridesParser.create(config_loader=sweeper.hydra_context.config_loader).parse_overrides(texts)
+
+
+def combinations(overrides: Sequence[Override]) -> list[list[str]]:
+    """The overrides of each run: every combination of the swept values, the last key varies fastest.
+
+    Raises:
+        ConfigError: an interval, of which there is no every value.
+    """
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            values[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise ConfigError(
+                f"{key}: a grid needs values, as 0.1,0.5 or range(5); for an interval hydra/sweeper=optuna"
+            )
+    return [list(each) for each in itertools.product(*values.values())]
+
+
+def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> list[JobOutcome]:
+    """What the runs of `batch` send back; their jobs are numbered from `first`."""
+    sweeper.validate_batch_is_legal(batch)
+    return [outcome_of(job) for job in sweeper.launcher.launch(batch, initial_job_idx=first)]
+
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -31,8 +72,9 @@ def bare(override: str) -> str:
 
 @contextmanager
 def scratch(config: Any) -> Iterator[None]:
-    """Remove the folder of Hydra and its launchers when the sweep is over; theirs is nothing worth keeping."""
+    """The folder of Hydra and its launchers, removed when the sweep is over; theirs is nothing worth keeping."""
     folder = Path(config.hydra.sweep.dir)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
@@ -44,7 +86,7 @@ def scratch(config: Any) -> Iterator[None]:
                 parent.rmdir()
 
 
-def conclude(outcomes: Sequence[Outcome]) -> None:
+def conclude(outcomes: Sequence[JobOutcome]) -> None:
     """Keep what the jobs sent back, print one table, and write the files of a named sweep."""
     for outcome in outcomes:
         jobs.keep(outcome)
@@ -61,14 +103,16 @@ def conclude(outcomes: Sequence[Outcome]) -> None:
         )
 
 
-def outcome_of(job: JobReturn) -> Outcome:
+def outcome_of(job: JobReturn) -> JobOutcome:
     """What a job sent back, or, where its process died, that it did."""
     try:
-        outcome: Outcome = job.return_value
+        outcome: JobOutcome = job.return_value
     except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
         overrides = list(job.overrides or ())
         code, failure = messages.told(error, " ".join(overrides))
-        return Outcome(dict(text.lstrip("+").split("=", 1) for text in overrides), code=code, failure=failure)
+        return JobOutcome(
+            dict(text.lstrip("+").split("=", 1) for text in overrides), code=code, failure=failure
+        )
     return outcome
 
 
@@ -82,7 +126,7 @@ def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
     ]
 
 
-def _compare(outcomes: Sequence[Outcome]) -> None:
+def _compare(outcomes: Sequence[JobOutcome]) -> None:
     """Print all rows of a sweep as one table; what failed still counts as one of the values that were swept."""
     from rich.console import Console
 

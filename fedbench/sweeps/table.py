@@ -16,14 +16,14 @@ from fedbench.core.files import replacing
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.sweeps.jobs import Outcome
+    from fedbench.sweeps.jobs import JobOutcome
 
 SEEDS = ("seed", "partition_seed")  # averaged over, unless an axis
 METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
 QUIET = (*SETTINGS, "sweep", "experiment")
 
 
-def write(outcomes: Sequence[Outcome]) -> Path:
+def write(outcomes: Sequence[JobOutcome]) -> Path:
     """Write the files of a sweep, some of whose runs may have failed; returns their folder.
 
     Raises:
@@ -41,7 +41,7 @@ def write(outcomes: Sequence[Outcome]) -> Path:
     return folder
 
 
-def swept(outcomes: Sequence[Outcome], axes: Sequence[str] = ()) -> list[str]:
+def swept(outcomes: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]:
     """Keys, in order, whose values differ among the runs, finished or not, but for seeds that are no axis."""
     keys = dict.fromkeys(key for outcome in outcomes for key in outcome.overrides)
     return [
@@ -51,7 +51,7 @@ def swept(outcomes: Sequence[Outcome], axes: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def folder_name(name: str, outcomes: Sequence[Outcome], keys: Sequence[str]) -> str:
+def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> str:
     """`name`, and what the command line changed for all runs: digits must not overwrite Fashion-MNIST."""
     changed = [
         f"{key}={value}"
@@ -63,7 +63,7 @@ def folder_name(name: str, outcomes: Sequence[Outcome], keys: Sequence[str]) -> 
     return re.sub(r"[^A-Za-z0-9._+=,-]", "_", "-".join([name, *changed]))[:150]
 
 
-def tidy(finished: Sequence[Outcome], keys: Sequence[str]) -> pd.DataFrame:
+def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
     """One line a run: its swept values under their keys' names (as text), its result row, and its folder."""
     import pandas as pd
 

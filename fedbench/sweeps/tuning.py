@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.sweeps import jobs, session
-from fedbench.sweeps.jobs import Outcome
+from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.table import SEEDS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Trial:
 
     number: int
     values: dict[str, Any]
-    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    outcomes: list[JobOutcome] = dataclasses.field(default_factory=list)
 
     def mean(self, column: str) -> float:
         """Mean of a column of the rows over the seeds; nan if a run failed or lacks it."""
@@ -63,8 +63,8 @@ def settings(given: Mapping[str, Any]) -> Tuning:
     return typed(Tuning, given, "hydra.sweeper")
 
 
-def tune(sweeper: Any, texts: Sequence[str], tuning: Tuning) -> dict[str, Any]:
-    """Run all trials and tell the best; `texts` are overrides, those that sweep span the space.
+def tune(sweeper: Any, overrides: Sequence[Override], tuning: Tuning) -> dict[str, Any]:
+    """Run all trials and tell the best; those of `overrides` that sweep span the space.
 
     Raises:
         ConfigError: Optuna is missing, there are no validation samples, or nothing to tune.
@@ -75,7 +75,7 @@ def tune(sweeper: Any, texts: Sequence[str], tuning: Tuning) -> dict[str, Any]:
         raise ConfigError(
             "tuning needs validation samples, never the test set: add protocol.test.val_fraction=0.2"
         )
-    fixed, repeats, space = split(_parsed(sweeper, texts), optuna.distributions)
+    fixed, repeats, space = split(overrides, optuna.distributions)
     if not space:
         raise ConfigError("nothing to tune: give a key several values, as method.mu='interval(0.01,1)'")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -153,13 +153,6 @@ def _optuna() -> Any:
     return optuna
 
 
-def _parsed(sweeper: Any, texts: Sequence[str]) -> list[Override]:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parser = OverridesParser.create(config_loader=sweeper.hydra_context.config_loader)
-    return parser.parse_overrides(list(texts))
-
-
 def _run(
     sweeper: Any, batch: Sequence[Trial], fixed: Sequence[str], repeats: Sequence[Sequence[str]], first: int
 ) -> None:
@@ -169,9 +162,7 @@ def _run(
         for trial in batch
         for repeat in repeats
     ]
-    sweeper.validate_batch_is_legal(launches)
-    returned = sweeper.launcher.launch(launches, initial_job_idx=first)
-    outcomes = [session.outcome_of(job) for job in returned]
+    outcomes = session.launched(sweeper, launches, first)
     for outcome in outcomes:
         jobs.keep(outcome)
     for index, trial in enumerate(batch):

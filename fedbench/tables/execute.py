@@ -74,7 +74,7 @@ def _together(jobs: Sequence[Job]) -> None:
 
 def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
     import hydra
-    from hydra._internal.callbacks import Callbacks
+    from hydra._internal.callbacks import Callbacks  # a launcher's context, which is public, must hold them
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode

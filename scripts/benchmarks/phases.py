@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedbench.config.compose import compose
-from fedbench.data.dataset import State
+from fedbench.data.dataset import Availability
 from fedbench.engine.pick.hardware import pick_trainer
 from fedbench.engine.simulation import Simulation
 from fedbench.runs.config import resolve
@@ -60,7 +60,7 @@ ROUNDS = 10  # timed at most, after one to warm up
 ENOUGH = 8.0  # seconds of rounds that no further one is timed after
 
 
-def images() -> State:
+def images() -> Availability:
     """Whether the data set of all cases is on this machine."""
     return resolve(compose(["dataset=fashion_mnist"])).dataset.state()
 

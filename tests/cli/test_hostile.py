@@ -14,7 +14,7 @@ import pytest
 
 from fedbench.cli import command, reproduce, tta
 from fedbench.cli.app import main
-from fedbench.config import yaml_files
+from fedbench.config import groups, yaml_files
 from fedbench.config.messages import told
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.partitions.file import read_arrays

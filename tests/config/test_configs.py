@@ -70,6 +70,16 @@ def test_composes_and_builds(file: str) -> None:
     assert run_key(run) == run_key(from_plain(run.plain))
 
 
+@pytest.mark.parametrize("file", [name for name in FILES if name.startswith(("dataset/", "partition/"))])
+def test_data_sets_and_partitions_have_the_defaults_that_their_files_say(file: str) -> None:
+    group, _, name = file.partition("/")
+    assert (CONF / f"{file}.yaml").read_text(encoding="utf-8").startswith("# ")
+    component = getattr(resolved(f"{group}={name}"), group)
+    assert component == compose.registry(group).build({"name": name})
+    family = getattr(component, "family_field", None)
+    assert not family or isinstance(getattr(component, family), int | float)
+
+
 @pytest.mark.parametrize("group", REGISTRIES)
 def test_every_registered_component_has_a_file(group: str) -> None:
     named = {resolved(f"{group}={name}").plain[group]["name"] for name in options(group)}

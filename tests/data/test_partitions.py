@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError, DataCorrupt
@@ -106,19 +105,6 @@ def test_the_draw_is_random_in_the_samples(name):
     assert abs(first - last) < 0.06
     assert share.min() > 0
     assert share.max() < 0.95
-
-
-@pytest.mark.parametrize("name", list(PARTITIONS))
-def test_the_yaml_lists_every_field_with_its_default(name):
-    path = CONF / "partition" / f"{name}.yaml"
-    assert path.read_text().startswith("# ")
-    config = OmegaConf.to_container(OmegaConf.load(path))
-    assert config.pop("name") == name
-    spec = PARTITIONS.build({"name": name, **config})
-    assert set(config) == {field.name for field in dataclasses.fields(spec)}
-    assert spec == PARTITIONS.build({"name": name})
-    if spec.family_field:
-        assert isinstance(getattr(spec, spec.family_field), int | float)
 
 
 def test_labels_carry_the_number_of_the_family():

@@ -12,6 +12,7 @@ import threading
 import types
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -119,42 +120,41 @@ def test_a_download_is_verified_and_reported(server: str, tmp_path: Path) -> Non
     assert len(Handler.asked) == 1, "what is there and right is not fetched again"
 
 
-def test_a_broken_connection_is_resumed_where_it_broke(server: str, tmp_path: Path) -> None:
-    Handler.faults[:] = ["break", "break"]
+@pytest.mark.parametrize(
+    ("found", "left", "faults", "asked"),
+    [
+        (None, None, ["break", "break"], [None, "bytes=100000-", "bytes=166666-"]),
+        (None, BODY[:123_456], [], ["bytes=123456-"]),
+        (None, BODY, [], ["bytes=300000-"]),
+        (None, b"other" * 1000, [], ["bytes=5000-", None]),
+        (None, BODY + b"more", [], ["bytes=300004-", None]),
+        (None, BODY[:1000], ["no ranges"], ["bytes=1000-"]),
+        (BODY[:-1], None, [], [None]),
+    ],
+    ids=[
+        "breaks",
+        "left by an earlier attempt",
+        "whole",
+        "of another version",
+        "too long",
+        "no ranges",
+        "differs",
+    ],
+)
+def test_a_download_goes_on_where_it_can(
+    found: bytes | None,
+    left: bytes | None,
+    faults: list[str],
+    asked: list[str | None],
+    server: str,
+    tmp_path: Path,
+) -> None:
+    for name, content in (("file.bin", found), ("file.bin.part", left)):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+    Handler.faults[:] = faults
     assert download(remote(server), tmp_path).read_bytes() == BODY
-    first = 300_000 // 3
-    second = first + (300_000 - first) // 3
-    assert [asked for _, asked in Handler.asked] == [None, f"bytes={first}-", f"bytes={second}-"]
-
-
-def test_a_later_attempt_goes_on_from_what_an_earlier_one_left(server: str, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.part").write_bytes(BODY[:123_456])
-    assert download(remote(server), tmp_path).read_bytes() == BODY
-    assert [asked for _, asked in Handler.asked] == ["bytes=123456-"]
-
-
-def test_a_part_that_is_already_whole_is_only_verified(server: str, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.part").write_bytes(BODY)
-    assert download(remote(server), tmp_path).read_bytes() == BODY
-    assert [asked for _, asked in Handler.asked] == ["bytes=300000-"]
-
-
-def test_a_part_of_another_version_is_fetched_anew(server: str, tmp_path: Path) -> None:
-    for left in (b"other" * 1000, BODY + b"more"):
-        (tmp_path / "file.bin.part").write_bytes(left)
-        assert download(remote(server), tmp_path).read_bytes() == BODY
-        (tmp_path / "file.bin").unlink()
-
-
-def test_a_server_that_cannot_resume_starts_over(server: str, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.part").write_bytes(BODY[:1000])
-    Handler.faults[:] = ["no ranges"]
-    assert download(remote(server), tmp_path).read_bytes() == BODY
-
-
-def test_a_file_that_differs_is_fetched_again(server: str, tmp_path: Path) -> None:
-    (tmp_path / "file.bin").write_bytes(BODY[:-1])
-    assert download(remote(server), tmp_path).read_bytes() == BODY
+    assert [given for _, given in Handler.asked] == asked
 
 
 def test_a_connection_that_keeps_breaking_is_one_line_and_keeps_what_came(
@@ -258,11 +258,7 @@ OUTSIDE = ("../escape", "data/../../escape", "/escape", "data/..", "C:/escape", 
 def test_path_escapes_are_refused_and_nothing_is_unpacked(kind: str, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
-    archive = tmp_path / "archive"
-    if kind == "tar":
-        tar_with(archive, name)
-    else:
-        zip_with(archive, name)
+    archive = {"tar": tar_with, "zip": zip_with}[kind](tmp_path / "archive", name)
     with pytest.raises(DataCorrupt, match=r"unsafe.*would land outside"):
         unpack(archive, folder / "data")
     assert list(folder.iterdir()) == []
@@ -270,20 +266,19 @@ def test_path_escapes_are_refused_and_nothing_is_unpacked(kind: str, name: str, 
 
 
 @pytest.mark.parametrize(
-    "member",
-    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE],
+    ("pack", "kind"),
+    [
+        *(
+            (tar_links, kind)
+            for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)
+        ),
+        *((partial(zip_with, name="data/x"), kind) for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO)),
+    ],
 )
-def test_links_and_devices_in_tars_are_refused(member: bytes, tmp_path: Path) -> None:
-    archive = tar_links(tmp_path / "archive", member)
+def test_links_and_devices_are_refused(pack: Callable[..., Path], kind: Any, tmp_path: Path) -> None:
+    archive = pack(tmp_path / "archive", **{"member" if pack is tar_links else "mode": kind})
     with pytest.raises(DataCorrupt, match="'data/x' is a link or a device"):
         unpack(archive, tmp_path / "out" / "data")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-@pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
-def test_links_and_devices_in_zips_are_refused(mode: int, tmp_path: Path) -> None:
-    with pytest.raises(DataCorrupt, match="link or a device"):
-        unpack(zip_with(tmp_path / "archive", "data/x", mode), tmp_path / "out" / "data")
     assert list((tmp_path / "out").iterdir()) == []
 
 

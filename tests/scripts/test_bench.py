@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedbench.data.dataset import State
+from fedbench.data.dataset import Availability
 from fedbench.engine.setup import Setup
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -134,7 +134,7 @@ def test_a_protocols_phases_are_those_of_a_run(bench: Any) -> None:
 def test_phases_are_left_out_where_their_data_set_is_missing(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    missing = State(ready=False, where="", looked=(), how="run this to get it")
+    missing = Availability(ready=False, where="", looked=(), how="run this to get it")
     monkeypatch.setattr(bench.phases, "images", lambda: missing)
     monkeypatch.setattr(sys, "argv", ["bench.py", "--only", "PHASES", "--out", str(tmp_path)])
     assert bench.main() == 0

@@ -17,7 +17,7 @@ from fedbench.cli.app import main
 from fedbench.config import compose, groups
 from fedbench.plots.sweep import heatmap, lines, ordered
 from fedbench.runs.config import resolve
-from fedbench.sweeps.jobs import Outcome
+from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import remaining
 from fedbench.sweeps.table import folder_name, swept, table, tidy
 
@@ -102,9 +102,11 @@ def test_an_experiment_ends_in_a_table_and_a_figure(
     assert "<svg" in (folder / "figure.svg").read_text()
 
 
-def outcomes() -> list[Outcome]:
+def outcomes() -> list[JobOutcome]:
     return [
-        Outcome({"method.C": c, "method.rho": rho, "seed": s}, {"acc": float(s) + 10 * float(c) + float(rho)})
+        JobOutcome(
+            {"method.C": c, "method.rho": rho, "seed": s}, {"acc": float(s) + 10 * float(c) + float(rho)}
+        )
         for c in ("10", "2")
         for rho in ("0.5", "1")
         for s in ("0", "2")
@@ -124,13 +126,13 @@ def test_a_folder_is_named_after_what_all_its_runs_have() -> None:
     """A partition kept, or another reference, is another sweep; seeds that vary within it are not."""
 
     def named(**changed: str) -> str:
-        runs = [Outcome({**each.overrides, **changed}) for each in outcomes()]
+        runs = [JobOutcome({**each.overrides, **changed}) for each in outcomes()]
         return folder_name("mine", runs, swept(runs))
 
     assert named() == "mine"
     assert named(partition_seed="3") == "mine-partition_seed=3"
     assert named(reference_seed="5", dataset="digits") == "mine-reference_seed=5-dataset=digits"
-    varied = [Outcome({**each.overrides, "partition_seed": s}) for s in "01" for each in outcomes()]
+    varied = [JobOutcome({**each.overrides, "partition_seed": s}) for s in "01" for each in outcomes()]
     assert folder_name("mine", varied, swept(varied)) == "mine"
 
 

@@ -6,10 +6,13 @@ import csv
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 
 from fedbench.cli.app import main
-from fedbench.sweeps.jobs import Outcome
-from fedbench.sweeps.session import remaining
+from fedbench.core.errors import ConfigError
+from fedbench.sweeps.jobs import JobOutcome
+from fedbench.sweeps.session import combinations, remaining
 from fedbench.sweeps.tuning import Trial, distribution, split
 
 SHORT = ("dataset=digits", "protocol=quick", "protocol.rounds=1", "hardware=cpu", "hardware.engine=looped")
@@ -93,17 +96,15 @@ def test_a_trial_is_judged_by_validation_accuracy_only() -> None:
         {"score": 99.0, "acc_on_val": 40.0, "acc_on_val_pooled": 10.0, "average": "client"} for _ in range(2)
     ]
     rows[1]["acc_on_val"] = 60.0
-    assert Trial(0, {}, [Outcome(row=row) for row in rows]).score == 50
+    assert Trial(0, {}, [JobOutcome(row=row) for row in rows]).score == 50
     pooled = [{**row, "average": "pooled"} for row in rows]
-    assert Trial(0, {}, [Outcome(row=row) for row in pooled]).score == 10
-    failed = Trial(0, {}, [Outcome(row=rows[0]), Outcome(failure="diverged")])
+    assert Trial(0, {}, [JobOutcome(row=row) for row in pooled]).score == 10
+    failed = Trial(0, {}, [JobOutcome(row=rows[0]), JobOutcome(failure="diverged")])
     assert failed.score != failed.score, "a trial with a failed seed has no score"
 
 
 def test_space_is_read_from_overrides() -> None:
     optuna = pytest.importorskip("optuna", reason="optuna is not installed")
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     texts = ["a=1", "b=interval(0,1)", "c=tag(log,interval(0.1,1))", "d=range(1,8,2)", "e=x,y", "seed=0,1"]
     parsed = OverridesParser.create().parse_overrides(texts)
     fixed, repeats, space = split(parsed, optuna.distributions)
@@ -114,6 +115,16 @@ def test_space_is_read_from_overrides() -> None:
     assert (space["d"].low, space["d"].high, space["d"].step) == (1, 7, 2)
     assert space["e"].choices == ("x", "y")
     assert distribution(parsed[3], optuna.distributions) == space["d"]
+
+
+def test_a_grid_is_every_combination_and_has_no_intervals() -> None:
+    def parsed(*texts: str) -> list[Override]:
+        return OverridesParser.create().parse_overrides(list(texts))
+
+    found = combinations(parsed("a=1,2", "b=x", "c=range(2)", "b=y"))
+    assert found == [[a, "b=y", c] for a in ("a=1", "a=2") for c in ("c=0", "c=1")]
+    with pytest.raises(ConfigError, match=r"method.mu: a grid needs values.*optuna"):
+        combinations(parsed("method.mu=interval(0,1)"))
 
 
 def test_the_command_line_takes_the_place_of_an_experiment_s_values() -> None:

@@ -19,7 +19,7 @@ from fedbench.core.cache import FORMAT, cached_arrays
 from fedbench.core.errors import DataMissing
 from fedbench.core.progress import Report, silent
 from fedbench.core.rng import numpy_rng
-from fedbench.data.dataset import Dataset, DataSource, State
+from fedbench.data.dataset import Availability, Dataset, DataSource
 
 INSTALL = "pip install scikit-learn"
 
@@ -34,10 +34,10 @@ class Digits(DataSource):
     mean: tuple[float, ...] = finite((0.3050,))
     std: tuple[float, ...] = positive((0.3759,))
 
-    def state(self) -> State:
+    def state(self) -> Availability:
         """Ready where scikit-learn is installed."""
         ready = importlib.util.find_spec("sklearn") is not None
-        return State(ready, "scikit-learn" if ready else "", ("scikit-learn",), f"run `{INSTALL}`")
+        return Availability(ready, "scikit-learn" if ready else "", ("scikit-learn",), f"run `{INSTALL}`")
 
     def read(self, report: Report = silent) -> Dataset:
         """See `DataSource.read`. The arrays are cached because importing scikit-learn takes a second."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedbench.config.domain import at_least
 from fedbench.core.progress import Report, silent
 from fedbench.core.rng import numpy_rng
-from fedbench.data.dataset import Dataset, DataSource, State
+from fedbench.data.dataset import Availability, Dataset, DataSource
 
 GRID = 4  # a prototype is GRID x GRID normal numbers, interpolated: smooth, so it survives small shifts
 CONTRAST = 40.0  # grey levels a unit of prototype or noise
@@ -33,9 +33,9 @@ class Synthetic(DataSource):
     difficulty: float = at_least(0, 2.0)  # noise in units of a prototype's standard deviation; 0 is trivial
     seed: int = at_least(0, 0)  # of the images; independent of the run's seed
 
-    def state(self) -> State:
+    def state(self) -> Availability:
         """Always ready."""
-        return State(True, "procedural", (), "nothing to fetch")
+        return Availability(True, "procedural", (), "nothing to fetch")
 
     def read(self, report: Report = silent) -> Dataset:
         """See `DataSource.read`."""

@@ -1,4 +1,4 @@
-"""A client's leaves end to end as one row of bytes, and back."""
+"""How a client's leaves lie end to end in one row of bytes, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedbench.core.trees import Tree
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Where each leaf of a client lies in its row."""
 
     shapes: dict[str, tuple[int, ...]]  # of one client's leaf
@@ -20,7 +20,7 @@ class Layout:
     width: int  # bytes a row
 
     @classmethod
-    def of(cls, tree: Tree) -> Layout:
+    def of(cls, tree: Tree) -> RowLayout:
         """The layout of a stacked tree's rows, leaves in name order."""
         names = sorted(tree)
         shapes = {name: tuple(tree[name].shape[1:]) for name in names}

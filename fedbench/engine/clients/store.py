@@ -20,7 +20,7 @@ from torch import Tensor
 from fedbench.core import trees
 from fedbench.core.errors import CheckpointError
 from fedbench.core.trees import Tree
-from fedbench.engine.clients.layout import Layout
+from fedbench.engine.clients.layout import RowLayout
 from fedbench.engine.clients.rows import MappedRows, Rows
 from fedbench.engine.clients.storage import Storage
 
@@ -35,7 +35,7 @@ class ClientStore(Mapping[str, Tensor]):
         """Every client holds its row of `initial` (leaves [N, ...], shared or not, on `device`)."""
         self.initial = {k: leaf if trees.is_shared(leaf) else leaf.clone() for k, leaf in initial.items()}
         self.device = device
-        self.layout = Layout.of(initial)
+        self.layout = RowLayout.of(initial)
         self._storage = storage
         self._rows: Rows | None = None
         self._slots = np.full(clients, -1, dtype=np.int64)  # row of each client; -1: as `initial` has it
