@@ -19,7 +19,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort, Preparation, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Preparation, Stage
 from fedbench.models.task import Task
 
 
@@ -31,12 +31,12 @@ class Method(ABC):
     paper: ClassVar[str] = ""  # authors, venue, year
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """Names of the client hooks that use client.data."""
         return frozenset()
 
     @property
-    def reads_validation(self) -> frozenset[str]:
+    def reads_validation(self) -> frozenset[ClientHook]:
         """Names of the client hooks that use client.validation."""
         return frozenset()
 

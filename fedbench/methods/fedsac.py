@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.methods.parts import simplex, subspace
 from fedbench.methods.parts.cosine import CosineMixing
 
@@ -55,7 +55,7 @@ class FedSaC(CosineMixing):
                 raise ConfigError(f"method.{name} must be at least {least}, got {getattr(self, name)}")
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """For the subspace."""
         return frozenset({"finish"})
 

@@ -18,7 +18,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.parts import passes
 from fedbench.models.task import Task
@@ -38,7 +38,7 @@ class IFCA(Method):
             raise ConfigError(f"method.k must be at least 1, got {self.k}")
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """To choose a model."""
         return frozenset({"start", "personal"})
 

@@ -20,7 +20,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client
+from fedbench.engine.contract import Client, ClientHook
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import passes
 from fedbench.methods.parts.mixing import leaves
@@ -46,9 +46,9 @@ class KNNPer(FedAvg):
             )
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """For the memorised samples, wherever a personal model is made."""
-        return frozenset({"personal", "finish", "model"})
+        return frozenset({"personal", "model"})
 
     def model(self, work: Tree, client: Client) -> Tree:
         """The model beside the datastore: features [n, d], labels one-hot [n, K], and which rows are real [n]."""

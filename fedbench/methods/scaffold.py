@@ -21,7 +21,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.parts.updates import accumulation, gradient
 from fedbench.models.task import Task
@@ -42,7 +42,7 @@ class Scaffold(Method):
             raise ConfigError(f"method.option of scaffold is 1 or 2, got {self.option}")
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """Option I takes a gradient on all samples."""
         return frozenset({"finish"} if self.option == 1 else ())
 

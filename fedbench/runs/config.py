@@ -18,10 +18,11 @@ from fedbench.config.schema import ADDED, HardwareConfig, ProtocolConfig, Settin
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
-from fedbench.engine.method import Method
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `--help` gets by without torch
     from omegaconf import DictConfig
+
+    from fedbench.engine.method import Method
 
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
@@ -86,7 +87,12 @@ class RunConfig:
     @property
     def local_values(self) -> dict[str, Any]:
         """What the Local run that IPR and RSD compare with has in the place of this run's: see `changed`."""
-        values: dict[str, Any] = {"method": {"name": "local"}, "reference_seed": None, "force": False, "save_models": False}
+        values: dict[str, Any] = {
+            "method": {"name": "local"},
+            "reference_seed": None,
+            "force": False,
+            "save_models": False,
+        }
         if self.reference_seed != self.seed:
             values |= {"seed": self.reference_seed, "partition_seed": self.partition_seed}
         return values
@@ -133,7 +139,9 @@ def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
     return RunConfig(plain, **kept, **made, **schemas, settings=settings)
 
 
-@functools.lru_cache(maxsize=256)  # a plan asks for the same few thousands of times, and each takes milliseconds
+@functools.lru_cache(
+    maxsize=256
+)  # a plan asks for the same few thousands of times, and each takes milliseconds
 def _schema(group: str, values: str) -> Any:
     """The schema of `group` with values given as JSON: it depends on nothing else, as a component may on files."""
     if group == "settings":

@@ -24,7 +24,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.methods.fedfomo import candidates as fomo
 from fedbench.methods.parts.mixing import OneEach, leaves
 from fedbench.models.task import Task
@@ -48,7 +48,7 @@ class FedFomo(OneEach):
             )
 
     @property
-    def reads_validation(self) -> frozenset[str]:
+    def reads_validation(self) -> frozenset[ClientHook]:
         """To weigh the received models."""
         return frozenset({"start"})
 

@@ -34,7 +34,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.methods.fedrema import mds
 from fedbench.methods.fedrema.peers import RelevantPeers
 from fedbench.methods.parts import passes
@@ -59,7 +59,7 @@ class FedReMa(RelevantPeers):
             raise ConfigError(f"method.align must not be negative, got {self.align}")
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """For the class means of features."""
         return frozenset({"finish"}) if self.align else frozenset()
 

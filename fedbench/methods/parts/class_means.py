@@ -18,7 +18,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.parts import passes
 from fedbench.models.task import Task
@@ -37,7 +37,7 @@ class ClassMeans(Method):
             raise ConfigError(f"method.lam must not be negative, got {self.lam}")
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """The means are over all training samples."""
         return frozenset({"finish"})
 
