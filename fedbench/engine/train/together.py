@@ -57,9 +57,8 @@ class _Shared(Generic[ResultT]):
         self._threads = threads
         self._joint = joint
         self._trainer: Trainer | None = None
-        self._first: dict[
-            SimulationThread[ResultT], int
-        ] = {}  # place of its client 0; empty before the first need
+        # The place of each one's client 0 in the joint setup; empty before the first need.
+        self._first: dict[SimulationThread[ResultT], int] = {}
 
     def close(self) -> None:
         if self._trainer is not None:
