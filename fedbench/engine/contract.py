@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -15,6 +15,11 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.models.task import Task
+
+ClientHook = Literal["start", "draw", "loss", "finish", "model", "personal"]
+"""The hooks that are given a Client; "loss" stands for whatever loss or direction a stage has."""
+
+CLIENT_HOOKS: tuple[ClientHook, ...] = get_args(ClientHook)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Client:
     def data(self) -> Batch:
         """All training samples; only in hooks the method lists in `reads_data`."""
         if self.fetch is None:
-            raise RuntimeError("this hook reads client.data: list its name in the method's `reads_data`")
+            raise RuntimeError("the hook reads client.data: list its name in the method's `reads_data`")
         return self.fetch()
 
     @property
@@ -81,7 +86,7 @@ class Client:
         """
         if self.fetch_validation is None:
             raise RuntimeError(
-                "this hook reads client.validation: list its name in the method's `reads_validation`"
+                "the hook reads client.validation: list its name in the method's `reads_validation`"
             )
         return self.fetch_validation()
 
@@ -107,6 +112,17 @@ class Stage:
     optimizer: OptimizerConfig | None = None  # None: the protocol's
     lr: float | None = None  # in the place of that optimiser's learning rate
     order: int = 0  # stages with one order see the same mini-batches
+
+    @property
+    def hook(self) -> str:
+        """Name of what the optimiser follows.
+
+        Raises:
+            ValueError: there is nothing.
+        """
+        if self.direction is None and self.loss is None:
+            raise ValueError("a stage needs a loss or a direction")
+        return str(getattr(self.direction or self.loss, "__name__", "loss"))
 
     def optimizer_or(self, protocol: OptimizerConfig) -> OptimizerConfig:
         """The optimiser of this stage under a protocol's."""

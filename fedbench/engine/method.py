@@ -21,7 +21,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Clock, Cohort, Preparation, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Preparation, Stage
 from fedbench.models.task import Task
 
 
@@ -40,12 +40,12 @@ class Method(Component, ABC):
     paper: ClassVar[str] = ""  # authors, venue, year
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """Names of the client hooks that use client.data."""
         return frozenset()
 
     @property
-    def reads_validation(self) -> frozenset[str]:
+    def reads_validation(self) -> frozenset[ClientHook]:
         """Names of the client hooks that use client.validation."""
         return frozenset()
 

@@ -17,6 +17,7 @@ from fedbench.data import augment
 from fedbench.data.federation import Federation
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.hooks import Calls, check_announced
 from fedbench.engine.method import Method
 from fedbench.engine.scored_sets import ScoredSets
 from fedbench.engine.selectors import check_selectors
@@ -40,7 +41,9 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
     seed, local = setup.seed_of(client), setup.protocol.local
     keys = (view.clock.round, setup.federation.ids[client], stage.order)
     order = schedule.batches(setup.federation.size(client), local, stage, rng.torch_rng(seed, purpose, *keys))
-    noise = setup.method.draw(rng.torch_rng(seed, purpose + "/noise", *keys), len(order), view)
+    call = Calls(setup.method, view.clock, [client])
+    generator = rng.torch_rng(seed, purpose + "/noise", *keys)
+    noise = call("draw", setup.method.draw, generator, len(order), call.view("draw", view))
     if setup.augmentations:
         generator = rng.torch_rng(seed, purpose + "/augment", *keys)
         changes = augment.draw(setup.augmentations, generator, (len(order), local.batch_size))
@@ -62,8 +65,9 @@ class Setup:
     )  # of mini-batches; a trial takes some of those that are `drawn`
 
     def __post_init__(self) -> None:
-        """Refuse a method that selects leaves which the network lacks."""
+        """Refuse a method that selects leaves which the network lacks, or names hooks that there are not."""
         check_selectors(self.method, self.task)
+        check_announced(self.method)
 
     @property
     def population(self) -> Population:

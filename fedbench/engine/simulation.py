@@ -13,6 +13,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.clients.store import ClientStore
 from fedbench.engine.contract import Clock, Cohort
+from fedbench.engine.hooks import Calls
 from fedbench.engine.preparation import Preparing
 from fedbench.engine.scores import common_tally, competing, latest, scored_sets, tallies
 from fedbench.engine.setup import Setup
@@ -46,13 +47,16 @@ class Simulation:
 
     def begin(self) -> State:
         """Initialise and prepare the method, and score it untrained (round 0)."""
-        setup = self.setup
-        server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
+        setup, method = self.setup, self.setup.method
+        call = Calls(method, None, ())
+        server, memory = call(
+            "init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init")
+        )
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
         seconds: dict[str, float] = {}
         with self.timed(seconds, "prepare"), torch.no_grad():
             preparation = Preparing(setup, self.trainer)
-            server, memory = setup.method.prepare(preparation, server, memory)
+            server, memory = call("prepare", method.prepare, preparation, server, memory)
         federation = setup.federation
         store = ClientStore(memory, federation.clients, self.storage, federation.device)
         state = State(server, store, seconds=seconds)
@@ -92,7 +96,7 @@ class Simulation:
     def _send(self, state: State, cohort: Cohort) -> tuple[Tree, Tree]:
         """(message, memory) of the cohort's clients [C, ...]."""
         with self.timed(state.seconds, "server"):
-            message = self.setup.method.send(state.server, cohort)
+            message = self._message(state, cohort)
             memory = state.memory.take(cohort.ids)
         state.bytes_down += trees.row_bytes(message) * len(cohort.ids)
         return message, memory
@@ -102,7 +106,13 @@ class Simulation:
         state.bytes_up += trees.row_bytes(outcome.uploads) * len(cohort.ids)
         with self.timed(state.seconds, "server"):
             state.memory.put(cohort.ids, outcome.memory)
-            state.server = self.setup.method.aggregate(state.server, outcome.uploads, cohort)
+            method = self.setup.method
+            call = Calls(method, cohort.clock, cohort.ids)
+            state.server = call("aggregate", method.aggregate, state.server, outcome.uploads, cohort)
+
+    def _message(self, state: State, cohort: Cohort) -> Tree:
+        method = self.setup.method
+        return Calls(method, cohort.clock, cohort.ids)("send", method.send, state.server, cohort)
 
     # ---- scoring
 
@@ -130,12 +140,13 @@ class Simulation:
             }
             scores = tallies(setup, counts, everyone)
             if setup.protocol.test.sets != "local":
-                model = setup.method.common(state.server, setup.task)
+                method = setup.method
+                model = Calls(method, clock, ())("common", method.common, state.server, setup.task)
                 scores |= {} if model is None else {"common": common_tally(setup, model)}
         return scores
 
     def _score_some(self, state: State, ids: Tensor, clock: Clock) -> Counts:
-        message = self.setup.method.send(state.server, self.setup.cohort(ids, clock, "evaluate"))
+        message = self._message(state, self.setup.cohort(ids, clock, "evaluate"))
         return self.trainer.evaluate(ids, message, state.memory.take(ids), clock, self.sets)
 
     def _record(self, state: State, scores: dict[str, Tally], loss: float) -> None:

@@ -25,7 +25,7 @@ from fedbench.config.domain import selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort
 from fedbench.methods.parts import passes
 from fedbench.methods.parts.mixing import Library
 from fedbench.models.task import Task
@@ -50,7 +50,7 @@ class FedAP(Library):
     paper: ClassVar[str] = "Lu et al., IEEE Transactions on Big Data 2022"
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """For the statistics of a network without batch normalisation."""
         return frozenset({"finish"})
 

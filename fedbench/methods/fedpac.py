@@ -26,7 +26,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.parts import simplex_qp
 from fedbench.models.task import Task
@@ -52,7 +52,7 @@ class FedPAC(Method):
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """For the statistics and centroids."""
         return frozenset({"finish"})
 

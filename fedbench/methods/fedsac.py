@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedbench.config.domain import at_least, one_of, share
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.methods.parts import simplex, subspace
 from fedbench.methods.parts.cosine import CosineMixing
 
@@ -53,7 +53,7 @@ class FedSaC(CosineMixing):
     paper: ClassVar[str] = "Yan et al., ICML 2024"
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """For the subspace."""
         return frozenset({"finish"})
 

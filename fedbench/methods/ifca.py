@@ -18,7 +18,7 @@ from fedbench.config.domain import at_least
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.parts import passes
 from fedbench.models.task import Task
@@ -40,7 +40,7 @@ class IFCA(Method):
     paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """To choose a model."""
         return frozenset({"start", "personal"})
 

@@ -20,7 +20,7 @@ from fedbench.config.domain import at_least, positive, share
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client
+from fedbench.engine.contract import Client, ClientHook
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import passes
 from fedbench.models.task import Task
@@ -38,9 +38,9 @@ class KNNPer(FedAvg):
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """For the memorised samples, wherever a personal model is made."""
-        return frozenset({"personal", "finish", "model"})
+        return frozenset({"personal", "model"})
 
     def model(self, work: Tree, client: Client) -> Tree:
         """The model beside the datastore: features [n, d], labels one-hot [n, K], and which rows are real [n]."""

@@ -21,7 +21,7 @@ from fedbench.config.domain import one_of, positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.parts.updates import accumulation, gradient
 from fedbench.models.task import Task
@@ -44,7 +44,7 @@ class Scaffold(Method):
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """Option I takes a gradient on all samples."""
         return frozenset({"finish"} if self.option == 1 else ())
 

@@ -27,7 +27,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `--help` gets by without torch
     from omegaconf import DictConfig
 
     from fedbench.engine.method import Method

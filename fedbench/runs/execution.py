@@ -21,6 +21,7 @@ from fedbench.data.partition import Partition
 from fedbench.data.split import make_partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
+from fedbench.engine.hooks import Calls
 from fedbench.engine.pick.hardware import pick_device, pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
@@ -239,10 +240,12 @@ def _write(
     folder.write_history(state.history)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
     folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local))
-    matrix = setup.method.collaboration(state.server, setup.population)
+    method, call = setup.method, Calls(setup.method, None, ())
+    matrix = call("collaboration", method.collaboration, state.server, setup.population)
     if matrix is not None:
         folder.write_collaboration(matrix.numpy())
-    found = {name: array.cpu().numpy() for name, array in setup.method.record(state.server).items()}
+    recorded = call("record", method.record, state.server)
+    found = {name: array.cpu().numpy() for name, array in recorded.items()}
     if arrays := {**state.arrays, **found}:
         folder.write_arrays(arrays)
     row = summarise(

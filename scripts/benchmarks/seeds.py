@@ -18,8 +18,9 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.joint import JointSetup
+from fedbench.engine.train.seat import Seating
 from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.together import Seating, together
+from fedbench.engine.train.together import together
 
 SEEDS = 5
 TOLERANCE = 1e-3  # of a parameter after a round of eighty steps, along which rounding differences grow

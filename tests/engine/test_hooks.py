@@ -216,12 +216,6 @@ def test_hooks_that_ask_see_all_of_their_client_s_samples(chunk: int | None) -> 
         assert float(found["steps"][client]) == 2 * -(-size // 8)
 
 
-def test_a_hook_that_reads_data_unannounced_is_told_so_when_stacked() -> None:
-    chosen = setup(Sums(reads=()), rounds=1)
-    with pytest.raises(RuntimeError, match="reads_data"):
-        simulate(chosen, StackedTrainer(chosen, 2))
-
-
 @dataclass(frozen=True)
 class Finetuned(FedAvg):
     """FedAvg whose clients train once more before they are scored."""

@@ -12,13 +12,15 @@ import torch
 
 from fedbench.config import compose
 from fedbench.core import trees
-from fedbench.core.errors import Diverged, FedbenchError
+from fedbench.core.errors import Diverged
 from fedbench.engine.contract import Client, Clock
+from fedbench.engine.hooks import HookError
 from fedbench.engine.setup import Setup
+from fedbench.engine.train.blocks import BLOCKS_PER_WORKER, in_blocks, scored_blocks
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.shared_tree import SharedTree, spec_of
 from fedbench.engine.train.worker import Order, portable, serve, unplain
-from fedbench.engine.train.workers import BLOCKS_PER_WORKER, WorkersTrainer, in_blocks, scored_blocks
+from fedbench.engine.train.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
@@ -101,7 +103,7 @@ def test_after_a_failure_nothing_is_left_over_for_the_next_call() -> None:
     message = {**model, "fate": fates}
     trainer = WorkersTrainer(chosen, 2)
     try:
-        with pytest.raises(FedbenchError, match="Odd: who: why"):
+        with pytest.raises(HookError, match="Odd: who: why"):
             trainer.train(torch.arange(5), message, {}, CLOCK)
         ids, later = torch.arange(4, -1, -1), Clock(1, 2)
         after = trainer.train(ids, message, {}, later)

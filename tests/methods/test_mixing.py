@@ -16,6 +16,7 @@ from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
+from fedbench.engine.hooks import HookError
 from fedbench.engine.method import Method
 from fedbench.methods.fedap import FedAP
 from fedbench.methods.fedavg import FedAvg
@@ -141,7 +142,7 @@ def test_absent_clients_keep_what_they_had() -> None:
 
 
 def test_a_matrix_that_is_not_row_stochastic_is_refused() -> None:
-    with pytest.raises(ValueError, match="not row-stochastic"):
+    with pytest.raises(HookError, match="not row-stochastic"):
         final(Fixed(factor=1.1))
 
 

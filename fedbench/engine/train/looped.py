@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,19 +13,16 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.hooks import Calls
+from fedbench.engine.train.looped_scorer import Known, LoopedScorer, lay_out, stack_counts
 from fedbench.engine.train.optim import Optimizer
-from fedbench.engine.train.trainer import Counted, Counts, Outcome, Trainer, check_finite, count_correct
-
-EVALUATION_BATCH = 1024  # samples a forward pass in scoring
-CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must stay in its cache
+from fedbench.engine.train.trainer import Counts, Outcome, check_finite
 
 # Bytes of training samples gathered at once: fewer calls, and still in the cache when they are used.
 GATHERED_BYTES = 2**22
 
-KeyT = TypeVar("KeyT")
 
-
-class LoopedTrainer(Trainer):
+class LoopedTrainer(LoopedScorer):
     """Trains clients one by one with minimal overhead."""
 
     def train(
@@ -55,32 +51,36 @@ class LoopedTrainer(Trainer):
     ) -> Outcome:
         """Local work of one client; trees and results without a client axis."""
         setup, method = self.setup, self.setup.method
-        view = setup.client(client, message, memory, clock)
+        view, call = setup.client(client, message, memory, clock), Calls(method, clock, [client])
         with torch.no_grad():
-            work = trees.clone(method.start(view))
-        losses = self.descend(client, work, view, method.stages(setup.protocol.local, clock), "batches")
+            work = trees.clone(call("start", method.start, call.view("start", view)))
+        stages = call("stages", method.stages, setup.protocol.local, clock)
+        losses = self.descend(client, work, view, stages, "batches")
         with torch.no_grad():
-            upload, kept = method.finish(work, view)
-            counts = self.count(client, method.model(work, view), score)
+            upload, kept = call("finish", method.finish, work, call.view("finish", view))
         loss = float(torch.stack(losses).mean()) if losses else float("nan")
         check_finite(clock, client, loss if losses else 0.0, upload)
-        return Outcome(upload, kept, torch.tensor(loss), counts)
+        if not score:
+            return Outcome(upload, kept, torch.tensor(loss))
+        with torch.no_grad():
+            model = call("model", method.model, work, call.view("model", view))
+        return Outcome(upload, kept, torch.tensor(loss), call("predict", self.count, client, model, score))
 
     def evaluate_one(
         self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str], known: Known
     ) -> Counts:
         """Scores of one client's personal model as received; `known` lives as long as message and memory."""
         setup, method = self.setup, self.setup.method
-        view = setup.client(client, message, memory, clock)
-        stages = method.adapt(setup.protocol.local, clock)
+        view, call = setup.client(client, message, memory, clock), Calls(method, clock, [client])
+        stages = call("adapt", method.adapt, setup.protocol.local, clock)
         with torch.no_grad():
-            model = method.personal(view) if not stages else {}
-            work = trees.clone(method.start(view)) if stages else {}
-        if stages:
-            self.descend(client, work, view, stages, "adapt")
-            with torch.no_grad():
-                model = method.model(work, view)
-        return self.count(client, model, score, known)
+            if not stages:
+                model = call("personal", method.personal, call.view("personal", view))
+            else:
+                work = trees.clone(call("start", method.start, call.view("start", view)))
+                self.descend(client, work, view, stages, "adapt")
+                model = call("model", method.model, work, call.view("model", view))
+        return call("predict", self.count, client, model, score, known)
 
     @torch.enable_grad()
     def descend(
@@ -90,13 +90,16 @@ class LoopedTrainer(Trainer):
         losses: list[Tensor] = []
         lay_out(work, self.filters)
         owned = self.setup.federation.indices("train", client)
+        call = Calls(self.setup.method, view.clock, [client])
+        seen = call.view("loss", view)
         for stage in stages:
+            hook = stage.hook
             order, noise = self.setup.batches(client, stage, view, purpose)
             moves = moved(stage, work, view)
             config = stage.optimizer_or(self.setup.protocol.optimizer)
             optimizer = Optimizer(config, [work[name] for name in moves])
             for batch in self._batches(owned, order, noise):
-                loss = step_once(stage, work, moves, view, batch, optimizer)
+                loss = call(hook, step_once, stage, work, moves, seen, batch, optimizer)
                 losses.extend(() if loss is None else (loss,))
         lay_out(work, torch.contiguous_format)
         return losses
@@ -122,85 +125,6 @@ class LoopedTrainer(Trainer):
         sample = math.prod(federation.shape) * federation.dtype.itemsize
         return max(1, GATHERED_BYTES // (sample * self.setup.protocol.local.batch_size))
 
-    @property
-    def filters(self) -> torch.memory_format:
-        """The layout of convolution weights while they are at work.
-
-        On a CPU convolutions and pooling run up to 1.5 times as fast with channels last; networks with batch
-        normalisation do not gain, and ResNet-18 loses.
-        """
-        fast = self.setup.federation.device.type == "cpu" and not self.setup.task.buffers
-        return torch.channels_last if fast else torch.contiguous_format
-
-    @torch.no_grad()
-    def count(self, client: int, model: Tree, score: Sequence[str], known: Known | None = None) -> Counts:
-        """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
-        counts: dict[int, Counted] = {} if known is None else known.of(model)
-        parts = self.setup.scored.parts_of(client) if "global" in score else []
-        wanted: dict[str | int, Tensor] = {
-            name: self.setup.scored.indices(name, client) for name in score if name != "global"
-        }
-        wanted |= {part: self.setup.scored.parts[part] for part in parts if part not in counts}
-        found = self._count(model, wanted) if wanted else {}
-        counts |= {part: found[part] for part in parts if part in found}
-        whole = total([counts[part] for part in parts], self.setup.task.classes)
-        return {name: whole if name == "global" else found[name] for name in score}
-
-    def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:
-        """Counts of `model` on each of several sets of samples, given by their indices."""
-        federation, task, method = self.setup.federation, self.setup.task, self.setup.method
-        model = dict(model)
-        lay_out(model, self.filters)
-        convolves = any(leaf.dim() == 4 for leaf in model.values())
-        at_once = CONVOLVED_BATCH if convolves and federation.device.type == "cpu" else EVALUATION_BATCH
-        counts: dict[KeyT, Counted] = {}
-        for name, samples in sets.items():
-            each: list[Counted] = []
-            for indices in samples.split(at_once) if len(samples) else ():
-                x, y = federation.gather(indices)
-                hits, seen = count_correct(method.predict(model, x, task), y, task.classes)
-                each.append((hits.cpu(), seen.cpu()))
-            counts[name] = total(each, task.classes)
-        return counts
-
-
-def total(each: Sequence[Counted], classes: int) -> Counted:
-    """The sum of several counts; zeros [K] without any."""
-    correct, tested = (torch.zeros(classes, dtype=torch.float64) for _ in range(2))
-    for hits, seen in each:
-        correct += hits
-        tested += seen
-    return correct, tested
-
-
-def lay_out(work: Tree, layout: torch.memory_format) -> None:
-    """Put copies of the four-dimensional leaves of `work` into the dictionary, in `layout`."""
-    for name, leaf in work.items():
-        if leaf.dim() == 4:  # contiguous() would leave weights of a single input channel as they are
-            work[name] = torch.empty_like(leaf, memory_format=layout).copy_(leaf)
-
-
-class Known:
-    """What the model scored last got on the parts of the set that all clients share, so as not to score them again.
-
-    A part is always scored in the same mini-batches, whatever is known: results do not depend on who was scored before.
-    """
-
-    def __init__(self) -> None:
-        self.model: Tree = {}  # kept, so that no other model takes its place in memory
-        self.counts: dict[int, Counted] = {}
-
-    def of(self, model: Tree) -> dict[int, Counted]:
-        """The counts of `model`, to be added to: those known if it is the very one asked for last, not a copy."""
-        same = model.keys() == self.model.keys() and all(
-            (leaf.data_ptr(), leaf.shape, leaf.stride())
-            == (self.model[name].data_ptr(), self.model[name].shape, self.model[name].stride())
-            for name, leaf in model.items()
-        )
-        if not same:
-            self.model, self.counts = model, {}
-        return self.counts
-
 
 def moved(stage: Stage, work: Tree, view: Client) -> list[str]:
     """Names of the leaves the optimiser moves in `stage`: selected, floating point, no statistics."""
@@ -222,8 +146,7 @@ def step_once(
             work[name].copy_(directions[name].detach())
         optimizer.step([directions[name].detach() for name in moves])
         return None
-    if stage.loss is None:
-        raise ValueError("a stage needs a loss or a direction")
+    assert stage.loss is not None
     params = [work[name].requires_grad_(True) for name in moves]
     loss = stage.loss(work, view, batch)
     grads = torch.autograd.grad(loss, params, allow_unused=True) if params else ()
@@ -241,11 +164,3 @@ def gather(each: Sequence[Outcome]) -> Outcome:
         torch.stack([one.loss for one in each]),
         stack_counts([one.counts for one in each]),
     )
-
-
-def stack_counts(each: Sequence[Counts]) -> Counts:
-    """Counts of single clients [K] as [C, K]."""
-    return {
-        name: (torch.stack([one[name][0] for one in each]), torch.stack([one[name][1] for one in each]))
-        for name in (each[0] if each else {})
-    }

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.hooks import portable
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import Known, LoopedTrainer
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.looped_scorer import Known
 from fedbench.engine.train.trainer import Counts
 
 
@@ -77,14 +77,6 @@ def _one(
         for key, leaf in tree.items():
             leaves[name][key][row].copy_(leaf)
     return float(outcome.loss), _plain(outcome.counts)
-
-
-def portable(error: Exception) -> Exception:
-    """`error`, or where it does not survive a pipe, one that tells its name and text."""
-    try:
-        return cast("Exception", pickle.loads(pickle.dumps(error)))
-    except Exception:  # noqa: BLE001 - whatever its own code raises
-        return FedbenchError(f"{type(error).__name__}: {error}")
 
 
 def _plain(counts: Counts) -> dict[str, tuple[list[float], list[float]]]:

@@ -6,7 +6,6 @@ messages, memories and uploads pass through shared buffers, never through a pipe
 
 from __future__ import annotations
 
-import heapq
 import multiprocessing
 import weakref
 from collections.abc import Sequence
@@ -20,15 +19,14 @@ from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.hooks import Calls
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import stack_counts
+from fedbench.engine.train.blocks import BLOCKS_PER_WORKER, in_blocks, scored_blocks
+from fedbench.engine.train.looped_scorer import stack_counts
 from fedbench.engine.train.processes import end, start
 from fedbench.engine.train.shared_tree import SharedTree, Spec, spec_of
 from fedbench.engine.train.trainer import Counts, Outcome, Trainer
 from fedbench.engine.train.worker import Order, serve, unplain
-
-BLOCKS_PER_WORKER = 6  # pieces a cohort is cut into, for balance
-SCORED_BLOCK = 5000  # samples a piece has at least where clients are only scored: dealing takes a core, too
 
 
 class WorkersTrainer(Trainer):
@@ -79,9 +77,11 @@ class WorkersTrainer(Trainer):
     @torch.no_grad()
     def _specimen(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> tuple[Tree, Tree]:
         """(upload, memory) of an untrained client, one row: tells the shapes the workers will write."""
-        method = self.setup.method
-        view = self.setup.client(int(ids[0]), trees.row(message, 0), trees.row(memory, 0), clock)
-        upload, kept = method.finish(trees.clone(method.start(view)), view)
+        method, client = self.setup.method, int(ids[0])
+        view = self.setup.client(client, trees.row(message, 0), trees.row(memory, 0), clock)
+        call = Calls(method, clock, [client])
+        work = trees.clone(call("start", method.start, call.view("start", view)))
+        upload, kept = call("finish", method.finish, work, call.view("finish", view))
         return trees.expand(upload, 1), trees.expand(kept, 1)
 
     def _reserve(self, name: str, spec: Spec) -> None:
@@ -143,20 +143,6 @@ class WorkersTrainer(Trainer):
         if failure is not None:
             raise failure
         return [replies[row] for row in range(len(ids))]
-
-
-def scored_blocks(samples: int, workers: int) -> int:
-    """Blocks a worker that scoring is cut into: many for balance, few where there is little to do."""
-    return max(1, min(BLOCKS_PER_WORKER, samples // (SCORED_BLOCK * workers)))
-
-
-def in_blocks(work: Sequence[float], count: int) -> list[list[int]]:
-    """Rows in up to `count` blocks of similar work [C], the largest first; each goes where there is least so far."""
-    blocks: list[tuple[float, int, list[int]]] = [(0.0, index, []) for index in range(min(count, len(work)))]
-    for row in sorted(range(len(work)), key=lambda row: -work[row]):
-        filled, index, rows = heapq.heappop(blocks)
-        heapq.heappush(blocks, (filled + work[row], index, [*rows, row]))
-    return [rows for _, _, rows in sorted(blocks, key=lambda block: -block[0]) if rows]
 
 
 def _send(link: Connection, message: object) -> None:

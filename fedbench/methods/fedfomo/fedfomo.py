@@ -25,7 +25,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.fedfomo import candidates as fomo
 from fedbench.methods.parts.mixing import one_each
@@ -51,7 +51,7 @@ class FedFomo(Method):
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
 
     @property
-    def reads_validation(self) -> frozenset[str]:
+    def reads_validation(self) -> frozenset[ClientHook]:
         """To weigh the received models."""
         return frozenset({"start"})
 

@@ -35,7 +35,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.methods.fedrema import mds
 from fedbench.methods.fedrema.peers import RelevantPeers
 from fedbench.methods.parts import passes
@@ -63,7 +63,7 @@ class FedReMa(RelevantPeers):
     paper: ClassVar[str] = "Liang et al., ECAI 2024"
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """For the class means of features."""
         return frozenset({"finish"}) if self.align else frozenset()
 

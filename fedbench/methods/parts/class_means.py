@@ -18,7 +18,7 @@ from fedbench.config.domain import at_least
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.parts import passes
 from fedbench.models.task import Task
@@ -33,7 +33,7 @@ class ClassMeans(Method):
     family: ClassVar[str] = "personalised"
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """The means are over all training samples."""
         return frozenset({"finish"})
 

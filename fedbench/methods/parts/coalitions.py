@@ -22,7 +22,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.parts import grouping
 from fedbench.models.task import Task
@@ -40,12 +40,12 @@ class Coalitions(Method):
         """The method inside the coalitions."""
 
     @property
-    def reads_data(self) -> frozenset[str]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """As the inner method."""
         return self.inner.reads_data
 
     @property
-    def reads_validation(self) -> frozenset[str]:
+    def reads_validation(self) -> frozenset[ClientHook]:
         """As the inner method."""
         return self.inner.reads_validation
 
