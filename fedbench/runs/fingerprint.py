@@ -19,12 +19,23 @@ from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
 
 SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are known to give the same numbers
-TRAIN = tuple(f"fedbench.engine.train.{name}" for name in ("fit", "looped", "stacked", "workers"))
+TRAIN = tuple(f"fedbench.engine.train.{name}" for name in ("fit", "joint", "looped", "stacked", "workers"))
 ENGINE = ("fedbench.engine.simulation", *TRAIN)
+ROOMS = (
+    "contract",
+    "method",
+    "preparation",
+    "schedule",
+    "scored_sets",
+    "scores",
+    "setup",
+    "simulation",
+    "train",
+)
 ENGINE_ROOMS = (
-    *(f"fedbench.engine.{name}" for name in ("contract", "method", "preparation", "schedule", "setup")),
-    *("fedbench.engine.simulation", "fedbench.engine.train", "fedbench.metrics"),
+    *(f"fedbench.engine.{name}" for name in ROOMS),
     *(f"fedbench.core.{name}" for name in ("batch", "rng", "trees")),
+    "fedbench.metrics",
 )
 DATA = tuple(f"fedbench.data.{name}" for name in ("federation", "split"))
 

@@ -75,7 +75,7 @@ def test_data_sets_and_partitions_have_the_defaults_that_their_files_say(file: s
     group, _, name = file.partition("/")
     assert (CONF / f"{file}.yaml").read_text(encoding="utf-8").startswith("# ")
     component = getattr(resolved(f"{group}={name}"), group)
-    assert component == compose.registry(group).build({"name": name})
+    assert component == groups.registry(group).build({"name": name})
     family = getattr(component, "family_field", None)
     assert not family or isinstance(getattr(component, family), int | float)
 
@@ -93,7 +93,7 @@ def test_every_method_composes_inside_fedcollab(base: str) -> None:
     assert run.labels["method"] == ("fedcollab" if base == "fedavg" else f"fedcollab({base})")
 
 
-def test_defaults_are_the_paper_s_method_on_digits() -> None:
+def test_defaults_are_fedcollab_on_digits() -> None:
     run = resolved()
     chosen = {group: run.labels[group] for group in ("dataset", "partition", "method")}
-    assert chosen == {"dataset": "digits", "partition": "label_shift", "method": "fedcollab"}
+    assert chosen == {"dataset": "digits", "partition": "dir0.1", "method": "fedcollab"}

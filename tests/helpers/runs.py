@@ -23,6 +23,7 @@ from fedbench.runs import execution as run
 from fedbench.runs.config import RunConfig, resolve
 
 FAST = [
+    "protocol=fedcollab_label_shift",
     "protocol.rounds=4",
     "partition=homo",
     "partition.num_clients=4",
