@@ -1,0 +1,111 @@
+"""The shipped checks pass a method written outside the package, and each fails one that breaks its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.engine.conformance import Conformance
+from fedbench.methods.fedavg import FedAvg
+from fedbench.testing import CHECKS, check_method, hooks, parametrize_with_checks, run, runs
+from fedbench.testing.__main__ import main
+from fedbench.testing.subject import Subject
+from tests.helpers import outside
+
+OUTSIDE = "tests.helpers.outside"
+
+BROKEN = [
+    (hooks.check_is_a_documented_value, outside.Undecorated, "dataclass"),
+    (
+        hooks.check_server_hooks_leave_their_arguments_alone,
+        outside.WritesToTheServer,
+        "wrote into the server",
+    ),
+    (
+        hooks.check_client_hooks_leave_their_arguments_alone,
+        outside.WritesToTheModel,
+        "wrote into the work tree",
+    ),
+    (hooks.check_trees_keep_their_names_shapes_and_precision, outside.Growing, "leaves changed"),
+    (hooks.check_single_precision_stays_single, outside.Double, "float64 in a float32 run"),
+    (hooks.check_a_client_is_sent_the_same_in_whatever_company, outside.Crowded, "differs by"),
+    (hooks.check_collaboration_is_row_stochastic, outside.Lopsided, "rows of W sum to"),
+    (hooks.check_clients_that_are_too_small_are_refused, outside.Modest, "no ConfigError"),
+    (runs.check_stacked_equals_looped, outside.Padded, "differ"),
+    (runs.check_is_deterministic_whatever_else_is_random, outside.Loud, "global generator"),
+    (runs.check_resumed_equals_uninterrupted, outside.Forgetful, "other numbers"),
+    (runs.check_relabelled_clients_get_relabelled_models, outside.Crowded, "differ by"),
+    (runs.check_relabelled_clients_get_relabelled_models, outside.Modest, "declares that it does not"),
+    (runs.check_stays_finite_and_moves, outside.Frozen, "did not move"),
+]
+
+
+@parametrize_with_checks([f"{OUTSIDE}:Momentum"])
+def test_a_method_from_outside(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    ("check", "method", "message"),
+    BROKEN,
+    ids=[f"{case[1].__name__}-{case[0].__name__[6:]}" for case in BROKEN],
+)
+def test_a_broken_promise_is_told(
+    check: Callable[[Subject], None], method: type[FedAvg], message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        run(check, Subject.of(method))
+
+
+def test_traffic_that_is_not_counted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject.of("fedavg")
+    subject.run("mlp").state.bytes_up += 8
+    with pytest.raises(AssertionError, match="recorded"):
+        run(runs.check_traffic_is_what_was_sent, subject)
+
+
+def test_what_cannot_be_pickled_is_told() -> None:
+    with pytest.raises(Exception, match="pickle"):
+        check_method(outside.Unpicklable)
+
+
+def test_methods_are_given_in_four_ways() -> None:
+    for given in ("fedavg", FedAvg, FedAvg(), "fedbench.methods.fedavg:FedAvg"):
+        assert Subject.of(given).method == FedAvg()
+    check_method(FedAvg(), checks=CHECKS[:1])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("fedavgg", UnknownName, "nearest: fedavg"),
+        ("nowhere.at_all:Class", ConfigError, "No module named"),
+        (f"{OUTSIDE}:Nobody", ConfigError, "Nobody"),
+        (f"{OUTSIDE}:Conformance", ConfigError, "no subclass"),
+        (f"{OUTSIDE}:Unfinished", ConfigError, "abstract"),
+    ],
+)
+def test_what_is_no_method_is_refused(given: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Subject.of(given)
+
+
+def test_settings_reach_into_fields() -> None:
+    method = Subject.of("fedcollab").method
+    assert (method.restarts, method.discriminator.rounds, method.discriminator.lr) == (3, 20, 0.01)
+    assert FedAvg().conformance == Conformance()
+
+
+def test_the_command_says_what_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fedavg"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("holds ") == len(CHECKS)
+    assert f"fedavg: {len(CHECKS)} of {len(CHECKS)} checks hold" in said
+    assert main([f"{OUTSIDE}:Frozen"]) == 1
+    said = capsys.readouterr().out
+    assert "FAILS  stays finite and moves" in said
+    assert "did not move" in said
+    assert main(["fedavgg"]) == main([]) == main(["--help"]) == 2
+    assert "nearest" in capsys.readouterr().err
