@@ -43,7 +43,13 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(
     (tmp_path / "l2_fedavg.py").write_text(block("python", "class ShrinkingFedAvg"), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(METHODS._entries, "shrinking", "l2_fedavg:ShrinkingFedAvg")
-    base = ["protocol.rounds=3", f"runs_dir={tmp_path}/runs", "progress=none", "hardware=cpu"]
+    base = [
+        "protocol.rounds=3",
+        "protocol.eval_every=1",
+        f"runs_dir={tmp_path}/runs",
+        "progress=none",
+        "hardware=cpu",
+    ]
 
     def losses(method: dict[str, object]) -> list[float]:
         plain = resolve(compose.compose([*base, "method=fedavg"])).plain
