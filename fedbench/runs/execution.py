@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedbench.config.schema import CheckpointConfig
-from fedbench.core.errors import FedbenchError, FolderInUse, Stale
+from fedbench.core.errors import FolderInUse
 from fedbench.core.interruption import held
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
@@ -31,14 +29,14 @@ from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
 from fedbench.results.console import Progress
 from fedbench.results.environment import environment, versions
-from fedbench.results.folder import RunFolder, Status
-from fedbench.results.observer import Labels, Observer, Observers
+from fedbench.results.folder import RunFolder
+from fedbench.results.observer import Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, run_key
+from fedbench.runs.places import folder_of, labels_of, standing
 
 PATIENCE = 0.5  # seconds between looks at a reference that another process makes
-log = logging.getLogger("fedbench")
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
@@ -131,51 +129,6 @@ def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: 
             if signals.asked:
                 progress = f"after round {state.round} of {simulation.setup.protocol.rounds}"
                 raise signals.stopped(f"{progress}; checkpoint: {folder.checkpoint}")
-
-
-def folder_of(run: RunConfig) -> RunFolder:
-    """Where the run's files are."""
-    try:
-        data = fingerprint.content(run.dataset)
-    except (
-        FedbenchError
-    ):  # raised again where samples are needed; what was found with them may still be shown
-        data = ""
-    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
-
-
-def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
-    """`folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
-
-    `tell`: warn of one that is shown.
-
-    Raises:
-        Stale: there is one, and stale=error.
-    """
-    status = folder.status()
-    parts = fingerprint.changed(folder.code, fingerprint.code_of(run)) if status != "new" else []
-    if not parts:
-        return status
-    if run.settings.stale == "rerun":
-        return "new"
-    what = "was made" if status == "finished" else "was begun"
-    reason = f"{folder.path} {what} by other code ({', '.join(parts)} changed since)"
-    if run.settings.stale == "error":
-        raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
-    if tell:
-        _warn_once(f"{reason}; stale=rerun makes it again")
-    return status
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
-
-
-def labels_of(run: RunConfig) -> Labels:
-    """What people call the run."""
-    names = {group: run.labels[group] for group in ("dataset", "partition", "method", "protocol")}
-    return Labels(**names, model=run.model.label, seed=run.seed)
 
 
 def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:

@@ -13,7 +13,8 @@ from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.together import together
 from fedbench.engine.train.trainer import Trainer
 from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.execution import RunResult, execute, folder_of, standing
+from fedbench.runs.execution import RunResult, execute
+from fedbench.runs.places import folder_of, standing
 
 
 def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:

@@ -123,7 +123,8 @@ def perform(plains: Sequence[Mapping[str, Any]], _: DictConfig) -> None:
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from fedbench.runs.execution import execute, folder_of
+    from fedbench.runs.execution import execute
+    from fedbench.runs.places import folder_of
 
     run = from_plain(plains[HydraConfig.get().job.num])
     with contextlib.suppress(Exception), folder_of(run).noting_failure():

@@ -14,7 +14,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.results.folder import RunFolder
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.execution import folder_of, labels_of, standing
+from fedbench.runs.places import folder_of, labels_of, standing
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from fedbench.core.errors import Stale
 from fedbench.engine import state as states
 from fedbench.engine.simulation import Simulation
-from fedbench.runs import execution, fingerprint
+from fedbench.runs import execution, fingerprint, places
 from fedbench.runs.config import RunConfig, run_key
 from tests.helpers.codes import ROOMS, edit, forget
 from tests.helpers.real_formats import write_labelled
@@ -47,7 +47,7 @@ def test_other_samples_make_another_run(tmp_path: Path) -> None:
     first, second = (execution.execute(run) for run in runs)
     assert first.folder != second.folder
     assert first.row["data"] != second.row["data"]
-    locals_ = {execution.folder_of(run.local).path for run in runs}
+    locals_ = {places.folder_of(run.local).path for run in runs}
     assert len(locals_) == 2
     assert all((folder / "result.json").is_file() for folder in locals_)
 
@@ -59,12 +59,12 @@ def test_a_run_on_replaced_files_does_not_go_on(tmp_path: Path, monkeypatch: pyt
         stopped(patch)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(run)
-    before = execution.folder_of(run)
+    before = places.folder_of(run)
     assert before.status() == "partial"
     shutil.rmtree(tmp_path / "a")
     fingerprint.load.cache_clear()
     fingerprint.content.cache_clear()
-    after = execution.folder_of(of_files(tmp_path, "a", 3, "method=local", "checkpoint.rounds=1"))
+    after = places.folder_of(of_files(tmp_path, "a", 3, "method=local", "checkpoint.rounds=1"))
     assert after.path != before.path
     assert after.status() == "new"
 

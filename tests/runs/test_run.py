@@ -22,6 +22,7 @@ from fedbench.data.partition import Partition
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.runs import execution as run
+from fedbench.runs import places
 from fedbench.runs.config import from_plain, run_key
 from tests.helpers.runs import FAST, config, kill_and_rerun, rows, same_models, stamps
 
@@ -166,7 +167,7 @@ def test_a_run_waits_for_the_reference_that_another_process_makes(
     """As in a parallel sweep; the other one dies here, so this one has to make it."""
     chosen = config(tmp_path, "method=fedavg")
     assert chosen.local is not None
-    reference = run.folder_of(chosen.local)
+    reference = places.folder_of(chosen.local)
     holder = (
         "import time; from pathlib import Path; from fedbench.core.lock import FolderLock\n"
         f"lock = FolderLock(Path({str(reference.path)!r})); lock.acquire(); print('held', flush=True); time.sleep(60)"
@@ -294,7 +295,7 @@ def test_a_reference_of_another_seed(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_kept_until_the_run_succeeds(tmp_path: Path) -> None:
-    folder = run.RunFolder(tmp_path, "0" * 16, run.labels_of(config(tmp_path)))
+    folder = run.RunFolder(tmp_path, "0" * 16, places.labels_of(config(tmp_path)))
     with pytest.raises(ValueError, match="broken"), folder, folder.noting_failure():
         raise ValueError("broken\nfor a reason")
     assert folder.failure() == "ValueError: broken for a reason"

@@ -21,6 +21,7 @@ from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Outcome, Trainer
 from fedbench.results import checkpoint
 from fedbench.runs import execution as run
+from fedbench.runs import places
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import RunResult
 from fedbench.runs.together import execute_together
@@ -164,7 +165,7 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(bad, Diverged)
     assert isinstance(good, RunResult)
     same(good, run.execute(configs(tmp_path / "alone", *chosen)[0]))
-    assert run.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
+    assert places.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
 
 
 def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,5 +198,5 @@ def test_an_interruption_unlocks_every_folder(
         execute_together(configs(tmp_path, *chosen))
     assert threading.active_count() == before
     for config in configs(tmp_path, *chosen):
-        with run.folder_of(config):
+        with places.folder_of(config):
             assert caught.value

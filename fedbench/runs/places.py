@@ -1,0 +1,59 @@
+"""Where a run's files are, and whether what is there may be used: it is of other samples, or of other code."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from fedbench.core.errors import FedbenchError, Stale
+from fedbench.results.folder import RunFolder, Status
+from fedbench.results.observer import Labels
+from fedbench.runs import fingerprint
+from fedbench.runs.config import RunConfig, run_key
+
+log = logging.getLogger("fedbench")
+
+
+def folder_of(run: RunConfig) -> RunFolder:
+    """Where the run's files are."""
+    try:
+        data = fingerprint.content(run.dataset)
+    except (
+        FedbenchError
+    ):  # raised again where samples are needed; what was found with them may still be shown
+        data = ""
+    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
+
+
+def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
+    """`folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
+
+    `tell`: warn of one that is shown.
+
+    Raises:
+        Stale: there is one, and stale=error.
+    """
+    status = folder.status()
+    parts = fingerprint.changed(folder.code, fingerprint.code_of(run)) if status != "new" else []
+    if not parts:
+        return status
+    if run.settings.stale == "rerun":
+        return "new"
+    what = "was made" if status == "finished" else "was begun"
+    reason = f"{folder.path} {what} by other code ({', '.join(parts)} changed since)"
+    if run.settings.stale == "error":
+        raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
+    if tell:
+        _warn_once(f"{reason}; stale=rerun makes it again")
+    return status
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
+
+
+def labels_of(run: RunConfig) -> Labels:
+    """What people call the run."""
+    names = {group: run.labels[group] for group in ("dataset", "partition", "method", "protocol")}
+    return Labels(**names, model=run.model.label, seed=run.seed)
