@@ -15,6 +15,7 @@ import io
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ HEAVY = (
     "sklearn",
     "cvxpy",
 )  # imported once, before
+SECONDS = 120.0  # of computing for one error; its tests take less than 30
 FORK = multiprocessing.get_context("fork")
 TREES: Any = FORK.SimpleQueue()  # copies that no process uses
 
@@ -112,45 +114,62 @@ def caught_by(mutant: Mutant, tree: Path) -> str:
     file = tree / mutant.file
     before = file.read_text(encoding="utf-8")
     file.write_text(mutant.made_in(before), encoding="utf-8")
+    try:
+        return first_failure(mutant.tests, tree)
+    finally:
+        file.write_text(before, encoding="utf-8")
+
+
+def first_failure(tests: Sequence[str], tree: Path) -> str:
+    """The first of `tests` that fails in `tree`, or computes without end; empty if none does."""
     os.chdir(tree)
     sys.path.insert(0, str(tree))
     sys.dont_write_bytecode = True
     first = FirstFailure()
+    signal.signal(signal.SIGVTALRM, _too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            code = pytest.main([*options, *mutant.tests], plugins=[first])
-    finally:
-        file.write_text(before, encoding="utf-8")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = pytest.main([*options, *tests], plugins=[first])
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     if bool(first.name) != (code != pytest.ExitCode.OK):
-        raise RuntimeError(f"pytest did not run on {mutant.file}:\n{said.getvalue()}")
+        raise RuntimeError(f"pytest did not run {' '.join(tests)}:\n{said.getvalue()}")
     return first.name.removeprefix("tests/")
 
 
-def in_a_free_tree(mutant: Mutant) -> str:
-    """`caught_by` in a tree that no other process uses."""
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"{SECONDS} seconds of computing")
+
+
+def in_a_free_tree(job: Mutant | tuple[str, ...]) -> str:
+    """`caught_by`, or `first_failure` of tests, in a tree that no other process uses."""
     tree = TREES.get()
     try:
-        return caught_by(mutant, tree)
+        return caught_by(job, tree) if isinstance(job, Mutant) else first_failure(job, tree)
     finally:
         TREES.put(tree)
 
 
 def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
-    """Those that no test catches; prints a line for each. Every error has a process of its own."""
+    """Those that no test catches; prints a line for each. Every error has a process of its own.
+
+    Raises:
+        RuntimeError: a test fails without any error.
+    """
     for name in HEAVY:
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory() as folder:
+    missed = []
+    with tempfile.TemporaryDirectory() as folder, FORK.Pool(jobs, maxtasksperchild=1) as pool:
         for place in range(jobs):
             (Path(folder) / str(place)).mkdir()
             TREES.put(copied(Path(folder) / str(place)))
-        missed = []
-        with FORK.Pool(jobs, maxtasksperchild=1) as pool:
-            for mutant, test in zip(mutants, pool.imap(in_a_free_tree, mutants), strict=True):
-                where = f"{mutant.file.removeprefix('fedbench/')}: {mutant.what}"
-                print(f"| {where} | {test or 'NOT CAUGHT'} |", flush=True)
-                missed += [] if test else [mutant]
-        TREES.close()
+        needed = sorted({mutant.tests for mutant in mutants})
+        if failing := [name for name in pool.imap(in_a_free_tree, needed) if name]:
+            raise RuntimeError(f"these fail without any error: {' '.join(failing)}")
+        for mutant, test in zip(mutants, pool.imap(in_a_free_tree, mutants), strict=True):
+            where = f"{mutant.file.removeprefix('fedbench/')}: {mutant.what}"
+            print(f"| {where} | {test or 'NOT CAUGHT'} |", flush=True)
+            missed += [] if test else [mutant]
     return missed
 
 
@@ -171,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if given.check:
         return 0
-    print("| error | caught by |\n|---|---|")
+    print("| error | caught by |\n|---|---|", flush=True)
     missed = run(chosen, given.jobs)
     print(f"{len(chosen) - len(missed)} of {len(chosen)} errors caught")
     return int(bool(missed))

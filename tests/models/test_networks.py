@@ -27,6 +27,7 @@ from fedbench.models.base import Model
 from fedbench.models.blocks import MaxPool2
 from fedbench.runs.config import RunConfig, resolve, run_key
 from tests.helpers.plain import plain_fedavg
+from tests.helpers.tiers import tiered
 from tests.methods.toys import federation, gap, setup, simulate
 
 torchvision = pytest.importorskip("torchvision")
@@ -339,7 +340,10 @@ NETWORKS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "shape"), NETWORKS)
+SMALL = [case for case in NETWORKS if case[0] not in ("resnet18", "mobilenet_v2")]
+
+
+@pytest.mark.parametrize(("name", "shape"), tiered(NETWORKS, quick=SMALL))
 def test_every_network_trains_alike_in_both_engines_and_the_plain_loop(
     name: str, shape: tuple[int, ...]
 ) -> None:
