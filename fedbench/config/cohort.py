@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from fedbench.core.errors import ConfigError
+from fedbench.config.domain import Domain
+from fedbench.core.errors import ConfigError, FedbenchError
 
 ALL = "all"
 
@@ -24,6 +25,28 @@ def parse(text: str) -> int | Fraction:
     if size == 0 or (percent and size > 1):
         raise ConfigError(f"protocol.cohort={text}: a count of at least 1, or a share above 0% up to 100%")
     return size
+
+
+class Cohorts(Domain):
+    """The field's domain; a number from Python counts as its text."""
+
+    def __init__(self) -> None:
+        super().__init__("be a count (5), a share (10%) or all", "a count, a share (10%) or all", self._says)
+
+    def error(self, key: str, value: object) -> FedbenchError:
+        """What `parse` raises."""
+        try:
+            parse(str(value))
+        except ConfigError as error:
+            return error
+        return super().error(key, value)
+
+    def _says(self, value: object) -> bool:
+        try:
+            parse(str(value))
+        except ConfigError:
+            return False
+        return True
 
 
 def size(text: str, clients: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from fedbench.config import cohort
-from fedbench.config.domain import Component, at_least, one_of, positive, share
+from fedbench.config.domain import DOMAIN, Component, at_least, one_of, positive, share
 from fedbench.core.errors import ConfigError, unknown
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class ProtocolConfig(Component):
     name: str = "custom"
     rounds: int = at_least(1, 200)
     # clients a round: a count (5), a share (10%), or all
-    cohort: str = field(default=cohort.ALL, metadata={KEYED: cohort.keyed})
+    cohort: str = field(default=cohort.ALL, metadata={KEYED: cohort.keyed, DOMAIN: cohort.Cohorts()})
     local: LocalConfig = field(default_factory=LocalConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
@@ -140,7 +140,6 @@ class ProtocolConfig(Component):
         for name in self.augment:
             parse_augmentation(name)
         object.__setattr__(self, "cohort", str(self.cohort))
-        cohort.parse(self.cohort)
         if self.report == "best_val" and self.test.val_fraction == 0:
             raise ConfigError("protocol.report=best_val needs protocol.test.val_fraction > 0")
         if self.score == "both" and not self.report.startswith("best"):

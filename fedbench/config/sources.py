@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
@@ -27,8 +27,11 @@ NESTED = re.compile(r"^method(/base)+(?=/|$)")  # group of the method inside a m
 MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>\d+(\.\d+)?(e-?\d+)?)")
 
 
-class CheckedFiles(FileConfigSource):
-    """Hydra's own source of files, which would expand an alias without end."""
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's own source of files, which would expand an alias without end.
+
+    Of the same name, as Hydra registers its own again in a launcher's process and lets one of that name stand.
+    """
 
     def load_config(self, config_path: str) -> ConfigResult:
         """See ConfigSource.load_config; raises ConfigError as `yaml_files.check`."""
@@ -109,7 +112,7 @@ def register() -> None:
     """Make Hydra use the source and the configs their functions; calling it again changes nothing."""
     register_resolvers()
     plugins: Any = Plugins.instance()
-    SourcesRegistry.instance().types[CheckedFiles.scheme()] = CheckedFiles
+    SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
     plugins.register(VirtualSource)
     plugins.register(VirtualSearchPath)
 

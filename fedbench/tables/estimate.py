@@ -54,9 +54,10 @@ class Estimator:
             return known
         where = _without_method(job.config)
         if where not in self._setups:
-            self._setups[where] = build(job.config)[0]
-            plain = dataclasses.replace(self._setups[where], method=FedAvg())
+            setup = build(job.config)[0]
+            plain = dataclasses.replace(setup, method=FedAvg())
             self._step[where] = pace(plain, {"looped": Contender(LoopedTrainer)})["looped"]
+            self._setups[where] = setup  # last: a pace that cannot be taken is tried again, and told again
         setup = self._setups[where]
         return client_steps(setup, job.config) * self._step[where] + (
             scored_batches(setup, job.config) * self._step[where] * FORWARD_SHARE

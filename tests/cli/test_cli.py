@@ -48,7 +48,7 @@ def test_defaults_build_every_part(toy: Path) -> None:
     run = resolved()
     assert type(run.dataset).__name__ == "ToyData"
     assert type(run.model).__name__ == "ToyNet"  # model=auto takes the data set's
-    assert run.protocol.rounds == 200
+    assert run.protocol.rounds == 20
     assert run.protocol.optimizer.lr == 0.1
     assert run.protocol.local.batch_size == 32
     assert run.hardware.device == "auto"

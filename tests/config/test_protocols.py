@@ -31,7 +31,7 @@ WORK = {
     "fedcollab_label_shift": (200, "all", 1, None, 32, "sgd", 0.1, 0.0, 0.0, None),
     "fedcollab_feature_shift": (500, "all", 1, None, 32, "sgd", 0.01, 0.0, 0.0, None),
     "fedcollab_concept_shift": (200, "all", 1, None, 32, "sgd", 0.001, 0.0, 0.0, None),
-    "quick": (20, "all", 1, None, 32, "sgd", 0.1, 0.0, 0.0, None),
+    "quick": (20, "all", 5, None, 32, "sgd", 0.1, 0.0, 0.0, None),
 }
 # (augment, test sets, weighting, pool, fraction, validation, score, average, report, per client)
 READING: dict[str, tuple[Any, ...]] = {
@@ -94,7 +94,7 @@ def test_protocols_are_their_papers(name: str) -> None:
 def test_every_file_says_where_its_numbers_come_from(name: str) -> None:
     text = (groups.conf_dir() / "protocol" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
-    source = ("FedSaC", "pFedSim", "SosicFL", "FedReMa", "FedCollab", "smoke run")
+    source = ("FedSaC", "pFedSim", "SosicFL", "FedReMa", "FedCollab", "first look")
     assert any(word in text.splitlines()[0] for word in source)
 
 

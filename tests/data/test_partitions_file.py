@@ -71,7 +71,7 @@ def test_what_a_file_leaves_out_the_protocol_decides(tmp_path):
         tuple(map(len, sets)) for sets in zip(partition.train, partition.val, partition.test, strict=True)
     ]
     assert sizes == [(60, 20, 20), (30, 10, 10)]
-    with pytest.raises(ConfigError, match=r"protocol\.test\.fraction above 0"):
+    with pytest.raises(ConfigError, match=r"larger protocol\.test\.fraction"):
         make_partition(file(path), data(), Protocol(fraction=0), 0)
     make_partition(file(path), data(), Protocol(sets="global"), 0)
 
