@@ -18,10 +18,12 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from queue import Queue
 
 import pytest
 import yaml
@@ -39,7 +41,6 @@ HEAVY = (
 )  # imported once, before
 SECONDS = 120.0  # of computing for one error; its tests take less than 30
 FORK = multiprocessing.get_context("fork")
-TREES: Any = FORK.SimpleQueue()  # copies that no process uses
 
 
 @dataclass(frozen=True)
@@ -141,17 +142,22 @@ def _too_long(*_: object) -> None:
     raise TimeoutError(f"{SECONDS} seconds of computing")
 
 
-def in_a_free_tree(job: Mutant | tuple[str, ...]) -> str:
-    """`caught_by`, or `first_failure` of tests, in a tree that no other process uses."""
-    tree = TREES.get()
+def in_a_process(function: Callable[..., str], *arguments: object) -> str:
+    """What `function` returns in a process of its own, which leaves this one as it is."""
+    receiving, sending = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=lambda: sending.send(function(*arguments)))
+    process.start()
+    sending.close()
     try:
-        return caught_by(job, tree) if isinstance(job, Mutant) else first_failure(job, tree)
+        return str(receiving.recv())
+    except EOFError as error:
+        raise RuntimeError(f"no answer from {function.__name__}{arguments}") from error
     finally:
-        TREES.put(tree)
+        process.join()
 
 
 def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
-    """Those that no test catches; prints a line for each. Every error has a process of its own.
+    """Those that no test catches; prints a line for each.
 
     Raises:
         RuntimeError: a test fails without any error.
@@ -159,14 +165,24 @@ def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
     for name in HEAVY:
         importlib.import_module(name)
     missed = []
-    with tempfile.TemporaryDirectory() as folder, FORK.Pool(jobs, maxtasksperchild=1) as pool:
+    free: Queue[Path] = Queue()
+
+    def in_a_free_tree(function: Callable[..., str], what: object) -> str:
+        tree = free.get()
+        try:
+            return in_a_process(function, what, tree)
+        finally:
+            free.put(tree)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         for place in range(jobs):
             (Path(folder) / str(place)).mkdir()
-            TREES.put(copied(Path(folder) / str(place)))
+            free.put(copied(Path(folder) / str(place)))
         needed = sorted({mutant.tests for mutant in mutants})
-        if failing := [name for name in pool.imap(in_a_free_tree, needed) if name]:
+        if failing := [name for name in pool.map(partial(in_a_free_tree, first_failure), needed) if name]:
             raise RuntimeError(f"these fail without any error: {' '.join(failing)}")
-        for mutant, test in zip(mutants, pool.imap(in_a_free_tree, mutants), strict=True):
+        found = pool.map(partial(in_a_free_tree, caught_by), mutants)
+        for mutant, test in zip(mutants, found, strict=True):
             where = f"{mutant.file.removeprefix('fedbench/')}: {mutant.what}"
             print(f"| {where} | {test or 'NOT CAUGHT'} |", flush=True)
             missed += [] if test else [mutant]

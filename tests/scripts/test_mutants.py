@@ -53,7 +53,6 @@ def test_an_error_is_caught_or_not(script: Any, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow: slow']\n")
     caught = script.Mutant("doubled.py", ("test_it.py",), "", "2 * x", "3 * x")
     missed = script.Mutant("doubled.py", ("test_it.py",), "", "2 * x", "x + 2")
-    with script.FORK.Pool(1, maxtasksperchild=1) as pool:
-        found = pool.starmap(script.caught_by, [(caught, tmp_path), (missed, tmp_path)], chunksize=1)
+    found = [script.in_a_process(script.caught_by, each, tmp_path) for each in (caught, missed)]
     assert found == ["test_it.py::test_double", ""]
     assert "2 * x" in (tmp_path / "doubled.py").read_text()
