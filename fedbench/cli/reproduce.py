@@ -154,6 +154,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         store.save_curves(folder, fill.curves(planned))
         store.save_matrices(folder, fill.matrices(planned))
         write(folder)
+    print(f"table: {folder / 'table.md'}")
     return 1 if _tell_lacking(planned) else 0
 
 

@@ -84,7 +84,8 @@ class Progress(Observer):
     def recall(self, result: Mapping[str, Any]) -> None:
         """Say that what follows is not new, and how to make it anew."""
         if self._mode != "none":
-            commit = str(result.get("commit") or "")[:7]
+            commit, changes, _ = str(result.get("commit") or "").partition("+changes")
+            commit = commit[:7] + changes
             self._line(f"finished earlier{commit and f', at commit {commit}'}; force=true repeats it")
 
     def finish(self, result: Mapping[str, Any]) -> None:
