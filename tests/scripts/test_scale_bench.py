@@ -26,6 +26,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     return scale_cases, scale_render
 
 
+@pytest.mark.slow
 def test_cases_become_a_table_and_a_figure(bench: Any) -> None:
     scale_cases, scale_render = bench
     few, many = (scale_cases.rounds(n, 2, "fedavg", "auto", "cpu", "mlp") for n in (4, 400))
