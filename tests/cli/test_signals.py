@@ -25,6 +25,7 @@ RUN = [
     "partition.num_clients=3",
     "model=mlp",
     "progress=none",
+    "protocol=fedcollab_label_shift",
 ]
 
 

@@ -141,7 +141,7 @@ def test_what_the_paper_leaves_open_may_be_varied(tmp_path: Path) -> None:
 
 def test_scale_reduces_rounds_work_evaluations_and_data(tmp_path: Path) -> None:
     scale = Scale("small", rounds=0.1, epochs=2, evaluations=1, seeds=1, limit=500)
-    spec_ = table(base=["protocol.rounds=30", "protocol.local.epochs=5"])
+    spec_ = table(base=["protocol.rounds=30", "protocol.local.epochs=5", "protocol.eval_every=1"])
     (job,) = plan.make(spec_, wish(tmp_path, scale=scale)).entries[0].jobs
     protocol = job.config.protocol
     assert (protocol.rounds, protocol.local.epochs, protocol.eval_every) == (3, 2, 3)
