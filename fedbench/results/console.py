@@ -25,7 +25,7 @@ LOWER_IS_BETTER = ("rsd",)
 
 
 class Progress(Observer):
-    """A progress bar on a terminal; elsewhere a plain line about every tenth of the rounds."""
+    """A progress bar on a terminal or in a notebook; elsewhere a plain line about every tenth of the rounds."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Progress(Observer):
         mode: str = "auto",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`mode`: auto (bar on a terminal, else lines), bar, lines or none. `clock` counts seconds."""
+        """`mode`: auto (bar on a terminal or in a notebook, else lines), bar, lines or none. `clock` counts seconds."""
         self._console = console or _Output()
-        self._mode = ("bar" if self._console.is_terminal else "lines") if mode == "auto" else mode
+        live = self._console.is_terminal or self._console.is_jupyter
+        self._mode = ("bar" if live else "lines") if mode == "auto" else mode
         self._clock = clock
         self._bar: Bar | None = None
         self._rounds = self._first = self._done = self._shown = 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -29,6 +27,7 @@ from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
 from fedbench.results.console import Progress
 from fedbench.results.environment import environment, versions
+from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise
@@ -40,15 +39,7 @@ PATIENCE = 0.5  # seconds between looks at a reference that another process make
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run: its row and its folder."""
-
-    row: dict[str, Any]
-    folder: Path
-
-
-def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None) -> RunResult:
+def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None) -> Run:
     """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
 
     `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.together.
@@ -69,7 +60,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None)
                     folder.clear()
                 row = _simulate(run, key, folder, observer, seating)
         observer.finish(row)
-        return RunResult(row, folder.path)
+        return Run(folder.path)
     finally:
         observer.close()
 

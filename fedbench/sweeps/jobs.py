@@ -16,8 +16,8 @@ from fedbench.core.errors import FolderInUse
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from fedbench.results.finished import Run
     from fedbench.runs.config import RunConfig
-    from fedbench.runs.execution import RunResult
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def perform(config: DictConfig) -> JobOutcome:
     return outcome
 
 
-def _execute(run: RunConfig) -> RunResult:
+def _execute(run: RunConfig) -> Run:
     """The run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
     told = False
     while (result := _unless_in_use(run, told)) is None:
@@ -100,7 +100,7 @@ def _execute(run: RunConfig) -> RunResult:
     return result
 
 
-def _unless_in_use(run: RunConfig, told: bool) -> RunResult | None:
+def _unless_in_use(run: RunConfig, told: bool) -> Run | None:
     from hydra.types import RunMode
 
     from fedbench.runs.execution import execute
