@@ -133,7 +133,7 @@ class TorchvisionModel(LibraryModel):
         """The networks of torchvision.models."""
         from torchvision import models
 
-        return models.list_models(module=models)
+        return list(models.list_models(module=models))
 
     def create(self, channels: int, classes: int) -> nn.Module:
         """The network; its first convolution for `channels`."""
@@ -168,7 +168,7 @@ class TimmModel(LibraryModel):
 
 def _timm() -> Any:
     try:
-        import timm
+        import timm  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise ConfigError("model=timm needs timm: pip install timm") from error
     return timm

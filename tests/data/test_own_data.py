@@ -72,10 +72,10 @@ def test_npz_refusals(arrays: dict[str, np.ndarray], reason: str, tmp_path: Path
 
 def test_no_file(tmp_path: Path) -> None:
     for path in (None, str(tmp_path / "none.npz")):
-        with pytest.raises(DataMissing, match="reads dataset.path"):
+        with pytest.raises(DataMissing, match=r"reads dataset.path"):
             Npz(path=path).load()
     (tmp_path / "text.npz").write_text("x,y")
-    with pytest.raises(DataCorrupt, match="no .npz of arrays"):
+    with pytest.raises(DataCorrupt, match=r"no .npz of arrays"):
         Npz(path=str(tmp_path / "text.npz")).load()
 
 
