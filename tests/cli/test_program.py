@@ -39,7 +39,7 @@ def test_anything_else_is_a_run(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert program.main(["metod=local"]) == 2
     assert "nearest: method" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["fedbench", "--version"])
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         runpy.run_module("fedbench", run_name="__main__")
 
 
