@@ -110,5 +110,5 @@ class Partition:
                 label_map=arrays.get("label_map"),
                 **sets,
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataCorrupt(f"{path} is no partition written by fedbench ({error})") from error
