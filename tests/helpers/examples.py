@@ -14,10 +14,10 @@ PATIENT = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_
 def register() -> None:
     """Make the profiles known, and use the short one unless the command line names another."""
     settings.register_profile(
-        "few", max_examples=20, derandomize=True, database=None, deadline=None, suppress_health_check=PATIENT
+        "few", max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=PATIENT
     )
     settings.register_profile(
-        "many", max_examples=1000, database=None, deadline=None, suppress_health_check=PATIENT, print_blob=True
+        "many", max_examples=250, database=None, deadline=None, suppress_health_check=PATIENT, print_blob=True
     )
     settings.load_profile("few")
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from fedbench.config.domain import LARGEST
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import FedbenchError
 from fedbench.data.dataset import Dataset
@@ -24,8 +25,8 @@ from tests.helpers.examples import tried
 
 NAMES = [name for name in PARTITIONS if name != "file"]
 WHOLE = ("homo", "dir", "domain", "label_groups", "pathological", "quantity")  # hand out every sample
-HUGE = 2**62
-count = st.one_of(st.integers(1, 12), st.integers(1, 60), st.sampled_from([500, 10**6, HUGE, 10**30]))
+
+count = st.one_of(st.integers(1, 12), st.integers(1, 60), st.sampled_from([500, 10**6, 2**31, LARGEST]))
 number = st.one_of(st.floats(1e-6, 20), st.sampled_from([1e-6, 1e-3, 1e3, 1e6, 1e300]))
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("num_clients", "clients_per_domain"), st.one_of(st.integers(1, 8), count)),
@@ -128,7 +129,7 @@ def test_any_partition_of_any_data(spec: PartitionSpec, data: Dataset, protocol:
 
 
 @given(specs(), datasets(), protocols(), st.integers(0, 2**40), st.randoms(use_true_random=False))
-@tried(2)
+@tried(1)
 def test_any_partition_comes_back_from_its_file(
     spec: PartitionSpec, data: Dataset, protocol: Protocol, seed: int, chance: Any
 ) -> None:
@@ -198,7 +199,7 @@ def test_any_arrays_as_a_split(
         path = Path(folder) / "split.npz"
         np.savez(path, **{**whole, **other})
         try:
-            Partition.load(path)
+            assert Partition.load(path).classes >= 0
         except FedbenchError as error:
             assert "\n" not in str(error)
         try:
