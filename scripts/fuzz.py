@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import resource
 import subprocess
 import sys
@@ -77,10 +78,25 @@ def round_of(seed: int, found: dict[str, Outcome]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["--hypothesis-profile=many", f"--hypothesis-seed={seed}", f"--junitxml={report}"]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "tests/properties"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            "tests/properties",
+        ]
         try:
             done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, preexec_fn=bounded, check=False
+                command,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                preexec_fn=bounded,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             found.setdefault("(the whole round)", Outcome()).failed.append(seed)
@@ -115,7 +131,7 @@ def counted(line: str) -> Counter[str]:
     """`- during generate phase (0.1 seconds): ..., 20 passing, 0 failing, and 3 invalid ...` as numbers."""
     words = line.replace(",", " ").split()
     kinds = ("passing", "failing", "invalid")
-    return Counter({kind: int(n) for n, kind in zip(words, words[1:], strict=False) if kind in kinds and n.isdigit()})
+    return Counter({kind: int(n) for n, kind in itertools.pairwise(words) if kind in kinds and n.isdigit()})
 
 
 def markdown(summary: dict[str, Any]) -> str:
@@ -124,13 +140,12 @@ def markdown(summary: dict[str, Any]) -> str:
     tried = sum(each.get("passing", 0) + each.get("failing", 0) for each in tests.values())
     failed = sum(bool(each["failed_with_seeds"]) for each in tests.values())
     first, last = summary["seeds"]
-    lines = [
-        "# Properties tried with made-up examples\n",
+    said = (
         f"{len(tests)} tests, {tried:,} examples, {failed} failed; {summary['minutes']} minutes on one core, seeds "
-        f"{first} to {last}, commit {summary['commit']} (`make fuzz`). Invalid: drawn, but outside what the property is about.\n",
-        "| test | examples | invalid | failed |",
-        "|---|---|---|---|",
-    ]
+        f"{first} to {last}, commit {summary['commit']} (`make fuzz`). Invalid: drawn, but not what the test is about."
+    )
+    lines = ["# Properties tried with made-up examples\n", f"{said}\n"]
+    lines += ["| test | examples | invalid | failed |", "|---|---|---|---|"]
     for name, each in tests.items():
         examples = each.get("passing", 0) + each.get("failing", 0)
         seeds = ", ".join(map(str, each["failed_with_seeds"]))

@@ -42,7 +42,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path} holds a value that cannot be read: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"{path} holds a value that cannot be read: {' '.join(str(error).split())}"
+        ) from error
 
 
 def check(path: Path, content: bytes) -> None:

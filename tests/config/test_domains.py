@@ -27,6 +27,7 @@ FREE_TEXT = {  # fields whose value is any text: names and places that are looke
     *("runs_dir", "folder", "project", "entity", "tags", "mirrors", "x", "by", "y"),
 }
 
+
 def at(component: Any, keys: tuple[str, ...]) -> Any:
     return functools.reduce(getattr, keys, component)
 

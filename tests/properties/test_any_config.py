@@ -18,17 +18,43 @@ from fedbench.cli.listing import options
 from fedbench.config import cohort
 from fedbench.config.compose import SETTINGS, compose
 from fedbench.config.groups import REGISTRIES
-from fedbench.config.messages import one_line
 from fedbench.config.schema import parse_augmentation
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import NOT_RESULT, RunConfig, from_plain, resolve, run_key
-from tests.helpers.examples import tried
+from tests.helpers.examples import line_of, tried
 from tests.helpers.presets import PRESETS, build, parameters, preset, replaced
 
 WORDS = (
-    *("auto", "all", "null", "none", "local", "global", "both", "true", "last", "best_val", "adam", "sgd", "fedavg"),
+    *(
+        "auto",
+        "all",
+        "null",
+        "none",
+        "local",
+        "global",
+        "both",
+        "true",
+        "last",
+        "best_val",
+        "adam",
+        "sgd",
+        "fedavg",
+    ),
     *("10%", "0%", "100%", "100.5%", "1e400", "1e400%", "1 client", "²", "٣", "1" * 5000, "1" * 400 + "%"),
-    *("crop4", "crop0", "flip", "rotate99999", "crop" + "9" * 5000, "cuda:99", "@norm", "@head", "*", "[", "\udcff", ""),
+    *(
+        "crop4",
+        "crop0",
+        "flip",
+        "rotate99999",
+        "crop" + "9" * 5000,
+        "cuda:99",
+        "@norm",
+        "@head",
+        "*",
+        "[",
+        "\udcff",
+        "",
+    ),
 )
 NUMBERS = (-1, 0, 1, 2, 10**30, 10**400, -(10**400), 2**63, 1e308, 5e-324, -0.0)
 scalars = st.one_of(
@@ -41,7 +67,9 @@ scalars = st.one_of(
     st.sampled_from(WORDS),
     st.text(max_size=6),
 )
-values = st.one_of(scalars, st.lists(scalars, max_size=3), st.dictionaries(st.text(max_size=4), scalars, max_size=2))
+values = st.one_of(
+    scalars, st.lists(scalars, max_size=3), st.dictionaries(st.text(max_size=4), scalars, max_size=2)
+)
 
 
 @functools.cache
@@ -87,14 +115,6 @@ def decisive(run: RunConfig) -> dict[str, Any]:
     return found
 
 
-def line_of(error: FedbenchError) -> str:
-    """What the command line prints, which is one line and no novel."""
-    line = one_line(error)
-    assert line
-    assert "\n" not in line
-    return line
-
-
 @given(altered())
 @tried(3)
 def test_any_value_in_any_field(configs: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -121,16 +141,22 @@ def overrides(draw: st.DrawFn) -> list[str]:
     family = st.builds(
         "{}{}".format,
         st.sampled_from(["dir", "dir_prior", "fold", "groups_s", "pathological", "quantity", "homo"]),
-        st.one_of(st.integers(0, 12), st.floats(0, 2), st.sampled_from(["1e-3", "1e400", "9" * 400, "1e-999", ""])),
+        st.one_of(
+            st.integers(0, 12), st.floats(0, 2), st.sampled_from(["1e-3", "1e400", "9" * 400, "1e-999", ""])
+        ),
     )
     keys = st.one_of(
         st.sampled_from([".".join(keys) for keys in settings_keys()]),
-        st.sampled_from(["protocol.cohort", "protocol.rounds", "protocol.augment", "method.private", "partition.alpha"]),
+        st.sampled_from(
+            ["protocol.cohort", "protocol.rounds", "protocol.augment", "method.private", "partition.alpha"]
+        ),
         st.text(max_size=8),
     )
     name = st.one_of(st.sampled_from(["fedavg", "mnist", "digits", "mlp", "paper"]), st.text(max_size=5))
     chosen = st.builds("{}={}".format, group, st.one_of(name, family))
-    text = st.one_of(st.sampled_from(WORDS), st.text(max_size=6), scalars.map(str), st.just("${seed}"), st.just("???"))
+    text = st.one_of(
+        st.sampled_from(WORDS), st.text(max_size=6), scalars.map(str), st.just("${seed}"), st.just("???")
+    )
     set_to = st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~"]), keys, text)
     real = st.sampled_from(["method", "partition"]).flatmap(
         lambda group: st.sampled_from(options(group)).map(lambda name: f"{group}={name}")
@@ -147,8 +173,7 @@ def test_any_words_on_the_command_line(words: list[str]) -> None:
         run = resolve(compose(words))
         key = run_key(run)
     except Exception as error:
-        assert one_line(error), f"a traceback: {error!r}"
-        assert "\n" not in str(one_line(error))
+        line_of(error)
         return
     assert run_key(resolve(OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain)))))) == key
 
@@ -167,7 +192,13 @@ def test_any_cohort(clients: int, text: str) -> None:
     cohort.keyed(text)
 
 
-@given(st.one_of(st.from_regex("(crop|flip|rotate)[0-9]*", fullmatch=True), st.text("crop fliptate0123456789", max_size=8), st.sampled_from(WORDS)))
+@given(
+    st.one_of(
+        st.from_regex("(crop|flip|rotate)[0-9]*", fullmatch=True),
+        st.text("crop fliptate0123456789", max_size=8),
+        st.sampled_from(WORDS),
+    )
+)
 @tried(10)
 def test_any_augmentation(text: str) -> None:
     try:

@@ -14,7 +14,13 @@ from fedbench.core.errors import DataCorrupt
 from fedbench.core.progress import Report, silent
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")  # whatever the name says; others may run programs or hold several
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "GIF",
+    "BMP",
+    "WEBP",
+)  # whatever the name says; others may run programs or hold several
 MOST_PIXELS = 2**26  # of an image that is scaled: a damaged header may ask for any memory
 CHUNK = 64  # images a thread decodes between reports
 Images = NDArray[np.uint8]

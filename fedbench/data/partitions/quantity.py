@@ -18,6 +18,7 @@ from fedbench.data.partitions.dirichlet import SMALLEST_ALPHA, dirichlet
 
 BATCH = 2000  # draws at once
 
+
 @dataclass(frozen=True)
 class Quantity(PartitionSpec):
     """Shuffle, then cut into parts of random size."""

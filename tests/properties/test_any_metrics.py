@@ -1,28 +1,22 @@
-"""Averages, metrics, verdicts and stored numbers on any values, against what their definitions say word by word."""
+"""Averages, metrics and verdicts on any values, against their definitions."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import tempfile
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedbench.core import files, trees
-from fedbench.core.errors import Damaged
-from fedbench.core.sealed import Sealed
+from fedbench.core import trees
 from fedbench.metrics.accuracy import Tally, weighted
 from fedbench.metrics.fairness import fairness
 from fedbench.metrics.report_rules import report
 from fedbench.metrics.time_to_accuracy import improvement, time_to_accuracy
-from fedbench.results.history import History, Record
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare, seeds_needed
 from tests.helpers.examples import tried
 
@@ -59,8 +53,10 @@ def test_ipr_and_rsd_are_those_of_exact_ratios(both: list[tuple[tuple[int, int],
     found = fairness(ours.accuracy(), local.accuracy())
     gains = [Fraction(*a) - Fraction(*b) for a, b in both if a[1] and b[1]]
     assert same(found.ipr, Fraction(100 * sum(g > 0 for g in gains), len(gains)) if gains else None)
-    assert math.isnan(found.rsd) if not gains else math.isclose(
-        found.rsd, 100 * math.sqrt(statistics.pvariance(gains)), abs_tol=1e-9
+    assert (
+        math.isnan(found.rsd)
+        if not gains
+        else math.isclose(found.rsd, 100 * math.sqrt(statistics.pvariance(gains)), abs_tol=1e-9)
     )
 
 
@@ -94,7 +90,9 @@ def test_report_rules_read_the_rounds_that_they_say(
     for rule, picked in chosen.items():
         found = report(rule, rounds, list(map(tally, test)), list(map(tally, val)), average, per_client)
         assert found.rounds.tolist() == [[rounds[i] for i in row] for row in picked]
-        assert found.tally.correct.tolist() == [sum(test[row[c]][c][0] for row in picked) for c in range(clients)]
+        assert found.tally.correct.tolist() == [
+            sum(test[row[c]][c][0] for row in picked) for c in range(clients)
+        ]
 
 
 accuracies = st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), min_size=1, max_size=8)
@@ -108,7 +106,9 @@ def test_time_to_accuracy_is_the_first_round_that_reaches_it(
     times = []
     for accuracy in (slow, fast):
         rounds = [3 * i for i in range(len(accuracy))]
-        found = time_to_accuracy(rounds, accuracy, reference, [1.5 * n for n in rounds], [7 * n for n in rounds])
+        found = time_to_accuracy(
+            rounds, accuracy, reference, [1.5 * n for n in rounds], [7 * n for n in rounds]
+        )
         first = next((i for i, value in enumerate(accuracy) if value >= reference - 1e-9), None)
         wanted = (None, None, None) if first is None else (3 * first, 4.5 * first, 21 * first)
         assert (found.rounds, found.seconds, found.bytes) == wanted
@@ -126,7 +126,9 @@ def test_an_average_is_the_weighted_sum(rows: list[list[float]], data: st.DataOb
     weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
     leaf = torch.tensor(rows, dtype=torch.float64)
     found = trees.mean({"w": leaf, "n": leaf.round().long()}, weights)
-    wanted = [math.fsum(n * row[i] for n, row in zip(sizes, rows, strict=True)) / sum(sizes) for i in range(3)]
+    wanted = [
+        math.fsum(n * row[i] for n, row in zip(sizes, rows, strict=True)) / sum(sizes) for i in range(3)
+    ]
     assert found["w"].tolist() == pytest.approx(wanted, abs=1e-9)
     assert found["n"].dtype == torch.int64
     assert bool((found["w"] <= leaf.amax(0) + 1e-9).all() & (found["w"] >= leaf.amin(0) - 1e-9).all())
@@ -148,7 +150,11 @@ def test_label_shares_weigh_the_global_set(counted: Counts, data: st.DataObject)
 spreads = st.one_of(st.just(0.0), st.floats(1e-6, 50))
 samples = st.builds(Sample, st.floats(-100, 100), spreads, st.integers(2, 30))
 papers = st.builds(
-    Sample, st.floats(-100, 100), st.one_of(st.none(), spreads), st.integers(1, 10), st.sampled_from([0.0, 0.005, 0.5])
+    Sample,
+    st.floats(-100, 100),
+    st.one_of(st.none(), spreads),
+    st.integers(1, 10),
+    st.sampled_from([0.0, 0.005, 0.5]),
 )
 
 
@@ -169,93 +175,11 @@ def test_a_verdict_is_one_of_three_and_a_wider_margin_agrees_with_more(
         if narrow.outcome == DIFFERENT:
             assert abs(narrow.difference) > margin
         mirrored = compare(
-            Sample(-ours.mean, ours.std, ours.n), Sample(-theirs.mean, theirs.std, theirs.n, theirs.rounding), margin
+            Sample(-ours.mean, ours.std, ours.n),
+            Sample(-theirs.mean, theirs.std, theirs.n, theirs.rounding),
+            margin,
         )
         assert mirrored.outcome == narrow.outcome
         assert math.isclose(mirrored.low, -narrow.high, abs_tol=1e-9)
     needed = seeds_needed(ours, theirs, margin)
     assert needed >= 2
-
-
-cells = st.one_of(st.text(max_size=5), st.integers(), st.floats(), st.just('a"b,\n\r;'))
-
-
-@given(st.lists(st.dictionaries(st.sampled_from(["a", "b c", "d,e"]), cells, min_size=1), min_size=1, max_size=4))
-@tried(5)
-def test_what_is_written_as_csv_is_read_back(rows: list[dict[str, Any]]) -> None:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    assume(len(columns) > 1 or all(str(row.get(columns[0], "")) for row in rows))
-    with tempfile.TemporaryDirectory() as folder:
-        Sealed(Path(folder), "again").write({"x.csv": files.as_csv(rows)})
-        found = Sealed(Path(folder), "again").csv("x.csv")
-    assert [list(row) for row in found] == [columns] * len(rows)
-    for row, before in zip(found, rows, strict=True):
-        for column, text in row.items():
-            value = before.get(column, "")
-            if isinstance(value, float):
-                assert repr(float(text)) == repr(value)
-            else:
-                assert text == str(value)
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> History:
-    clients = draw(st.integers(1, 4))
-    totals = draw(st.lists(st.integers(0, 9), min_size=clients, max_size=clients))
-    history, done, up, down = History(), -1, 0, 0
-    for _ in range(draw(st.integers(1, 4))):
-        done += draw(st.integers(1, 3))
-        up, down = up + draw(st.integers(0, 2**40)), down + draw(st.integers(0, 2**40))
-        names = draw(st.lists(st.sampled_from(["local", "val", "trained_local"]), min_size=1, unique=True))
-        tallies = {name: tally([(draw(st.integers(0, t)), t) for t in totals]) for name in names}
-        seconds = draw(st.dictionaries(st.sampled_from(["train", "evaluate"]), st.floats(0, 1e6)))
-        history.add(Record(done, tallies, up, down, seconds, draw(st.one_of(st.just(math.nan), st.floats(0, 9)))))
-    return history
-
-
-@given(histories())
-@tried(3)
-def test_a_history_comes_back_from_a_checkpoint(history: History) -> None:
-    again = History.restore(*history.state())
-    columns = [[{name: repr(value) for name, value in row.items()} for row in each.rows()] for each in (again, history)]
-    assert columns[0] == columns[1]
-    assert {k: v.tolist() for k, v in again.arrays().items() if k != "train_loss"} == {
-        k: v.tolist() for k, v in history.arrays().items() if k != "train_loss"
-    }
-
-
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.binary(max_size=9), min_size=1), min_size=1, max_size=3))
-@tried(2)
-def test_a_sealed_folder_holds_what_was_written_last_wherever_the_writer_stops(
-    writes: list[dict[str, bytes]],
-) -> None:
-    """Stopped at any replacement of a file, every file is one of those written, and the last or the one before."""
-    from fedbench.core import sealed
-
-    *before, last = writes
-    known: dict[str, bytes] = {}
-    for each in before:
-        known |= each
-    for stop in range(len(last) + 2):
-        with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-            folder = Sealed(Path(place), "again")
-            for each in before:
-                folder.write(each)
-            written = []
-
-            def one(path: Path, content: bytes, so_far: Any = written, end: int = stop) -> None:
-                if len(so_far) == end:
-                    raise KeyboardInterrupt
-                so_far.append(path)
-                files.write_bytes(path, content)
-
-            patch.setattr(sealed, "write_bytes", one)
-            try:
-                folder.write(last)
-            except KeyboardInterrupt:
-                assert len(written) == stop
-            for name in {**known, **last}:
-                try:
-                    assert folder.read(name) in (known.get(name), last.get(name))
-                except Damaged:
-                    assert name not in known, "a file that was there is lost"
