@@ -41,7 +41,9 @@ def reading(path: Path) -> Iterator[None]:
     check(path, path.read_bytes())
     try:
         yield
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ConfigError(
             f"{path} holds a value that cannot be read: {' '.join(str(error).split())}"
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from fedbench.core import files
@@ -23,6 +23,7 @@ cells = st.one_of(st.text(max_size=5), st.integers(), st.floats(), st.just('a"b,
 @given(
     st.lists(st.dictionaries(st.sampled_from(["a", "b c", "d,e"]), cells, min_size=1), min_size=1, max_size=4)
 )
+@example([{"a": 'a"b,\n', "b c": "\r0"}, {"a": "\r"}])
 @tried(5)
 def test_what_is_written_as_csv_is_read_back(rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(column for row in rows for column in row))

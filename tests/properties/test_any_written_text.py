@@ -29,6 +29,7 @@ YAML = b"name: toy # a comment\nmu: 0.1\nprivate: ['@head', conv.*]\nbase: &b {n
 
 
 @given(st.one_of(damages().map(lambda damage: damage(YAML)), st.text(max_size=40).map(str.encode)))
+@example(b"0")
 @example(b"\xef\xbb\xbfname: x")
 @example(b"a: ${a}\nb: [1, 2")
 @example(b"? [a]\n: 1\n")

@@ -48,7 +48,8 @@ def _split(path: Path, struct: Any, classes: int) -> Split:
     if labels.shape != (len(images), 1) or not np.issubdtype(labels.dtype, np.integer):
         raise DataCorrupt(f"{path} holds labels {labels.dtype} {labels.shape}, expected [{len(images)}, 1]")
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise DataCorrupt(f"{path} holds labels {labels.min()}..{labels.max()}, expected 0..{classes - 1}")
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise DataCorrupt(f"{path} holds label {wrong}, expected 0..{classes - 1}")
     return images.reshape(-1, 1, 28, 28), labels[:, 0].astype(np.int64)
 
 
