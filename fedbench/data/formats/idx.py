@@ -6,11 +6,12 @@ torchvision's reader asserts or raises whatever a damaged file leads to, naming 
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         raise DataCorrupt(f"{path} is truncated or damaged ({error}); fetch it again") from error
 
 
-def _array(path: Path, stream: IO[bytes]) -> NDArray[np.uint8]:
+def _array(path: Path, stream: io.BufferedIOBase) -> NDArray[np.uint8]:
     """The array in `stream`, of which no more is read than the dimensions say."""
     magic = stream.read(4)
     if len(magic) < 4 or magic[:3] != bytes([0, 0, UNSIGNED_BYTES]) or not 0 < magic[3] <= MOST_DIMENSIONS:

@@ -125,4 +125,4 @@ def _struct(content: memoryview, shape: list[int], order: Order) -> dict[str, An
 
 
 def _dtype(name: str, order: Order) -> np.dtype[Any]:
-    return np.dtype(name).newbyteorder("<" if order == "little" else ">")
+    return np.dtype(f"{'<' if order == 'little' else '>'}{name}")
