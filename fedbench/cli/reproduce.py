@@ -161,8 +161,10 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
 
 def _require_cells(planned: Plan) -> None:
     """Refuse to write a table without a single cell, as where all of its data is missing."""
+    from fedbench.tables.plan import PENDING
+
     if not any(entry.jobs for entry in planned.entries):
-        reasons = dict.fromkeys(entry.reason.removeprefix("not run: ") for entry in planned.entries)
+        reasons = dict.fromkeys(each.reason for each in planned.entries if each.reason != PENDING)
         raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
 
 
