@@ -21,8 +21,8 @@ from fedbench.config.schema import (
     RETIRED,
     HardwareConfig,
     ProtocolConfig,
-    SettingsConfig,
 )
+from fedbench.config.settings import SettingsConfig
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec

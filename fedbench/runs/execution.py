@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedbench.config.schema import CheckpointConfig
+from fedbench.config.settings import CheckpointConfig
 from fedbench.core.errors import FolderInUse
 from fedbench.core.interruption import held
 from fedbench.data.dataset import Dataset
@@ -125,15 +125,17 @@ def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: 
 def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
     """Who is told how the run goes on."""
     chosen: list[Observer] = [Progress(mode=run.settings.progress)]
-    wandb = run.settings.wandb
-    if wandb.enabled:
-        from fedbench.results.wandb_log import WandbObserver
-
-        account = {"project": wandb.project, "mode": wandb.mode}
-        chosen.append(
-            WandbObserver(key, folder.path, run.plain, entity=wandb.entity, tags=wandb.tags, **account)
-        )
+    for name, options in run.settings.trackers.items():
+        chosen.append(_tracker(name)(key, folder.path, run.plain, **options))
     return Observers(chosen)
+
+
+def _tracker(name: str) -> Callable[..., Observer]:
+    """The class of an experiment tracker; each imports its library when a run starts."""
+    from fedbench.results.trackers import mlflow, tensorboard, wandb
+
+    classes = (wandb.WandbTracker, tensorboard.TensorBoardTracker, mlflow.MlflowTracker)
+    return {each.name: each for each in classes}[name]
 
 
 def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:

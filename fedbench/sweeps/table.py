@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config.compose import SETTINGS
 from fedbench.config.registry import typed
-from fedbench.config.schema import SweepConfig
+from fedbench.config.settings import SweepConfig
 from fedbench.core.errors import unknown
 from fedbench.core.files import replacing
 
