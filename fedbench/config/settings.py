@@ -96,9 +96,6 @@ class SettingsConfig(Component):
     @property
     def trackers(self) -> dict[str, dict[str, Any]]:
         """Name of each enabled experiment tracker -> its options."""
-        known = {"wandb": self.wandb, "tensorboard": self.tensorboard, "mlflow": self.mlflow}
-        return {
-            name: {key: value for key, value in dataclasses.asdict(each).items() if key != "enabled"}
-            for name, each in known.items()
-            if each.enabled
-        }
+        known: dict[str, Any] = {"wandb": self.wandb, "tensorboard": self.tensorboard, "mlflow": self.mlflow}
+        options = {name: dataclasses.asdict(each) for name, each in known.items()}
+        return {name: given for name, given in options.items() if given.pop("enabled")}

@@ -80,7 +80,7 @@ class Progress(Observer):
     def record(self, record: Record) -> None:
         """Show the accuracy of the test set the run is judged by."""
         self._accuracy = f"acc {decimals(100 * record.tallies[record.primary()].mean())} %"
-        self.advance(record.round)
+        self._refresh()
 
     def recall(self, result: Mapping[str, Any]) -> None:
         """Say that what follows is not new, and how to make it anew."""
@@ -119,8 +119,10 @@ def run_table(result: Mapping[str, Any]) -> Table:
     for name, heading in COLUMNS.items():
         table.add_row(heading, decimals(result.get(name)))
     table.add_row("read at", f"{result['report']}, {result['test_set']} test set")
-    table.add_row("traffic up", human_bytes(result["bytes_up"]))
-    table.add_row("traffic down", human_bytes(result["bytes_down"]))
+    for way in ("up", "down"):
+        prepared = number(result.get(f"bytes_{way}_prepare"))
+        said = f" ({human_bytes(prepared)} before round 1)" if prepared else ""
+        table.add_row(f"traffic {way}", f"{human_bytes(result[f'bytes_{way}'])}{said}")
     table.add_section()
     for name, value in result.items():
         if name.startswith(TIMING_PREFIX):
@@ -135,7 +137,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     appears twice (same key) counts once; more runs than seeds are shown as such, since they mix configurations.
     """
     table = Table()
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     table.add_column("seeds", justify="right")
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")

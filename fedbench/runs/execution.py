@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -36,13 +37,15 @@ from fedbench.runs.config import RunConfig, run_key
 from fedbench.runs.places import folder_of, labels_of, standing
 
 PATIENCE = 0.5  # seconds between looks at a reference that another process makes
+REFERENCE = "(the reference of IPR and RSD)"
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
-def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None) -> Run:
+def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
     """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
 
     `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.together.
+    `purpose` is shown beside the method's name: what the run is for.
 
     Raises:
         FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
@@ -58,7 +61,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None)
             with folder:
                 if status == "new":
                     folder.clear()
-                row = _simulate(run, key, folder, observer, seating)
+                row = _simulate(run, key, folder, observer, seating, purpose)
         observer.finish(row)
         return Run(folder.path)
     finally:
@@ -71,6 +74,7 @@ def _simulate(
     folder: RunFolder,
     observer: Observer,
     seating: Callable[[Trainer], Trainer] | None,
+    purpose: str,
 ) -> dict[str, Any]:
     setup, partition, dataset = build(run)
     local, local_key = local_reference(run)
@@ -91,7 +95,9 @@ def _simulate(
             folder.begin(fingerprint.code_of(run))
         if resumed:
             state = states.load(folder.checkpoint, key, setup.federation.device, storage)
-        observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
+        observer.start(
+            replace(labels_of(run), variant=purpose), run.protocol.rounds, state.round if resumed else 0
+        )
         if not resumed:
             state = simulation.begin()
         with state.memory:
@@ -166,7 +172,7 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
 
 def _make_or_wait(reference: RunConfig) -> None:
     try:
-        execute(reference)
+        execute(reference, purpose=REFERENCE)
     except FolderInUse:
         time.sleep(PATIENCE)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import FolderInUse
+from fedbench.results.units import human_seconds
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -31,9 +32,37 @@ class JobOutcome:
     code: int = messages.OK  # exit code
     failure: str = ""  # what to tell the user
     told: bool = False  # the user has been told
+    earlier: bool = False  # the run had been finished by an earlier command
+
+
+@dataclass
+class Count:
+    """Where a sweep whose jobs run in this process, one after the other, stands."""
+
+    first: int  # number of its first job
+    jobs: int
+    made: list[float] = field(default_factory=list)  # seconds of those that were run
+
+    def line(self, number: int) -> str:
+        """What to say before the job with this number."""
+        done = number - self.first
+        left = sum(self.made) / len(self.made) * (self.jobs - done) if self.made else float("nan")
+        ending = f", about {human_seconds(left)} left" if self.made else ""
+        return f"run {done + 1} of {self.jobs}{ending}"
+
+
+@contextmanager
+def counting(first: int, jobs: int) -> Iterator[None]:
+    """Within it jobs that run in this process say which of how many they are, and how long the rest takes."""
+    token = _count.set(Count(first, jobs))
+    try:
+        yield
+    finally:
+        _count.reset(token)
 
 
 PATIENCE = 0.5  # seconds between looks at a run that another process makes
+_count: ContextVar[Count | None] = ContextVar("_count", default=None)
 _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 
@@ -71,6 +100,7 @@ def perform(config: DictConfig) -> JobOutcome:
     from hydra.types import RunMode
 
     from fedbench.runs.config import resolve
+    from fedbench.runs.places import folder_of, standing
 
     here = _kept.get() is not None  # else in a process that a launcher started
     plain: Mapping[str, Any] = {}
@@ -79,8 +109,12 @@ def perform(config: DictConfig) -> JobOutcome:
         plain = run.plain
         if not here:
             run = _among_others(run)
-        result = _execute(run)
-        outcome = JobOutcome(_overrides(), dict(result.row), str(result.folder), plain)
+        earlier = not run.settings.force and standing(run, folder_of(run), tell=False) == "finished"
+        with _counted(run, earlier):
+            result = _execute(run)
+        outcome = JobOutcome(_overrides(), dict(result.row), str(result.folder), plain, earlier=earlier)
+        if here and _hydra().mode == RunMode.RUN and run.settings.progress != "none":
+            print(f"folder: {result.folder}")
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
         code, failure = messages.told(error, _sweep_job())
         outcome = JobOutcome(_overrides(), plain=plain, code=code, failure=failure, told=here)
@@ -89,6 +123,21 @@ def perform(config: DictConfig) -> JobOutcome:
     if _hydra().mode == RunMode.RUN:
         keep(outcome)
     return outcome
+
+
+@contextmanager
+def _counted(run: RunConfig, earlier: bool) -> Iterator[None]:
+    """Say which job of a sweep this is, and note its time unless it only reads what is there."""
+    count = _count.get()
+    if count is None:
+        yield
+        return
+    if run.settings.progress != "none":
+        print(count.line(_hydra().job.num), flush=True)
+    begin = time.monotonic()
+    yield
+    if not earlier:
+        count.made.append(time.monotonic() - begin)
 
 
 def _execute(run: RunConfig) -> Run:
