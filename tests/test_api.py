@@ -61,6 +61,14 @@ def test_a_run_holds_its_parts(finished: fedbench.Run) -> None:
     assert any(name.startswith("server/") for name in finished.models)
 
 
+def test_traffic_before_the_first_round_is_told_apart(runs: Path) -> None:
+    collab = fedbench.run("method=fedcollab", *SHORT, runs_dir=runs).row
+    plain = fedbench.run("method=fedavg", *SHORT, runs_dir=runs).row
+    assert plain["bytes_up_prepare"] == plain["bytes_down_prepare"] == 0
+    assert collab["bytes_up"] - collab["bytes_up_prepare"] == plain["bytes_up"]
+    assert collab["bytes_up_prepare"] > plain["bytes_up"]
+
+
 def test_a_run_shows_itself(finished: fedbench.Run) -> None:
     shown = finished._repr_html_()
     for text in (f"{finished.row['acc']:.2f}", "oracle", str(finished.folder)):

@@ -40,6 +40,7 @@ class Run:
     """
 
     folder: Path
+    earlier: bool = False  # it was there when it was asked for
 
     @cached_property
     def row(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
                     folder.clear()
                 row = _simulate(run, key, folder, observer, seating, purpose)
         observer.finish(row)
-        return Run(folder.path)
+        return Run(folder.path, earlier=status == "finished")
     finally:
         observer.close()
 

@@ -100,7 +100,6 @@ def perform(config: DictConfig) -> JobOutcome:
     from hydra.types import RunMode
 
     from fedbench.runs.config import resolve
-    from fedbench.runs.places import folder_of, standing
 
     here = _kept.get() is not None  # else in a process that a launcher started
     plain: Mapping[str, Any] = {}
@@ -109,10 +108,10 @@ def perform(config: DictConfig) -> JobOutcome:
         plain = run.plain
         if not here:
             run = _among_others(run)
-        earlier = not run.settings.force and standing(run, folder_of(run), tell=False) == "finished"
-        with _counted(run, earlier):
-            result = _execute(run)
-        outcome = JobOutcome(_overrides(), dict(result.row), str(result.folder), plain, earlier=earlier)
+        result = _counted(run)
+        outcome = JobOutcome(
+            _overrides(), dict(result.row), str(result.folder), plain, earlier=result.earlier
+        )
         if here and _hydra().mode == RunMode.RUN and run.settings.progress != "none":
             print(f"folder: {result.folder}")
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
@@ -125,19 +124,16 @@ def perform(config: DictConfig) -> JobOutcome:
     return outcome
 
 
-@contextmanager
-def _counted(run: RunConfig, earlier: bool) -> Iterator[None]:
-    """Say which job of a sweep this is, and note its time unless it only reads what is there."""
+def _counted(run: RunConfig) -> Run:
+    """The run's result; says which job of a sweep it is, and notes its time unless it only read what was there."""
     count = _count.get()
-    if count is None:
-        yield
-        return
-    if run.settings.progress != "none":
+    if count is not None and run.settings.progress != "none":
         print(count.line(_hydra().job.num), flush=True)
     begin = time.monotonic()
-    yield
-    if not earlier:
+    result = _execute(run)
+    if count is not None and not result.earlier:
         count.made.append(time.monotonic() - begin)
+    return result
 
 
 def _execute(run: RunConfig) -> Run:
