@@ -6,8 +6,8 @@ C_ij = cos of the mean principal angle of U_i and U_j (Eqs. 6-7), and row i of W
 sum_j (W_ij - p_j)^2 + alpha C_ij W_ij - beta S_ij W_ij (Eq. 8): the projection of p - (alpha C_i - beta S_i) / 2.
 alpha is 0 after 70 % of the rounds (Appendix B.1). Where the text gives way to the authors' code: fields of `cosine`,
 and `angles`, `centred` and the values of alpha, beta, lambda and alpha_share.
-S: Appendix A.2 takes it from Ye et al., whose code has cosines of the updates since theta_0 and counts those above .9 as
-1; so does the default. Eq. 4 prints cosines of the parameters (preset `literal`). Models that start alike keep those near
+S: Appendix A.2 follows Ye et al., whose code takes cosines of the updates since theta_0 and counts those above .9 as 1;
+so does the default. Printed are cosines of the parameters (Eq. 4, preset `literal`). Models that start alike keep those near
 1 (.967 and more on CIFAR-10's protocol), so that S tells no clients apart: with C a client mixes with the least alike and
 loses its own model (C_ii = 1), without C W is p. That contradicts Figure 3(d), where with S alone clients mostly keep
 their own models.

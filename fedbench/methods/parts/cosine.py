@@ -8,8 +8,8 @@ Where the papers' text and the authors' code (one code base) disagree, a field s
 - `reference`: theta_tilde ("mixed"), or the code's sum_j W_ij theta_j / |theta_j| ("directions", a second model in the
   message), whose own length the code leaves in: lambda <reference, theta> / |theta|;
 - `from_round`: the code has no term in the first round;
-- `similarity`: FedSaC's Eq. 4 prints cosines of "parameters", as Ye et al.'s text, whom it follows; the code has
-  "updates" since theta_0, the default of both methods;
+- `similarity`: FedSaC prints cosines of "parameters" (Eq. 4), in line with Ye et al. (appendix A.2); the code of either
+  has "updates" since theta_0, the default here;
 - `snap`: the code takes a cosine above .9 for 1, the default too; neither text says so.
 Batch normalisation: statistics are mixed like weights, but are in no cosine.
 """
