@@ -7,10 +7,9 @@ sum_j (W_ij - p_j)^2 + alpha C_ij W_ij - beta S_ij W_ij (Eq. 8): the projection 
 alpha is 0 after 70 % of the rounds (Appendix B.1). Where the text gives way to the authors' code: fields of `cosine`,
 and `angles`, `centred` and the values of alpha, beta, lambda and alpha_share.
 S: Appendix A.2 follows Ye et al., whose code takes cosines of the updates since theta_0 and counts those above .9 as 1;
-so does the default. Printed are cosines of the parameters (Eq. 4, preset `literal`). Models that start alike keep those near
-1 (.967 and more on CIFAR-10's protocol), so that S tells no clients apart: with C a client mixes with the least alike and
-loses its own model (C_ii = 1), without C W is p. That contradicts Figure 3(d), where with S alone clients mostly keep
-their own models.
+so does the default. Printed are cosines of the parameters (Eq. 4, preset `literal`). For models that start alike those
+stay near 1 and tell no clients apart: with C a client mixes with the least alike and loses its own model (C_ii = 1),
+without C W is p. That contradicts Figure 3(d), where with S alone clients mostly keep their own models.
 With 50-100 clients (Appendix D) `collaborators` are drawn each round, for all clients the same; each client mixes
 among them and itself. (The code draws the round's cohort of 10 instead: protocol.cohort=10.)
 Deviation: a client whose features span fewer than k directions uploads as many, and an angle is averaged over the
