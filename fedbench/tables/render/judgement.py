@@ -65,11 +65,7 @@ def _partitions(table: TableResult) -> Iterator[str]:
     """Over what the intervals are: training seeds alone, or the draw of the partition as well."""
     made = (*table.circumstances.varied, *table.circumstances.changed)
     kept = {
-        column.label: [
-            text
-            for text in (*table.spec.base, *column.overrides, *made)
-            if _keeps(text)
-        ]
+        column.label: [text for text in (*table.spec.base, *column.overrides, *made) if _keeps(text)]
         for column in table.spec.columns
     }
     for texts, labels in groupby(kept, key=lambda label: kept[label]):
