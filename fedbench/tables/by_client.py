@@ -98,7 +98,8 @@ def shares_gaining(
 
     The others are all pairs of seeds s != s', so that no one Local decides.
     """
-    same, other = [], []
+    same: list[float] = []
+    other: list[float] = []
     for seed, own in ours.items():
         for reference, alone in local.items():
             (same if seed == reference else other).append(fairness(own / 100, alone / 100).ipr)

@@ -134,9 +134,9 @@ def gaining(arrays: Arrays) -> Iterator[str]:
         yield line(
             LABELS[key],
             len(ours),
-            spread(np.mean(same)),
+            average(same),
             len(other),
-            spread(np.mean(other)),
+            average(other),
         )
 
 
@@ -148,6 +148,11 @@ def by_seed(arrays: Arrays, key: str) -> dict[int, NDArray[np.float64]]:
 def deviation(values: Sequence[float] | NDArray[np.float64]) -> float:
     """Sample standard deviation; nan of fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+
+
+def average(values: Sequence[float]) -> str:
+    """The mean; nothing of no values."""
+    return f"{np.mean(values):.2f}" if values else ""
 
 
 def spread(mean: float, std: float = float("nan")) -> str:
