@@ -37,7 +37,7 @@ def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
     stored(tmp_path)
     assert redraw.main([str(tmp_path)]) == 0
     text = (tmp_path / summary.FILE).read_text(encoding="utf-8")
-    assert "| [fedcollab_t1](tables/fedcollab_t1/table.md) | 3 | 1 | 1 | 1 | 2 | 0 | 1 | 1 |" in text
+    assert "| [fedcollab_t1](tables/fedcollab_t1/table.md) | 5 | 1 | 2 | 2 |" in text
 
 
 def test_the_committed_counts_are_those_of_the_committed_tables() -> None:
