@@ -65,7 +65,7 @@ def test_composes_and_builds(file: str) -> None:
     assert type(component) is cls
     if file in PARTIAL:
         return
-    called = "file-" if given["name"] == "file" else name  # a split from a file is called by its content
+    called = "file" if given["name"] == "file" else name  # a split from a file is called by its content
     assert run.labels[group].startswith(called), "tables call a choice as the command line does"
     assert hidden_fields(component, given) == []
     assert run_key(run) == run_key(from_plain(run.plain))
