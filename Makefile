@@ -84,6 +84,7 @@ $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
 	$(BIN)/python -m fedbench.cli.redraw results
 	$(BIN)/python scripts/figures.py --redraw
+	$(BIN)/python scripts/by_client.py --redraw
 
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
 	$(BIN)/python -m fedbench.report results

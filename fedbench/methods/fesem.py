@@ -8,7 +8,8 @@ a pretrained model the head alone is drawn). Better, and not the paper's: centre
 random clusters or from k-means of what `pretrain_rounds` of training alone make of the clients' models. k = 4 is
 chosen, as FedCollab's comparison gives none.
 Deviations: means are weighted by size, as FedAvg's; a round's clients are first averaged and then assigned anew, so
-that all centres may start from the initial weights.
+that all centres may start from the initial weights. So a client is assigned by centres that already hold its own model
+of the round: it leaves later than in the paper, and one that outweighs the others of its cluster hardly ever.
 Batch normalisation: statistics do not count in distances; within a cluster they are shared and averaged.
 """
 

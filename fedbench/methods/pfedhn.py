@@ -3,9 +3,9 @@
 Algorithm 1. The server holds embeddings v_i and a hypernetwork h; client i receives theta_i = h(v_i; phi), trains it
 and returns the change Delta theta_i = theta_i - theta~_i; phi and v_i move against the vector-Jacobian product
 (d theta_i / d (phi, v_i))^T Delta theta_i by SGD with momentum. h: an MLP with `layers` hidden layers after the
-first, and a linear map to all weights. The gradient of a cohort is the mean over its clients (the paper: one client a
-round, protocol.cohort=1). Settings of FedSaC's comparison: embedding 20, width 100, 3 layers, momentum .9, weight decay
-.001, gradient norm clipped at 50.
+first, ReLU between them, and a linear map of the last to all weights. The gradient of a cohort is the mean over its
+clients (the paper: one client a round, protocol.cohort=1). Settings of FedSaC's comparison: embedding 20, width 100, 3
+layers, momentum .9, weight decay .001, gradient norm clipped at 50.
 Batch normalisation: affine parameters and statistics stay on the clients, the hypernetwork does not make them.
 """
 
@@ -78,7 +78,7 @@ class PFedHN(FedAvg):
         z = phi["embeddings"][ids.to(phi["embeddings"].device)]
         for place in range(last + 1):
             z = z @ phi[f"{place}.weight"].t() + phi[f"{place}.bias"]
-            z = z.relu() if place < last else z
+            z = z.relu() if place < last - 1 else z
         return z
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:

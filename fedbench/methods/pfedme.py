@@ -1,11 +1,13 @@
 """pFedMe: T Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 
 Clients minimise F_i(w) = min_theta f_i(theta) + lambda/2 ||theta - w||^2. Algorithm 1, for each mini-batch:
-theta by K gradient steps at `personal_lr` on that bracket, then w <- w - eta lambda (w - theta), eta
-the protocol's learning rate. Server: w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is what is scored.
+theta by K gradient steps at `personal_lr` on that bracket, then w <- w - eta lambda (w - theta), eta = `lr`. That step
+is no gradient step of the protocol's optimiser: no momentum, weight decay or clipping. Server:
+w^{t+1} = (1 - beta) w^t + beta sum_i p_i w_i. theta is what is scored.
 As the authors' code has it by default: theta starts a round at the received w and goes on from one mini-batch to the
 next, and p_i = n_i / n. The paper's p_i is uniform (`uniform`), and it leaves open where the K steps start: `restart`
-starts them anew at the client's current w for each mini-batch, else theta may drift further from w than K steps reach.
+starts them anew at the client's current w for each mini-batch (as FedCollab's code does), else theta may drift further
+from w than K steps reach.
 Deviations: clients outside the cohort do not train (the paper: all do, and a sample is averaged); no weight decay on
 theta beyond the bracket (the code: 0.001).
 Batch normalisation: only theta meets data, so its running statistics are both the client's and what it uploads.
@@ -18,7 +20,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.domain import at_least
+from fedbench.config.domain import at_least, positive
 from fedbench.config.schema import LocalConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -45,6 +47,7 @@ class PFedMe(Method):
     beta: float = at_least(0, 1.0)  # server mixing; 1: the clients' average
     restart: bool = added(False)  # each mini-batch's K steps start at w, not at the last theta
     uniform: bool = added(False)  # clients count alike, not by their samples
+    lr: float | None = added(positive(None))  # eta, rate of the step on w; None: the protocol's
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "T Dinh et al., NeurIPS 2020"
@@ -59,11 +62,11 @@ class PFedMe(Method):
         return trees.join(shared=client.message, personal=client.message)
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Steps on w."""
-        return (Stage(direction=self.direction, moves=("shared/*",)),)
+        """Steps on theta and on w, none of them the optimiser's."""
+        return (Stage(direction=self.step, moves=()),)
 
-    def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:
-        """The change lambda (w - theta), beside the new theta."""
+    def step(self, work: Tree, client: Client, batch: Batch) -> Tree:
+        """Both w and theta after one mini-batch."""
         task, theta = client.task, trees.part(work, "personal")
         w = task.weights(trees.part(work, "shared"))
         if self.restart:
@@ -76,8 +79,9 @@ class PFedMe(Method):
                 **statistics,
                 **{k: leaf.sub_(slope[k], alpha=self.personal_lr) for k, leaf in pulled.items()},
             }
-        change = {name: self.lam * (leaf - theta[name]) for name, leaf in w.items()}
-        return trees.join(shared=change, personal=theta)
+        eta = client.optimizer.lr if self.lr is None else self.lr
+        moved = {name: leaf.sub(self.lam * (leaf - theta[name]), alpha=eta) for name, leaf in w.items()}
+        return trees.join(shared=moved, personal=theta)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload w with theta's statistics, keep theta."""

@@ -46,7 +46,7 @@ class Bias:
 def biases(table: TableResult) -> list[Bias]:
     """One entry a column, metric and group (the table's, and all rows) of at least two rows with a common verdict.
 
-    Exploratory rows are left out.
+    Exploratory rows are left out, but where a group that the table names has no others.
     """
     groups: Mapping[str, tuple[str, ...]] = {ALL: ("*",), **table.spec.groups}
     found = [
@@ -54,18 +54,17 @@ def biases(table: TableResult) -> list[Bias]:
         for column in table.spec.columns
         for metric in table.spec.metrics
         for group, names in groups.items()
-        if (bias := _bias(_members(table, column.label, metric.name, names), group, table)) is not None
+        if (bias := _bias(_members(table, column.label, metric.name, group, names), group, table)) is not None
     ]
     adjusted = holm([each.p for each in found])
     return [dataclasses.replace(each, p=p) for each, p in zip(found, adjusted, strict=True)]
 
 
-def _members(table: TableResult, column: str, metric: str, names: tuple[str, ...]) -> list[Cell]:
-    cells = [
-        table.cell(row.label, column, metric)
-        for row in table.spec.rows
-        if any(fnmatchcase(row.label, name) for name in names) and not table.exploratory(row.label)
-    ]
+def _members(table: TableResult, column: str, metric: str, group: str, names: tuple[str, ...]) -> list[Cell]:
+    labels = [row.label for row in table.spec.rows if any(fnmatchcase(row.label, name) for name in names)]
+    confirmed = [label for label in labels if not table.exploratory(label)]
+    chosen = confirmed if confirmed or group == ALL else labels
+    cells = [table.cell(label, column, metric) for label in chosen]
     return [
         cell
         for cell in cells

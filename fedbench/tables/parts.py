@@ -35,9 +35,11 @@ class RowSpec:
     study: str = ""  # what fills the cell instead of a training run (fedbench.tables.studies)
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this row's own
     unsupported: str = ""  # why the row cannot be run
-    exploratory: str | None = (
-        None  # why its verdicts are counted apart: its setting was chosen after seeing outcomes
-    )
+    # Why its verdicts are counted apart: its setting was chosen after seeing outcomes.
+    exploratory: str | None = None
+    exploratory_but: tuple[
+        str, ...
+    ] = ()  # overrides of the command line with which that choice decides nothing
     note: str = ""
 
 

@@ -119,7 +119,9 @@ class Plan:
 
 def circumstances(table: TableSpec, wish: Wish) -> Circumstances:
     """What of the wish a reader of the table must know."""
-    varied = tuple(text for text in wish.changed if text.partition("=")[0] in table.left_open)
+    varied = tuple(
+        text for text in wish.changed if text in table.left_open or text.partition("=")[0] in table.left_open
+    )
     changed = tuple(text for text in wish.changed if text not in varied)
     return Circumstances(wish.scale.name, wish.substitute, changed, varied, trained=wish.scale.trained)
 

@@ -76,8 +76,10 @@ class TableResult:
         for override, reason in self.spec.exploratory.items():
             if override in self.circumstances.varied:
                 return reason
-        marked = next((each.exploratory for each in self.spec.rows if each.label == row), None)
-        return marked or (SEVERAL if self.spec.varies else "")
+        (marked,) = (each for each in self.spec.rows if each.label == row)
+        if marked.exploratory and not set(marked.exploratory_but) & set(self.circumstances.varied):
+            return marked.exploratory
+        return SEVERAL if self.spec.varies else ""
 
     def cell(self, row: str, column: str, metric: str) -> Cell:
         """The cell of these labels. Raises KeyError if there is none."""

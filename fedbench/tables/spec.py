@@ -35,7 +35,7 @@ class TableSpec:
     seeds: int = 5
     published_seeds: int = 1  # seeds behind a published mean, as far as the paper says
     headline: str = ""  # label of the row that the paper claims to be best
-    # Keys of a run that the paper does not settle: changing them voids no verdict.
+    # Keys of a run that the paper does not settle, or overrides that do what its authors did: they void no verdict.
     left_open: tuple[str, ...] = ()
     varies: str = ""  # the table whose published values stand here too, beside runs at other settings
     margins: dict[str, Margin] = field(default_factory=dict)  # metric -> in place of the default

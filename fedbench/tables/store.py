@@ -164,7 +164,8 @@ def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
 
 
 def _reworded(row: RowSpec, today: RowSpec) -> RowSpec:
-    return dataclasses.replace(row, exploratory=today.exploratory, note=today.note)
+    judged = {name: getattr(today, name) for name in ("exploratory", "exploratory_but", "note")}
+    return dataclasses.replace(row, **judged)
 
 
 def load_rows(folder: Path) -> list[dict[str, str]]:

@@ -147,17 +147,22 @@ PFEDMES: list[dict[str, Any]] = [
     {"restart": True},
     {"uniform": True},
     {"beta": 0.5, "restart": True, "uniform": True},
+    {"lr": 0.3},
 ]
+PLAIN = OptimizerConfig(lr=0.1)
+OTHERS = OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=0.5, clip=0.01)
 
 
+@pytest.mark.parametrize("optimizer", [PLAIN, OTHERS], ids=["plain", "momentum"])
 @pytest.mark.parametrize("options", PFEDMES, ids=str)
-def test_two_rounds_of_pfedme_by_hand(options: dict[str, Any]) -> None:
+def test_two_rounds_of_pfedme_by_hand(options: dict[str, Any], optimizer: OptimizerConfig) -> None:
+    """Whatever the protocol's optimiser, w takes plain steps of its rate."""
     method = PFedMe(lam=3.0, inner_steps=4, personal_lr=0.05, **options)
-    chosen = quadratic(method, SIZES, POINTS, CURVED, epochs=1, optimizer=OptimizerConfig(lr=0.1))
+    chosen = quadratic(method, SIZES, POINTS, CURVED, epochs=1, optimizer=optimizer)
     w, e = initial(chosen)["head.bias"].numpy(), minima(chosen).numpy()
     theta = w
     for _ in range(2):
-        w, theta = by_hand(method, w, e, 0.1)
+        w, theta = by_hand(method, w, e, method.lr or 0.1)
     state = simulate(chosen)
     assert close(state.server["head.bias"], torch.from_numpy(w), 1e-12)
     assert close(models(chosen, state)["head.bias"], torch.from_numpy(theta), 1e-12)

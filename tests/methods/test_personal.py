@@ -233,8 +233,7 @@ class HyperNetwork(nn.Module):
 
     def forward(self, client: int, shapes: dict[str, torch.Size]) -> Tree:
         z = self.embeddings(torch.tensor(client))
-        for place in (0, 1):
-            z = torch.relu(self.linears[place](z))
+        z = self.linears[1](torch.relu(self.linears[0](z)))
         flat, made, offset = self.linears[2](z), {}, 0
         for name in sorted(shapes):
             made[name] = flat[offset : offset + shapes[name].numel()].view(shapes[name])

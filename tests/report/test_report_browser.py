@@ -80,7 +80,7 @@ def test_filters_narrow_tables_columns_and_rows(opened: sync_api.Page) -> None:
 
 def test_filter_by_verdict(opened: sync_api.Page) -> None:
     opened.select_option("[name=verdict]", "below")
-    assert _shown(opened, "#t0 tbody th .name") == ["FedAvg+FedCollab"]
+    assert _shown(opened, "#t0 tbody th .name") == ["FedProx"]
     assert opened.locator("#shown").inner_text() == "1 of 2 tables, 1 cells"
 
 

@@ -127,7 +127,11 @@ def test_counts_groups_and_data_sets() -> None:
 
 def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
     run = {"key": "Fed0", "rounds": "2", "seconds_total": "1.46", "bytes_up": "1e6", "bytes_down": "2e6"}
-    shown = view(judged_table(), "t0", "folder", [{**run, "test_set": "common", "average": "pooled"}], {}, [])
+    table = judged_table()
+    first, last = table.spec.columns
+    columns = (first, dataclasses.replace(last, rows={"FedProx": ["method.mu=1"]}))
+    table = dataclasses.replace(table, spec=dataclasses.replace(table.spec, columns=columns))
+    shown = view(table, "t0", "folder", [{**run, "test_set": "common", "average": "pooled"}], {}, [])
     content = shown.content
     assert content["cells"]["1-0-0"]["seeds"] == [
         [0, "51.54", "Fed0"],
@@ -135,9 +139,9 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
         [2, "51.74", "Fed2"],
     ]
     assert content["runs"] == {"Fed0": ["2", "1.5", "3.0", "acc_on_common_pooled"]}
-    assert content["rows"][2]["overrides"] == ("method=fedcollab",)
+    assert content["rows"][2]["overrides"] == ("method=fedprox", "method.mu=0.1")
     own = content["columns"][1]["own"]
-    assert own == [(), (), ("method.C=8", "method.discriminator.lr=0.05")]
+    assert own == [(), (), ("method.mu=1",)]
 
 
 def test_the_page_names_every_override_of_the_command_line() -> None:

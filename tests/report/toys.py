@@ -16,8 +16,8 @@ CLOSE = "</script><script>document.title='owned'</script>"
 
 def judged_table() -> TableResult:
     """FedCollab's Table 1, three rows: equivalent, above, below, without verdict, alone and missing all occur."""
-    table = spec.load("fedcollab_t1").only(rows=["Local", "FedAvg", "FedAvg+FedCollab"], columns=["1", "3"])
-    shift = {"Local": 0.0, "FedAvg": 5.0, "FedAvg+FedCollab": -5.0}
+    table = spec.load("fedcollab_t1").only(rows=["Local", "FedAvg", "FedProx"], columns=["1", "3"])
+    shift = {"Local": 0.0, "FedAvg": 5.0, "FedProx": -5.0}
     last = table.columns[-1].label
     cells = []
     for row in table.rows:

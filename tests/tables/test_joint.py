@@ -48,6 +48,9 @@ def test_what_takes_no_part_in_a_joint_test() -> None:
     rows = [{"label": "A"}, {"label": "B"}, {"label": "C", "exploratory": "chosen afterwards"}]
     (found,) = bias.biases(filled({"A": A, "B": B, "C": C}, PUBLISHED, rows=rows))
     assert found.rows == 2
+    marked = [{**row, "exploratory": "chosen afterwards"} for row in rows]
+    grouped = filled({"A": A, "B": B, "C": C}, PUBLISHED, rows=marked, groups={"both": ["A", "B"]})
+    assert [(each.group, each.rows) for each in bias.biases(grouped)] == [("both", 2)], "it has no others"
     assert bias.biases(filled({"A": A, "B": [90.0], "C": []}, PUBLISHED)) == []
     assert bias.biases(filled({"A": A, "B": B}, PUBLISHED, made=Circumstances("quick"))) == []
     (common,) = bias.biases(filled({"A": A, "B": B[:2]}, PUBLISHED))

@@ -137,6 +137,9 @@ def test_what_the_paper_leaves_open_may_be_varied(tmp_path: Path) -> None:
     assert (both.varied, both.changed) == (("partition_seed=0",), ("protocol.rounds=3",))
     assert not both.faithful
     assert not plan.make(table(), wish(tmp_path, changed=("partition_seed=0",))).made.faithful
+    named = table(left_open=["partition=homo"])  # this one, no other
+    assert plan.make(named, wish(tmp_path, changed=("partition=homo",))).made.faithful
+    assert not plan.make(named, wish(tmp_path, changed=("partition=dir0.1",))).made.faithful
 
 
 def test_scale_reduces_rounds_work_evaluations_and_data(tmp_path: Path) -> None:

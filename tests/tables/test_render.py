@@ -139,7 +139,13 @@ def test_over_what_an_interval_is_depends_on_the_partition() -> None:
     assert "One partition for all seeds (partition_seed=0)" in markdown.render(
         filled(values, PUBLISHED, made=kept)
     )
-    columns = [{"label": "c"}, {"label": "d", "overrides": ["partition=file"]}]
+    of_file = "partition=fedcollab_label_shift_seed0"
+    text = markdown.render(filled(values, PUBLISHED, made=dataclasses.replace(MADE, varied=(of_file,))))
+    assert f"One partition for all seeds ({of_file})" in text
+    columns = [
+        {"label": "c", "overrides": ["partition=dir0.1"]},
+        {"label": "d", "overrides": ["partition=file"]},
+    ]
     table = filled(values, PUBLISHED, made=MADE, columns=columns)
     more = Cell("A", "d", "acc", (90.0, 91.0), (0, 1))
     text = markdown.render(dataclasses.replace(table, cells=(*table.cells, more)))

@@ -161,6 +161,14 @@ def test_what_was_chosen_on_the_command_line_marks_the_whole_table() -> None:
 ROWS = [{"label": "A"}, {"label": "B"}]
 
 
+def test_a_choice_that_decides_nothing_somewhere_marks_nothing_there() -> None:
+    marked = {"exploratory": "taken after A had come out low", "exploratory_but": ["partition=file"]}
+    rows = [ROWS[0], {**ROWS[1], **marked}]
+    for override, expected in (("partition=file", 0), ("partition_seed=1", 1)):
+        table = both(rows=rows, made=Circumstances(varied=(override,)))
+        assert counts(table, exploratory=True).total() == expected
+
+
 def test_settings_tried_beside_one_published_value_are_exploratory() -> None:
     assert counts(both(varies="another", rows=ROWS), exploratory=True).total() == 2
 

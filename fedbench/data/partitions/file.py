@@ -4,6 +4,7 @@ The exchange form is one .npz: integer arrays `train_<i>` and `test_<i>` for cli
 split followed by the test split. Optional: `val_<i>`, and what a run of fedbench adds to its own `partition.npz`
 (`dataset`, to refuse a split of other data; `rotation`, `corners` and `label_map`, which are applied again; `label`,
 `seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>` validation samples.
+A path "package:NAME.npz" is one that comes with the package (fedbench.data.authors).
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
 from fedbench.core.sealed import load_npz
+from fedbench.data import authors
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
 
+PACKAGED = "package:"  # opens the path of a split that comes with the package
 EXTRAS = {  # what else a file may hold: kinds of NumPy's types, and what that is called
     **dict.fromkeys(("label", "dataset", "corners"), ("U", "text")),
     **dict.fromkeys(("seed", "classes", "label_map"), ("iu", "whole numbers")),
@@ -52,7 +55,9 @@ class FileSplit(PartitionSpec):
         arrays = read_arrays(self._file())
         made_for = str(arrays.get("dataset", pool.origin))
         if made_for != pool.origin:
-            raise ConfigError(f"{self.path} divides {made_for}, this data set is {pool.origin}")
+            raise ConfigError(
+                f"{self.path} divides {made_for}, this data set is {pool.origin}; take that one, whole"
+            )
         sets = {name: _lists(arrays, name) for name in ("train", "val", "test")}
         test = sets["test"]
         clients = len(sets["train"] or ())
@@ -75,7 +80,10 @@ class FileSplit(PartitionSpec):
         )
 
     def _file(self) -> Path:
-        return Path(self.path or "").expanduser()
+        path = self.path or ""
+        if path.startswith(PACKAGED):
+            return authors.FOLDER / path.removeprefix(PACKAGED)
+        return Path(path).expanduser()
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

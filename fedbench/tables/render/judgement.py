@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING, cast
 
+from fedbench.config import groups, yaml_files
 from fedbench.tables import margins
 from fedbench.tables.bias import Bias
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
@@ -14,6 +16,9 @@ from fedbench.tables.render.grid import Layout
 from fedbench.tables.result import TableResult
 from fedbench.tables.specificity import Match
 from fedbench.tables.verdict import KINDS, NONE, counts
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 
@@ -60,11 +65,7 @@ def _partitions(table: TableResult) -> Iterator[str]:
     """Over what the intervals are: training seeds alone, or the draw of the partition as well."""
     made = (*table.circumstances.varied, *table.circumstances.changed)
     kept = {
-        column.label: [
-            text
-            for text in (*table.spec.base, *column.overrides, *made)
-            if text.startswith("partition_seed=") or text == "partition=file"
-        ]
+        column.label: [text for text in (*table.spec.base, *column.overrides, *made) if _keeps(text)]
         for column in table.spec.columns
     }
     for texts, labels in groupby(kept, key=lambda label: kept[label]):
@@ -79,6 +80,15 @@ def _partitions(table: TableResult) -> Iterator[str]:
                 f"{where}Each seed draws its own partition: intervals hold the draw and the training. If the paper "
                 "kept one partition, a difference may be that draw's, which its spread does not show."
             )
+
+
+def _keeps(override: str) -> bool:
+    """Whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
+    key, _, value = override.partition("=")
+    file = groups.conf_dir() / "partition" / f"{value}.yaml"
+    if key != "partition" or not file.is_file():
+        return key == "partition_seed"
+    return value == "file" or "file" in (cast("DictConfig", yaml_files.load(file)).get("defaults") or ())
 
 
 def _counts(table: TableResult) -> Iterator[str]:
