@@ -51,7 +51,7 @@ def all_steps(sizes: Tensor, local: LocalConfig) -> Tensor:
 
 
 def batches(size: int, local: LocalConfig, stage: Stage, generator: torch.Generator) -> list[Tensor]:
-    """Positions (int64, each [<= batch]) of every step: reshuffled each epoch, the last batch of an epoch short or left out.
+    """Positions (int64, each [<= batch]) of every step: reshuffled each epoch, its last batch short or left out.
 
     K iterations walk through epochs of the same kind until K steps are done.
     """

@@ -1,8 +1,8 @@
 """The task contract: what a method may ask of a model. Parameters are trees, the network is a pure function.
 
 A network is an `nn.Sequential` of named stages whose last is called `head` (its last layer), so it can be run up to or
-from any stage. Where it is split into body and classifier is one setting, `Model.classifier`, that the groups @head, @body
-and @classifier, `features` and `head` all follow:
+from any stage. Where it is split into body and classifier is one setting, `Model.classifier`, that the groups @head,
+@body and @classifier, `features` and `head` all follow:
 - `own`: as each method's own paper has it; the classifier is the last layer, and @classifier every fully connected one;
 - `last`: the last layer;
 - `linear`: every fully connected layer.

@@ -16,8 +16,8 @@ Paper and authors' code disagree in:
 - `shuffle`: the code meets classifiers in a random order, so that A_k's weights go to random clients (a bug);
 - `in_turn`: the code overwrites classifiers while it mixes, so that later clients mix what is mixed already;
 - `keep_momentum`: the code builds its optimiser once, so that momentum goes on from round to round;
-- `align_mean`: the code's alignment is the mean over features, as FedPAC's is, not the sum. The presets of +F follow the
-  code: with the sum over the features below all fully connected layers, lambda 1 outweighs the loss.
+- `align_mean`: the code's alignment is the mean over features, as FedPAC's is, not the sum. The presets of +F follow
+  the code: with the sum over the features below all fully connected layers, lambda 1 outweighs the loss.
 On a network of fully connected layers only, such as `mlp`, all is classifier: there is no extractor to share or align,
 and +F, +A and +A&F are FedReMa.
 Batch normalisation: part of the extractor, statistics included, and shared. With partial participation all receive the
@@ -73,7 +73,9 @@ class FedReMa(RelevantPeers):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.keep_momentum and self.alternate:
-            raise ConfigError("method.keep_momentum=true is of training all at once; use method.alternate=false")
+            raise ConfigError(
+                "method.keep_momentum=true is of training all at once; use method.alternate=false"
+            )
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -90,7 +92,9 @@ class FedReMa(RelevantPeers):
             server["classes/means"] = torch.zeros(task.classes, width)
             server["classes/seen"] = torch.zeros(task.classes)
         if self.keep_momentum:
-            weights = task.weights({**trees.plain(trees.row(trees.part(server, "model"), 0)), **trees.row(memory, 0)})
+            weights = task.weights(
+                {**trees.plain(trees.row(trees.part(server, "model"), 0)), **trees.row(memory, 0)}
+            )
             still = trees.map_leaves(torch.zeros_like, weights)
             memory = {**memory, **trees.expand(trees.join(momentum=still), population.clients)}
         return server, memory

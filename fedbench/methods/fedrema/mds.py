@@ -23,7 +23,9 @@ def classifier_stage(task: Task, selectors: tuple[str, ...]) -> str:
     """
     stage = task.first_stage(selectors)
     if stage is None:
-        raise ConfigError(f"method.classifier={list(selectors)} does not select the last stages of the network")
+        raise ConfigError(
+            f"method.classifier={list(selectors)} does not select the last stages of the network"
+        )
     return stage
 
 
