@@ -18,7 +18,7 @@ def test_ten_endpoints_keep_five_groups_apart_and_three_do_not(seed: int) -> Non
     counts = Fold(folds=5).counts(np.full(10, 5000)).astype(float)
     for endpoints, apart in ((10, True), (3, False)):
         found = positions.topics(counts, endpoints, rng.derive(seed, "topics"))
-        means = np.stack([found[GROUP == group].mean(0) for group in range(5)])
+        means = np.stack([found[group == GROUP].mean(0) for group in range(5)])
         nearest = min(np.abs(means[a] - means[b]).sum() for a in range(5) for b in range(a))
         assert (float(nearest) > 0.5) is apart
         labels, _ = clustering.cluster(found, 5, clustering.METRICS["hilbert"])

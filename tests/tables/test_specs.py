@@ -237,7 +237,7 @@ def test_sosicfl_table_4(name: str, data: str) -> None:
 
 
 def test_sosicfl_has_as_many_clusters_as_groups() -> None:
-    expected = {"C10 2-fold": (2, 2, 0.6), "C10 5-fold": (5, 5, 0.4), "C10 dir0.5": (3, 10, 0.4)}
+    expected = {"C10 2-fold": (2, 2, 0.6), "C10 5-fold": (10, 5, 0.4), "C10 dir0.5": (3, 10, 0.4)}
     for column, found in expected.items():
         for row in ("SosicFL", "SosicFL+"):
             method = config("sosicfl_t2", row, column).method

@@ -35,8 +35,8 @@ def spread_scores(heads: Array, count: int) -> Array:
     """Principal component scores of trained heads [N, P] as points of the simplex that keep apart: [N, count].
 
     As the authors' code (Floco): scores are projected onto the simplices of size z, for z of SIZES, and scaled to sum
-    1; taken is the z with the least Riesz energy of the points. With fewer clients than components the missing scores are
-    zero.
+    1; taken is the z with the least Riesz energy of the points. With fewer clients than components the missing scores
+    are zero.
     """
     centred = heads - heads.mean(0)
     left, values, right = np.linalg.svd(centred, full_matrices=False)
