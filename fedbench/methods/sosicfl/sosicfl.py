@@ -13,9 +13,8 @@ used in turn (3.4, `samples`); clustering is in Hilbert's metric by its name, "w
 centre + U(0, rho) u wherever that leads (`sampling: unprojected`), and from round 250 on (`start_round`) each client's
 centre is a projection of its trained endpoints' principal components (`positions: heads`).
 M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
-clusters in one place; tables take ten there, as the authors' later code does. As in the paper's Table 5, rounds to an accuracy are compared
-as a ratio of mean rounds. Deviation: endpoints for `heads` are trained in one round from the initial weights, in the
-code from those of round 250.
+clusters in one place; tables take ten there, as the authors' later code does. Deviation: endpoints for `heads` are
+trained in one round from the initial weights, in the code from those of round 250.
 Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
 """
 
