@@ -20,7 +20,7 @@ import numpy as np
 from fedbench.config.domain import at_least, share
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, Pool
+from fedbench.data.partitions.base import Assignment, Pool, require_clients
 from fedbench.data.partitions.fold import Fold
 
 
@@ -52,8 +52,9 @@ class FoldCode(Fold):
         """Samples of each class for each client, int64 [N, K]; of a scarce class more than there are.
 
         Raises:
-            ConfigError: fewer classes or clients than folds.
+            ConfigError: fewer classes or clients than folds, or fewer samples than clients.
         """
+        require_clients(self.num_clients, int(stock.sum()))
         self.require_folds(len(stock))
         return self._table(self.size, len(stock))
 
