@@ -85,6 +85,7 @@ class LocalConfig(Component):
     epochs: int | None = at_least(1, 1)
     iterations: int | None = at_least(1, None)  # if set, takes the place of epochs
     batch_size: int = at_least(1, 32)
+    drop_last: bool = added(False)  # leave out the short last batch of an epoch
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -88,8 +88,8 @@ class PFedSim(Library):
         return updated
 
     def similarity(self, uploads: Tree, task: Task) -> Tensor:
-        """Eq. 3 between the classifiers of the cohort, [C, C]."""
-        classifiers = [uploads[name] for name in task.select(uploads, ("@head",)) if uploads[name].dim() > 2]
+        """Eq. 3 between the last layers of the cohort, whose rows are the classes', [C, C]."""
+        classifiers = [uploads[name] for name in task.select(uploads, ("head.*",)) if uploads[name].dim() > 2]
         rows = torch.cat([leaf.flatten(2) for leaf in classifiers], dim=2).to(torch.float64)  # [C, K, d]
         lengths = rows.norm(dim=2)
         products = torch.einsum("ikd,jkd->ijk", rows, rows)

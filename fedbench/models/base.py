@@ -10,18 +10,22 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedbench.config.domain import Component
+from fedbench.config.domain import Component, one_of
+from fedbench.config.schema import added
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
-from fedbench.models.task import Task
+from fedbench.models.task import SPLITS, Task
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Model(Component, ABC):
     """Base of all networks; a subclass's fields are its schema in the config."""
 
     section: ClassVar[str] = "model"
+
+    # the last part of the network, where a method tells body from classifier: see models.task
+    classifier: str = added(one_of(*SPLITS))
 
     @property
     @abstractmethod
@@ -55,7 +59,7 @@ class Model(Component, ABC):
             ConfigError: the network does not fit `shape`.
         """
         try:
-            return Task(partial(self.build, shape, classes), shape, classes, self.begin)
+            return Task(partial(self.build, shape, classes), shape, classes, self.begin, self.classifier)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(

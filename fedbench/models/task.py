@@ -1,7 +1,11 @@
 """The task contract: what a method may ask of a model. Parameters are trees, the network is a pure function.
 
-A network is an `nn.Sequential` of named stages whose last is called `head` (the classifier layer), so it can be
-run up to or from any stage: `features = apply(until="head")`, `head = apply(since="head")`.
+A network is an `nn.Sequential` of named stages whose last is called `head` (its last layer), so it can be run up to or
+from any stage. Where it is split into body and classifier is one setting, `Model.classifier`, that the groups @head,
+@body and @classifier, `features` and `head` all follow:
+- `own`: as each method's own paper has it; the classifier is the last layer, and @classifier every fully connected one;
+- `last`: the last layer;
+- `linear`: every fully connected layer.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.models.norm import BatchNorm, replace_batch_norm
+
+SPLITS = ("own", "last", "linear")
 
 
 class Slice:
@@ -64,12 +70,18 @@ class Task:
         shape: tuple[int, ...],
         classes: int,
         begin: Callable[[], Tree] = dict,
+        classifier: str = "own",
     ) -> None:
-        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; `begin` see Model.begin."""
+        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; `begin` see Model.begin.
+
+        Raises:
+            ConfigError: no stages, the last not called head, or `classifier` (of SPLITS) leaves no body below it.
+        """
         self.shape = shape
         self.classes = classes
         self._build = build
         self._begin = begin
+        self._classifier = classifier
         self._nets = {train: self.fresh().train(train) for train in (False, True)}
         net = self._nets[False]
         self.stages = [name for name, _ in net.named_children()]
@@ -78,11 +90,12 @@ class Task:
         self.parameters = frozenset(name for name, _ in net.named_parameters())
         self.buffers = frozenset(name for name, _ in net.named_buffers())
         self.groups = self._groups(net)
+        self.boundary = self._boundary()  # the classifier's first stage
         self._slices: dict[tuple[bool, str | None, str | None], Slice] = {}
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
         """Pickle what makes the task, not the networks."""
-        return Task, (self._build, self.shape, self.classes, self._begin)
+        return Task, (self._build, self.shape, self.classes, self._begin, self._classifier)
 
     def fresh(self) -> nn.Sequential:
         """A new network with frozen, meaningless weights."""
@@ -95,20 +108,41 @@ class Task:
         leaves = self.parameters | self.buffers
         norm = {f"{m}." for m, module in net.named_modules() if isinstance(module, BatchNorm)}
         linear = {f"{m}." for m, module in net.named_modules() if isinstance(module, nn.Linear)}
-        head = {name for name in leaves if name.startswith("head.")}
 
         def under(prefixes: set[str]) -> frozenset[str]:
             return frozenset(name for name in leaves if any(name.startswith(p) for p in prefixes))
 
+        last, every = under({"head."}), under(linear)
+        head = every if self._classifier == "linear" else last
         return {
-            "@head": frozenset(head),
-            "@body": frozenset(leaves - head),
-            "@classifier": under(linear),  # every fully connected layer
+            "@head": head,
+            "@body": leaves - head,
+            "@classifier": last if self._classifier == "last" else every,
             "@norm": under(norm),  # batch norm: affine parameters and statistics
             "@stats": self.buffers,  # batch norm: running statistics alone
         }
 
+    def _boundary(self) -> str:
+        if self._classifier != "linear":
+            return "head"
+        stage = self.first_stage(("@head",))
+        if stage is None or not self.groups["@body"]:
+            raise ConfigError(
+                "model.classifier=linear: the fully connected layers are not the last stages above a body "
+                "of others; choose another model, or model.classifier=last"
+            )
+        return stage
+
     # ---- leaves
+
+    def first_stage(self, selectors: Iterable[str]) -> str | None:
+        """The first of the network's last stages whose parameters are those that `selectors` match; None if none is."""
+        chosen = set(self.select(sorted(self.parameters), selectors))
+        for place, stage in enumerate(self.stages):
+            below = {name for name in self.parameters if name.split(".")[0] in self.stages[:place]}
+            if chosen and chosen == self.parameters - below and any(k.split(".")[0] == stage for k in chosen):
+                return stage
+        return None
 
     def select(self, names: Iterable[str], selectors: Iterable[str]) -> list[str]:
         """The `names` that a selector matches, in order.
@@ -183,12 +217,12 @@ class Task:
             return tuple(self._slice(False, None, stage).net(torch.zeros(1, *self.shape)).shape[1:])
 
     def features(self, model: Tree, x: Tensor, *, train: bool = False, mask: Tensor | None = None) -> Tensor:
-        """What the classifier layer sees, [B, d].
+        """What the classifier sees, [B, d].
 
         Raises:
             ConfigError: it sees a vector at each of several places of an image (SqueezeNet above 36 pixels).
         """
-        z = self.apply(model, x, train=train, mask=mask, until="head")
+        z = self.apply(model, x, train=train, mask=mask, until=self.boundary)
         if z.dim() != 2:
             raise ConfigError(
                 f"this method compares features, one vector an image; for images {list(self.shape)} the model yields "
@@ -198,7 +232,7 @@ class Task:
 
     def head(self, model: Tree, z: Tensor) -> Tensor:
         """Logits [B, K] from features z [B, d]."""
-        return self.apply(model, z, since="head")
+        return self.apply(model, z, since=self.boundary)
 
     def loss(self, model: Tree, batch: Batch) -> Tensor:
         """Mean cross-entropy of a batch, in training mode."""

@@ -37,7 +37,12 @@ def write(path, **arrays):
 
 @pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "file"])
 def test_every_partition_comes_back_from_its_export(tmp_path, name):
-    small = {"dir_prior": {"num_clients": 6}, "fold": {"num_clients": 10}, "groups_s": {"size": 15}}
+    small = {
+        "dir_prior": {"num_clients": 6},
+        "fold": {"num_clients": 10},
+        "fold_code": {"num_clients": 10, "size": 40},
+        "groups_s": {"size": 15},
+    }
     toy = data(1800, 100)
     made = make_partition(PARTITIONS.build({"name": name, **small.get(name, {})}), toy, LOCAL, 5)
     made.save(tmp_path / "partition.npz")

@@ -44,6 +44,7 @@ def data(train, test, classes, domain=None, size=1):
         ("pathological2", {"skew": 2}),
         ("pathological20", {"skew": 20}),
         ("fold5", {"folds": 5, "primary": 0.8}),
+        ("fold_code2", {"folds": 2, "primary": 0.8, "size": 500}),
         ("groups_s0.2", {"s": 0.2}),
         ("quantity0.5", {"beta": 0.5}),
         ("label_shift", {}),

@@ -21,6 +21,8 @@ PAPERS: dict[str, dict[str, Any]] = {
         "classifier": ("@classifier",),
         "align": 0.0,
         "alternate": False,
+        "in_turn": False,
+        "keep_momentum": False,
         "last_gap": True,
         "keep_below": True,
         "probe_scale": 1.0,
@@ -52,14 +54,31 @@ PAPERS: dict[str, dict[str, Any]] = {
         "rho": 0.4,
         "start_round": 0,
         "positions": "lda",
+        "metric": "hilbert",
+        "samples": None,
         "sampling": "uniform",
     },
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedrema_noccp": ("fedrema", {"ccp": False}),
     "fedrema_a": ("fedrema", {"alternate": True}),
-    "fedrema_f": ("fedrema", {"align": 1.0}),
-    "fedrema_af": ("fedrema", {"alternate": True, "align": 1.0}),
+    "fedrema_f": ("fedrema", {"align": 1.0, "align_mean": True}),
+    "fedrema_af": ("fedrema", {"alternate": True, "align": 1.0, "align_mean": True}),
+    "fedrema_code": (
+        "fedrema",
+        {
+            "align_mean": True,
+            "probe_scale": 0.5,
+            "probe_per_client": True,
+            "temper_all": False,
+            "last_gap": False,
+            "keep_below": False,
+            "uniform": True,
+            "shuffle": True,
+            "in_turn": True,
+            "keep_momentum": True,
+        },
+    ),
     "fedsac_literal": ("fedsac", {"similarity": "parameters", "snap": None}),
     "fedsac_code": (
         "fedsac",
@@ -77,6 +96,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedsac_complementarity": ("fedsac", {"beta": 0.0}),
     "pfedsim_code": ("pfedsim", {"log_of_mean": True, "self_weight": 9.210340371976182, "scored": "own"}),
     "sosicfl_all": ("sosicfl", {"simplex": ("*",)}),
+    "sosicfl_code": (
+        "sosicfl",
+        {
+            "simplex": ("head.weight",),
+            "positions": "heads",
+            "sampling": "unprojected",
+            "start_round": 250,
+        },
+    ),
 }
 
 

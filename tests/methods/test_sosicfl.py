@@ -155,13 +155,22 @@ def test_projection_is_the_nearest_point_of_the_simplex() -> None:
         np.testing.assert_allclose(point, x.value, atol=1e-5)
 
 
-def test_heads_positions_are_principal_components_projected() -> None:
+def test_heads_positions_are_the_projected_components_of_least_energy() -> None:
+    """As the authors' code writes it: sizes of the simplex one by one, the logarithm of the energy of all pairs."""
     heads = np.random.default_rng(0).normal(size=(8, 30))
     scores = PCA(3, svd_solver="full").fit_transform(heads)
-    expected = positions.project(scores / np.abs(scores).max())
-    np.testing.assert_allclose(positions.projected_scores(heads, 3), expected, atol=1e-10)
-    alone = positions.projected_scores(heads[:1], 3)
-    np.testing.assert_allclose(alone, 1 / 3)
+    best, least = scores, np.inf
+    for size in np.linspace(1e-4, 1, 1000):
+        points = positions.project(scores / size) * size
+        points /= points.sum(1, keepdims=True)
+        apart = np.sqrt(((points[:, None] - points[None]) ** 2).sum(2))[np.triu_indices(8, 1)]
+        energy = np.log((1 / np.maximum(apart, 1e-4) ** 2).sum()) - np.log(28)
+        if energy < least:
+            best, least = points, energy
+    np.testing.assert_allclose(positions.spread_scores(heads, 3), best, atol=1e-8)
+    np.testing.assert_allclose(positions.spread_scores(heads[:1], 3), 1 / 3)
+    near = np.array([[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
+    assert positions.riesz_energy(near) == pytest.approx((1e8 + 2 + 2) / 3)
 
 
 # ---- regions

@@ -10,7 +10,7 @@ from itertools import cycle, islice
 import pytest
 
 from fedbench.config import compose
-from fedbench.runs.config import RunConfig, resolve
+from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.tables import measures, spec
 from fedbench.tables.cell_config import _without
 from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
@@ -118,10 +118,11 @@ def test_a_table_at_other_settings_repeats_values_of_the_one_it_varies(name: str
     values = {value for cell in cells(table) if (value := table.published(*cell)) is not None}
     assert values
     assert values <= {varied.published(*cell) for cell in cells(varied)}
-    known = [config(varied.name, row.label, varied.columns[0].label) for row in varied.rows]
+    place = next(each for each in varied.columns if each.published == table.columns[0].published)
+    known = [config(varied.name, row.label, place.label) for row in varied.rows]
     for row in table.rows:
         assert table.published(row, table.columns[0], table.metrics[0]) is not None
-        assert config(name, row.label, table.columns[0].label).method not in [each.method for each in known]
+        assert run_key(config(name, row.label, table.columns[0].label)) not in [run_key(run) for run in known]
 
 
 @pytest.mark.parametrize("name", spec.names())
@@ -252,12 +253,26 @@ def test_sosicfl_table_4(name: str, data: str) -> None:
 
 
 def test_sosicfl_has_as_many_clusters_as_groups() -> None:
-    expected = {"C10 2-fold": (2, 0.6), "C10 5-fold": (5, 0.4), "C10 dir0.5": (10, 0.4)}
-    for column, (clusters, rho) in expected.items():
+    expected = {"C10 2-fold": (2, 2, 0.6), "C10 5-fold": (10, 5, 0.4), "C10 dir0.5": (3, 10, 0.4)}
+    for column, found in expected.items():
         for row in ("SosicFL", "SosicFL+"):
             method = config("sosicfl_t2", row, column).method
-            assert (method.clusters, method.rho) == (clusters, rho)
+            assert (method.endpoints, method.clusters, method.rho) == found
     assert config("sosicfl_t2", "SosicFL", "Tiny dir0.3").partition.beta == 0.3
+
+
+@pytest.mark.parametrize("name", ["sosicfl_t2", "sosicfl_t3"])
+def test_sosicfl_s_folds_of_many_classes_are_the_authors(name: str) -> None:
+    for data, partition in (("C10", "fold"), ("Tiny", "fold_code")):
+        for folds in (2, 5):
+            assert config(name, "FedAvg", f"{data} {folds}-fold").labels["partition"] == f"{partition}{folds}"
+
+
+def test_all_of_fedrema_s_methods_split_networks_alike() -> None:
+    for name in ("fedrema_t1", "fedrema_t2", "fedrema_t3", "fedrema_t4", "fedrema_t5"):
+        table = load(name)
+        for row in table.rows:
+            assert config(name, row.label, table.columns[0].label).model.classifier == "linear"
 
 
 def test_fedrema_takes_a_stronger_contrast_on_cifar() -> None:

@@ -15,6 +15,7 @@ PARTITIONS: Registry[PartitionSpec] = Registry(
         "feature_shift": "fedbench.data.partitions.shifts:FeatureShift",
         "file": "fedbench.data.partitions.file:FileSplit",
         "fold": "fedbench.data.partitions.fold:Fold",
+        "fold_code": "fedbench.data.partitions.fold_code:FoldCode",
         "groups_s": "fedbench.data.partitions.groups:Groups",
         "homo": "fedbench.data.partitions.homo:Homogeneous",
         "label_groups": "fedbench.data.partitions.label_groups:LabelGroups",

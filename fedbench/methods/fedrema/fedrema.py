@@ -14,7 +14,10 @@ Paper and authors' code disagree in:
   last gap and keeps what is above;
 - `uniform`: classifiers, and class means, are averaged plainly in the code;
 - `shuffle`: the code meets classifiers in a random order, so that A_k's weights go to random clients (a bug);
-- `align_mean`: the code's alignment is the mean over features, not the sum.
+- `in_turn`: the code overwrites classifiers while it mixes, so that later clients mix what is mixed already;
+- `keep_momentum`: the code builds its optimiser once, so that momentum goes on from round to round;
+- `align_mean`: the code's alignment is the mean over features, as FedPAC's is, not the sum. The presets of +F follow
+  the code: with the sum over the features below all fully connected layers, lambda 1 outweighs the loss.
 On a network of fully connected layers only, such as `mlp`, all is classifier: there is no extractor to share or align,
 and +F, +A and +A&F are FedReMa.
 Batch normalisation: part of the extractor, statistics included, and shared. With partial participation all receive the
@@ -25,20 +28,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedbench.config.domain import at_least
-from fedbench.config.schema import LocalConfig
+from fedbench.config.schema import LocalConfig, OptimizerConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
+from fedbench.engine.train.optim import clip
 from fedbench.methods.fedrema import mds
 from fedbench.methods.fedrema.peers import RelevantPeers
 from fedbench.methods.parts import passes
+from fedbench.methods.parts.updates import gradient
 from fedbench.models.task import Task
 
 
@@ -50,17 +57,25 @@ class FedReMa(RelevantPeers):
 
     Server: model/* [N, ...]; W [N, N]; chosen [N, N], G; period/on []; period/largest [];
         classes/means [K, h] if align; classes/seen [K] if align
-    Memory: * [N, ...] if private
+    Memory: * [N, ...] if private; momentum/* [N, ...] if keep_momentum
     Message: * [...]; classes/means [K, h] if align; classes/seen [K] if align
     Upload: * [...]; classes/sums [K, h] if align; classes/counts [K] if align
     """
 
     align: float = at_least(0, 0.0)  # lambda of the feature alignment; +F: 1
-    align_mean: bool = False  # the code: true
+    align_mean: bool = False  # the code, and +F: true
     alternate: bool = False  # +A: classifier first, then extractor
     classifier_epochs: int | None = at_least(0, None)  # of +A; null: as many as the extractor's
+    keep_momentum: bool = added(False)  # the code: true
 
     paper: ClassVar[str] = "Liang et al., ECAI 2024"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep_momentum and self.alternate:
+            raise ConfigError(
+                "method.keep_momentum=true is of training all at once; use method.alternate=false"
+            )
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -76,6 +91,12 @@ class FedReMa(RelevantPeers):
             width = math.prod(task.shape_before(mds.classifier_stage(task, self.classifier)))
             server["classes/means"] = torch.zeros(task.classes, width)
             server["classes/seen"] = torch.zeros(task.classes)
+        if self.keep_momentum:
+            weights = task.weights(
+                {**trees.plain(trees.row(trees.part(server, "model"), 0)), **trees.row(memory, 0)}
+            )
+            still = trees.map_leaves(torch.zeros_like, weights)
+            memory = {**memory, **trees.expand(trees.join(momentum=still), population.clients)}
         return server, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
@@ -108,12 +129,35 @@ class FedReMa(RelevantPeers):
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """All at once, or classifier then extractor."""
+        if self.keep_momentum:
+            return (Stage(direction=self.going_on, fixed=("momentum/*",), optimizer=OptimizerConfig(lr=1.0)),)
         if not self.alternate:
             return (Stage(self.loss),)
         return (
             Stage(self.loss, moves=self.classifier, epochs=self.classifier_epochs),
             Stage(self.loss, fixed=self.classifier, order=1),
         )
+
+    def going_on(self, work: Tree, client: Client, batch: Batch) -> Tree:
+        """The protocol's step of SGD with the momentum of earlier rounds, and what both have moved."""
+        sgd = client.optimizer
+        if sgd.name != "sgd":
+            raise ConfigError("method.keep_momentum=true is of SGD; choose protocol.optimizer.name=sgd")
+        model, momentum = trees.plain(work), trees.part(work, "momentum")
+        slope, statistics = gradient(partial(self.loss, client=client, batch=batch), model, client.task)
+        names, grads = list(slope), list(slope.values())
+        if sgd.clip is not None:
+            grads = clip(grads, sgd.clip, axes=0)
+        speed = {
+            name: sgd.momentum * momentum[name] + leaf + sgd.weight_decay * model[name]
+            for name, leaf in zip(names, grads, strict=True)
+        }
+        steps = {name: sgd.lr * leaf for name, leaf in speed.items()}
+        return {**steps, **statistics, **trees.join(momentum=speed)}
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The model without the momentum."""
+        return trees.plain(work)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy + lambda * mean over samples of |f(x) - h_y|^2, for classes with a mean."""
@@ -130,7 +174,8 @@ class FedReMa(RelevantPeers):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the model, and class sums of features where they are aligned."""
-        private, shared = client.task.split(work, self.private)
+        private, shared = client.task.split(trees.plain(work), self.private)
+        private |= trees.join(momentum=trees.part(work, "momentum"))
         if not self.align:
             return shared, private
         task = client.task

@@ -21,12 +21,12 @@ def classifier_stage(task: Task, selectors: tuple[str, ...]) -> str:
     Raises:
         ConfigError: the selected leaves are not those of the last stages.
     """
-    chosen = set(task.select(sorted(task.parameters), selectors))
-    for place, stage in enumerate(task.stages):
-        below = {name for name in task.parameters if name.split(".")[0] in task.stages[:place]}
-        if chosen and chosen == task.parameters - below and any(k.split(".")[0] == stage for k in chosen):
-            return stage
-    raise ConfigError(f"method.classifier={list(selectors)} does not select the last stages of the network")
+    stage = task.first_stage(selectors)
+    if stage is None:
+        raise ConfigError(
+            f"method.classifier={list(selectors)} does not select the last stages of the network"
+        )
+    return stage
 
 
 @dataclass(frozen=True)

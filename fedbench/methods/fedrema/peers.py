@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbench.config.domain import positive, selectors, share
+from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
@@ -39,6 +40,7 @@ class RelevantPeers(Method):
     keep_below: bool = True  # the code: false
     uniform: bool = False  # the code: true
     shuffle: bool = False  # the code: true
+    in_turn: bool = added(False)  # the code: true
 
     family: ClassVar[str] = "personalised"
 
@@ -94,7 +96,8 @@ class RelevantPeers(Method):
             weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, alone)
         if self.shuffle:
             weights = weights[:, torch.randperm(len(weights), generator=cohort.generator).to(weights.device)]
-        return functional.normalize(weights, p=1, dim=1)
+        weights = functional.normalize(weights, p=1, dim=1)
+        return one_by_one(weights) if self.in_turn else weights
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """The extractor, and the client's classifier."""
@@ -117,3 +120,11 @@ class RelevantPeers(Method):
         largest = torch.maximum(server["period/largest"], gap)
         on = (gap > self.delta * largest) | (largest == 0) | (not self.ccp)
         return {"chosen": counts, "period/on": on, "period/largest": largest}
+
+
+def one_by_one(weights: Tensor) -> Tensor:
+    """What W [C, C] comes to where client k's mixture takes the place of its model before client k + 1 mixes."""
+    rows = torch.eye(len(weights)).to(weights)
+    for client, own in enumerate(weights):
+        rows[client] = own @ rows
+    return rows

@@ -7,6 +7,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+SIZES = np.linspace(1e-4, 1, 1000)  # of the simplices that scores are projected onto
+NEAREST = 1e-4  # distance below which two points count as this far apart
+
 
 def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array:
     """Latent Dirichlet allocation: documents are clients, words are labels; mixing weights [N, count].
@@ -28,11 +31,12 @@ def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array
     return np.asarray(model.transform(counts), dtype=np.float64)
 
 
-def projected_scores(heads: Array, count: int) -> Array:
-    """Principal component scores of trained heads [N, P], projected onto the simplex: [N, count].
+def spread_scores(heads: Array, count: int) -> Array:
+    """Principal component scores of trained heads [N, P] as points of the simplex that keep apart: [N, count].
 
-    The scale of the scores against the simplex is stated nowhere; here the largest is 1. With fewer clients than
-    components the missing scores are zero.
+    As the authors' code (Floco): scores are projected onto the simplices of size z, for z of SIZES, and scaled to sum
+    1; taken is the z with the least Riesz energy of the points. With fewer clients than components the missing scores
+    are zero.
     """
     centred = heads - heads.mean(0)
     left, values, right = np.linalg.svd(centred, full_matrices=False)
@@ -42,12 +46,20 @@ def projected_scores(heads: Array, count: int) -> Array:
     scores = np.zeros((len(heads), count))
     kept = min(count, len(values))
     scores[:, :kept] = (left * values)[:, :kept]
-    return project(scores / max(float(np.abs(scores).max()), 1e-12))
+    found = (project(scores, size) / size for size in SIZES)
+    return min(found, key=riesz_energy)
 
 
-def project(points: Array) -> Array:
-    """Euclidean projection of each row of `points` [N, n] onto the simplex (Held, Wolfe, Crowder 1974)."""
+def riesz_energy(points: Array) -> float:
+    """Mean over pairs of `points` [N, n] of one over their squared distance, of which none is below NEAREST."""
+    first, second = np.triu_indices(len(points), 1)
+    squares = ((points[first] - points[second]) ** 2).sum(1)
+    return float((1 / np.maximum(squares, NEAREST**2)).mean()) if len(squares) else 0.0
+
+
+def project(points: Array, size: float = 1.0) -> Array:
+    """Euclidean projection of each row of `points` [N, n] onto {x >= 0: sum x = size} (Held, Wolfe, Crowder 1974)."""
     ordered = -np.sort(-points, axis=1)
-    excess = (ordered.cumsum(1) - 1) / np.arange(1, points.shape[1] + 1)
+    excess = (ordered.cumsum(1) - size) / np.arange(1, points.shape[1] + 1)
     last = (ordered > excess).sum(1) - 1
     return np.asarray(np.maximum(points - excess[np.arange(len(points)), last][:, None], 0))

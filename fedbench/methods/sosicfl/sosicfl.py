@@ -9,10 +9,12 @@ SosicFL-All: `simplex: ["*"]`. Late start (Section 4.3): before `start_round` ev
 
 The paper is of two minds; each is a setting: alpha is drawn at every step (Section 3.2) or Omega_tr times a round and
 used in turn (3.4, `samples`); clustering is in Hilbert's metric by its name, "with the L1-distance" by the text
-(`metric`). The authors' code (preset `code`): one bias (`simplex: ["head.weight"]`), alpha = centre + U(0, rho) u
-wherever that leads (`sampling: unprojected`), and each client's centre is the projection of its trained head's
-principal components (`positions: heads`).
-Deviations: M is stated for 2-Fold only (1). Heads are trained in one round from the initial weights.
+(`metric`, by default the former). The authors' code (preset `code`): one bias (`simplex: ["head.weight"]`), alpha =
+centre + U(0, rho) u wherever that leads (`sampling: unprojected`), and from round 250 on (`start_round`) each client's
+centre is a projection of its trained endpoints' principal components (`positions: heads`).
+M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
+clusters in one place; tables take ten there, as the authors' later code does. Deviation: endpoints for `heads` are
+trained in one round from the initial weights, in the code from those of round 250.
 Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
 """
 
@@ -108,8 +110,8 @@ class SosicFL(Method):
     def _heads(self, preparation: Preparation, server: Tree, memory: Tree) -> clustering.Array:
         """A centre for each client [N, n]: principal components of what a round of training made of its head."""
         message = self.send(server, preparation.everyone)
-        heads = preparation.round(message, memory, sends=middle)
-        return positions.projected_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
+        heads = preparation.round(message, memory, sends=lambda work: trees.part(work, "endpoints"))
+        return positions.spread_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
 
     # ---- server
 
@@ -165,11 +167,6 @@ class SosicFL(Method):
 def shared(tree: Tree) -> Tree:
     """The endpoints and the rest of the model, without the regions."""
     return {key: leaf for key, leaf in tree.items() if not key.startswith("region/")}
-
-
-def middle(work: Tree) -> Tree:
-    """The mean of the endpoints of the leaves that have them."""
-    return trees.map_leaves(lambda leaf: leaf.mean(0), trees.part(work, "endpoints"))
 
 
 def at(work: Tree, alpha: Tensor) -> Tree:
