@@ -68,9 +68,9 @@ def arguments() -> argparse.Namespace:
 def command(part: str, seconds: float, given: argparse.Namespace) -> list[str]:
     """The process that is a part."""
     if part == "bench":
-        chosen = ["--quick"] if given.device == "cpu" else []
         out = ["--out", str(given.out / "bench"), "--device", given.device]
-        return [sys.executable, str(SCRIPTS / "bench.py"), *chosen, *out, "--only", *BENCH]
+        chosen = BENCH if given.device == "cuda" else ["W2", "W1", "--quick", "--repeats", "1"]
+        return [sys.executable, str(SCRIPTS / "bench.py"), *out, "--only", *chosen]
     here = ["--out", str(given.out), "--device", given.device]
     return [sys.executable, __file__, "--inside", part, "--seconds", str(seconds), *here]
 

@@ -99,8 +99,9 @@ def compare(preset: str, kind: str, toy: Toy, dtype: torch.dtype, device: torch.
     what = {"preset": preset, "model": kind, "dtype": str(dtype).removeprefix("torch.")}
     try:
         expected = result(toy("cpu", dtype), HardwareConfig(engine="looped"))
-    except Exception as error:  # noqa: BLE001 - a package may be missing, and the others are to be tried
-        out.add(**what, engine="reference", error=first_line(error))
+    except Exception as error:  # noqa: BLE001 - the others are to be tried
+        missing = any("No module named" in text for text in (str(error), str(error.__cause__)))
+        out.add(**what, engine="reference", **{"lacking" if missing else "error": first_line(error)})
         return
     for name, hardware in engines(device).items():
         begin = time.perf_counter()

@@ -21,7 +21,15 @@ def write(out: Path, ended: dict[str, Any], minutes: float) -> bool:
     failed = {
         part: each for part, each in ended.items() if each["code"] and not each["why"].startswith("deadline")
     }
-    content = {"machine": about, "minutes": minutes, "parts": ended, "engines": summary, "tables": cells}
+    lacking = sorted({line["preset"] for line in engines if "lacking" in line})
+    content = {
+        "machine": about,
+        "minutes": minutes,
+        "parts": ended,
+        "engines": summary,
+        "left_out": lacking,
+        "tables": cells,
+    }
     (out / "report.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     lines = [
         f"# fedbench on {about.get('device', 'an unknown device')}",
@@ -33,7 +41,7 @@ def write(out: Path, ended: dict[str, Any], minutes: float) -> bool:
         "",
         "## Engines",
         "",
-        *_engines(summary),
+        *_engines(summary, lacking),
         "",
         "## Tables",
         "",
@@ -50,7 +58,7 @@ def write(out: Path, ended: dict[str, Any], minutes: float) -> bool:
 def compared(lines: list[Line]) -> list[Line]:
     """A row for each (dtype, toy, engine): how many presets agree, the largest difference, what does not."""
     groups: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
-    for line in lines:
+    for line in [line for line in lines if "lacking" not in line]:
         kind = line["model"] if line["model"] in ("mlp", "batch_norm") else "networks"
         groups[line["dtype"], kind, line["engine"]].append(line)
     rows = []
@@ -80,7 +88,7 @@ def _name(line: Line) -> str:
     return line["preset"] if line["model"] in ("mlp", "batch_norm") else line["model"]
 
 
-def _engines(summary: list[Line]) -> list[str]:
+def _engines(summary: list[Line], lacking: list[str]) -> list[str]:
     if not summary:
         return ["Not run."]
     lines = [
@@ -98,7 +106,8 @@ def _engines(summary: list[Line]) -> list[str]:
         for row in summary
         for name, why in row["wrong"].items()
     ]
-    return [*lines, "", *wrong] if wrong else lines
+    left_out = [f"- left out, as a package is missing: {', '.join(lacking)}"] if lacking else []
+    return [*lines, "", *wrong, *left_out]
 
 
 def _cells(lines: list[Line]) -> list[str]:
@@ -111,7 +120,9 @@ def _cells(lines: list[Line]) -> list[str]:
     ]
     for line in rows:
         measured = {name: each for name, each in line.items() if isinstance(each, dict)}
-        ours = ", ".join(f"{name} {each['mean']:.2f}" for name, each in measured.items())
+        ours = ", ".join(
+            f"{name} {each['mean']:.2f}" for name, each in measured.items() if each["mean"] == each["mean"]
+        )
         theirs = ", ".join(
             f"{name} {each['published']}" for name, each in measured.items() if each["published"]
         )
