@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELP = """\
 python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 
-  table=NAME           one of `python -m fedbench.list tables`
+  table=NAME           one of `python -m fedbench.list tables`; all, with --dry-run: the sum over all tables, modelled
   scale=paper          paper | half | quick | smoke (conf/scale/); only paper gets verdicts
   rows=A,B columns=1,2 run only these, by label or number from 1; the others keep what they have
   seeds=5              that many, or a list: seeds=[0,3]
@@ -31,6 +31,7 @@ python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   results=results      where the filled table goes; the runs themselves go to runs_dir
   retry=false          true: run failed cells again
   dry_run=false        true, or --dry-run: show the plan and stop
+  --device NAME        with --dry-run: model that GPU (h200 | h100 | a100 | l4 | rtx4090), whatever is finished here
   render=false         true: draw the table again from its files, look at no run
 
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
@@ -39,6 +40,9 @@ reference_seed=100). Hydra's launchers run elsewhere: hydra/launcher=submitit_sl
 hydra-submitit-launcher) and its options.
 The same command again runs only what is missing.
 """
+
+
+EVERY = "all"  # tables
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Request:
     results: str = "results"
     retry: bool = False
     dry_run: bool = False
+    device: str = ""
     render: bool = False
 
 
@@ -83,8 +88,8 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     own = {f.name for f in dataclasses.fields(Request)}
     values: dict[str, Any] = {}
     overrides = []
-    for text in arguments:
-        key, equals, value = ("dry_run=true" if text == "--dry-run" else text).partition("=")
+    for text in _keyed(arguments):
+        key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"'{text}' is no KEY=VALUE; see python -m fedbench.reproduce --help")
         if key not in own:
@@ -96,6 +101,17 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     if "seeds" in values:
         values["seeds"] = _seeds(values["seeds"])
     return typed(Request, values, "the command line"), overrides
+
+
+def _keyed(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--dry-run` and `--device NAME` as KEY=VALUE."""
+    found: list[str] = []
+    for text in arguments:
+        if found and found[-1] == "--device":
+            found[-1] = f"device={text}"
+        else:
+            found.append("dry_run=true" if text == "--dry-run" else text)
+    return found
 
 
 def _value(text: str, value: str) -> Any:
@@ -126,6 +142,8 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     """Fill one table; returns 1 if a run that was asked for has no result, else 0."""
     from fedbench.tables import fill, plan, recorded, scale, spec, store
 
+    if request.table == EVERY or request.device:
+        return _model(request, overrides)
     table = spec.load(request.table)
     launcher, at_once = _launcher(request, overrides)
     wish = _wish(request, overrides, table, scale.load(request.scale))
@@ -156,6 +174,34 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         write(folder)
     print(f"table: {folder / 'table.md'}")
     return 1 if _tell_lacking(planned) else 0
+
+
+def _model(request: Request, overrides: Sequence[str]) -> int:
+    """Show what the tables would take on a GPU, this machine's or another."""
+    import dataclasses
+
+    import torch
+    from rich.console import Console
+
+    from fedbench.engine.pick.arithmetic import DEVICES, found_peaks, peaks
+    from fedbench.tables import day, scale, spec
+
+    if not request.dry_run:
+        raise ConfigError("table=all and device=NAME only tell what it would take: add --dry-run")
+    here = found_peaks(torch.device("cuda")) if torch.cuda.is_available() else None
+    if not request.device and here is None:
+        raise ConfigError(f"this machine has no GPU that can be modelled; add device={'|'.join(DEVICES)}")
+    device = peaks(request.device) if request.device else here
+    assert device is not None
+    chosen = spec.names() if request.table == EVERY else [request.table]
+    tables = [spec.load(name) for name in chosen]
+    wish = _wish(request, overrides, tables[0], scale.load(request.scale))
+    if request.table == EVERY:  # no choice among the first one's rows
+        wish = dataclasses.replace(wish, rows=(), columns=())
+    console = Console(highlight=False)
+    for line in day.drawn(day.needed(tables, wish), device, request.device or torch.cuda.get_device_name()):
+        console.print(line)
+    return 0
 
 
 def _tell_lacking(planned: Plan) -> int:

@@ -19,6 +19,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.models.convolution import Conv2d, replace_convolutions
 from fedbench.models.norm import BatchNorm, replace_batch_norm
 
 
@@ -88,7 +89,7 @@ class Task:
         """A new network with frozen, meaningless weights."""
         with torch.random.fork_rng(devices=[]):
             net = self._build()
-        replace_batch_norm(net)
+        replace_convolutions(replace_batch_norm(net))
         return net.requires_grad_(False)
 
     def _groups(self, net: nn.Module) -> dict[str, frozenset[str]]:

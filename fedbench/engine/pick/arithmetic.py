@@ -81,34 +81,40 @@ class StepWork:
     def of(cls, setup: Setup) -> StepWork:
         """Counted while the largest client trains, one step of each stage and two, on `setup`'s device.
 
-        What the method does once a round (passes over all data, say) is spread over the round's steps.
+        Products that the method does once a round (on all data, say) are spread over the round's steps.
         """
-        batch = setup.protocol.local.batch_size
-        (flops,) = _a_step(setup, LoopedTrainer, _flops)
-        operations, kernels = _a_step(setup, partial(StackedTrainer, chunk=1), _operations)
-        leaves = setup.task.init(torch.Generator()).values()
-        model = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        layers = activation_bytes(setup.task.fresh(), setup.task.shape, batch)
-        moved = WEIGHT_PASSES * model + ACTIVATION_PASSES * layers
-        return cls(flops, float(moved), operations, kernels)
+        ((flops,), (once,), planned) = _a_step(setup, LoopedTrainer, _flops)
+        (operations, kernels), _, _ = _a_step(setup, partial(StackedTrainer, chunk=1), _operations)
+        return cls(flops + once / planned, least_bytes(setup), operations, kernels)
 
     def seconds(self, clients: float, device: Peaks, *, captured: bool) -> float:
         """Of a step of a stack of `clients` on `device`: what its host, its arithmetic or its memory takes longest."""
-        host = CAPTURED_SECONDS * self.kernels if captured else EAGER_SECONDS * self.operations
-        return max(host, self.device_seconds(clients, device))
+        return max(self.host_seconds(captured=captured), self.device_seconds(clients, device))
+
+    def host_seconds(self, *, captured: bool) -> float:
+        """To ask for a step, operation by operation or as a graph, whose kernels take a least time each."""
+        return CAPTURED_SECONDS * self.kernels if captured else EAGER_SECONDS * self.operations
 
     def device_seconds(self, clients: float, device: Peaks) -> float:
-        """Without what the host adds."""
+        """Of the arithmetic or of the memory, whichever takes longer."""
         arithmetic = self.flops * clients / (ARITHMETIC_SHARE * device.float32)
         return max(arithmetic, self.bytes * clients / (BANDWIDTH_SHARE * device.bandwidth))
+
+
+def least_bytes(setup: Setup) -> float:
+    """To and from memory in a plain step, were every layer a kernel that reads its input and writes its output."""
+    leaves = setup.task.init(torch.Generator()).values()
+    model = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    layers = activation_bytes(setup.task.fresh(), setup.task.shape, setup.protocol.local.batch_size)
+    return float(WEIGHT_PASSES * model + ACTIVATION_PASSES * layers)
 
 
 def _a_step(
     setup: Setup,
     build: Callable[[Setup], Trainer],
     count: Callable[[Callable[[], object]], tuple[float, ...]],
-) -> tuple[float, ...]:
-    """What `count` finds in a client's round, over the steps of the round."""
+) -> tuple[list[float], list[float], int]:
+    """(what `count` finds in a step, what beside the steps of a client's round, how many steps that has)."""
     client = setup.population.sizes.topk(1).indices
     clock = Clock(0, setup.protocol.rounds)
     message, memory = opening(setup, client, clock)
@@ -119,12 +125,10 @@ def _a_step(
         return count(lambda: trainer.train(client, message, memory, clock)), cut
 
     (one, few), (two, more) = counted(1), counted(2)
-    if more.taken == few.taken:
-        return tuple(each / max(1, few.planned) for each in one)
-    steps = [(b - a) / (more.taken - few.taken) for a, b in zip(one, two, strict=True)]
-    return tuple(
-        step + max(0.0, a - step * few.taken) / few.planned for a, step in zip(one, steps, strict=True)
-    )
+    added = max(1, more.taken - few.taken)  # none where a round has one step: then all of it is that step's
+    steps = [(b - a if more.taken > few.taken else a) / added for a, b in zip(one, two, strict=True)]
+    once = [max(0.0, a - step * few.taken) for a, step in zip(one, steps, strict=True)]
+    return steps, once, max(1, few.planned)
 
 
 def _flops(work: Callable[[], object]) -> tuple[float]:
