@@ -1,7 +1,7 @@
 """Convolutions of many networks at once: the programs that a client axis can be turned into.
 
-torch's own rule under vmap is one grouped convolution, a group a client, forward and backward. A GPU's library is slow at
-some shapes of it. The same sums can be had from images whose channels lie last, or as one batched product of weights
+torch's own rule under vmap is one grouped convolution, a group a client, forward and backward. A GPU's library is slow
+at some shapes of it. The same sums can be had from images whose channels lie last, or as one batched product of weights
 with patches. Which is fastest depends on the layer and the device (fedbench.engine.pick.convolutions times them).
 """
 
@@ -35,21 +35,25 @@ class Conv2d(nn.Conv2d):
 def replace_convolutions(module: nn.Module) -> nn.Module:
     """Make every plain torch convolution within `module` one of ours, leaves and their names kept."""
     for child in module.modules():
-        if type(child) is nn.Conv2d and child.groups == 1 and child.dilation == (1, 1):
-            if child.padding_mode == "zeros" and not isinstance(child.padding, str):
-                child.__class__ = Conv2d
+        if type(child) is nn.Conv2d and _is_plain(child):
+            child.__class__ = Conv2d
     return module
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    counted = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return counted and layer.groups == 1 and layer.dilation == (1, 1)
 
 
 class _Forward(torch.autograd.Function):
     """x [B, I, H, W] and w [O, I, k, l] to [B, O, H', W']; with a client axis before both under vmap."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair, lowering: str) -> Tensor:
+    def forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair, _: str) -> Tensor:
         return functional.conv2d(x, w, None, stride, padding)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _: object) -> None:
         x, w, *ctx.options = inputs
         ctx.save_for_backward(x, w)
 
@@ -76,12 +80,12 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        grad: Tensor, x: Tensor, w: Tensor, stride: Pair, padding: Pair, lowering: str, to_x: bool, to_w: bool
+        grad: Tensor, x: Tensor, w: Tensor, stride: Pair, padding: Pair, _: str, to_x: bool, to_w: bool
     ) -> tuple[Tensor, Tensor]:
         return _gradients(grad, x, w, stride, padding, 1, to_x, to_w)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _: object) -> None:
         grad, x, w, *ctx.options, ctx.to_x, ctx.to_w = inputs
         ctx.save_for_backward(grad, x, w)
 
@@ -142,7 +146,7 @@ def _clients_first(clients: int, in_dims: tuple[int | None, ...], *leaves: Tenso
 
 
 def _merged(x: Tensor, lowering: str) -> Tensor:
-    """x [C, B, I, H, W] as the images of one grouped convolution [B, C I, H, W]."""
+    """The images x [C, B, I, H, W] as those of one grouped convolution [B, C I, H, W]."""
     if lowering == CHANNELS_LAST:
         return x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
     return x.transpose(0, 1).flatten(1, 2)
@@ -179,7 +183,7 @@ def _over_weights(grad: Tensor, x: Tensor, w: Tensor, stride: Pair, padding: Pai
 
 
 def _over_images(grad: Tensor, x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """[C, B, I, H, W]: the slopes, zeros between them where the stride is more than 1, convolved with w turned about."""
+    """[C, B, I, H, W]: the slopes, with zeros between them where a stride is above 1, convolved with w turned about."""
     sizes = [size + 2 * p - k + 1 for size, p, k in zip(x.shape[-2:], padding, w.shape[-2:], strict=True)]
     if stride != (1, 1):
         spread = grad.new_zeros(*grad.shape[:3], *sizes)

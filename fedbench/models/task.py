@@ -109,6 +109,13 @@ class Task:
             "@stats": self.buffers,  # batch norm: running statistics alone
         }
 
+    def set_lowering(self, layer: str, lowering: str) -> None:
+        """Let the convolution called `layer` compute in the way `lowering` when clients are stacked (see Conv2d)."""
+        for net in self._nets.values():
+            found = net.get_submodule(layer)
+            assert isinstance(found, Conv2d)
+            found.lowering = lowering
+
     # ---- leaves
 
     def select(self, names: Iterable[str], selectors: Iterable[str]) -> list[str]:

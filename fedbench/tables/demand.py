@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from fedbench.config.schema import TestConfig
 from fedbench.core.cache import cached_arrays
 from fedbench.core.rng import torch_rng
-from fedbench.data.dataset import Dataset
+from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
+from fedbench.data.partitions.base import PartitionSpec
 from fedbench.data.split import make_partition
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock
@@ -72,7 +75,8 @@ class Demand:
             FedbenchError: the data's shape is not known, or the settings are impossible.
         """
         protocol = run.protocol
-        data, partition = _divided(run)
+        whole, partition = _divided(run.dataset, run.partition, protocol.test, run.partition_seed)
+        data = run.model.view(whole)
         stages = run.method.stages(protocol.local, Clock(0, protocol.rounds))
         steps = torch.tensor(
             [[float(schedule.steps(len(own), protocol.local, s)) for s in stages] for own in partition.train]
@@ -124,10 +128,13 @@ class Demand:
         )
 
 
-def _divided(run: RunConfig) -> tuple[Dataset, Partition]:
+@functools.lru_cache(maxsize=64)
+def _divided(
+    source: DataSource, spec: PartitionSpec, test: TestConfig, seed: int
+) -> tuple[Dataset, Partition]:
     """The data, in outline where it is missing, and who has how much of it."""
-    data = outlined(run.dataset)
-    return run.model.view(data), make_partition(run.partition, data, run.protocol.test, run.partition_seed)
+    data = outlined(source)
+    return data, make_partition(spec, data, test, seed)
 
 
 def _scored(run: RunConfig, data: Dataset, partition: Partition) -> float:

@@ -12,6 +12,7 @@ import torch
 
 from fedbench.config.schema import HardwareConfig
 from fedbench.core.errors import ConfigError
+from fedbench.engine.pick import convolutions
 from fedbench.engine.pick.calibrate import Contender, pace, run_steps
 from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.setup import Setup
@@ -116,4 +117,6 @@ def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float
 
 
 def _stacked(setup: Setup, config: HardwareConfig) -> StackedTrainer:
-    return StackedTrainer(setup, config.chunk or fitting_chunk(setup))
+    chunk = config.chunk or fitting_chunk(setup)
+    convolutions.choose(setup, min(chunk, setup.at_once))
+    return StackedTrainer(setup, chunk)
