@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedbench.cli import command
-from fedbench.config.compose import SETTINGS
+from fedbench.config.compose import is_setting
 from fedbench.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: S
 
 
 def _is_setting(override: str) -> bool:
-    return override.lstrip("+~").partition("=")[0].partition(".")[0] in SETTINGS
+    return is_setting(override.lstrip("+~").partition("=")[0])
 
 
 def _launcher(request: Request, overrides: Sequence[str]) -> tuple[list[str], int]:

@@ -65,8 +65,13 @@ class Task:
         shape: tuple[int, ...],
         classes: int,
         begin: Callable[[], Tree] = dict,
+        bf16: bool = False,
     ) -> None:
-        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; `begin` see Model.begin."""
+        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; `begin` see Model.begin.
+
+        `bf16`: in training the layers compute in bfloat16, from leaves of float32 (torch's autocast).
+        """
+        self.bf16 = bf16
         self.shape = shape
         self.classes = classes
         self._build = build
@@ -83,7 +88,7 @@ class Task:
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
         """Pickle what makes the task, not the networks."""
-        return Task, (self._build, self.shape, self.classes, self._begin)
+        return Task, (self._build, self.shape, self.classes, self._begin, self.bf16)
 
     def fresh(self) -> nn.Sequential:
         """A new network with frozen, meaningless weights."""
@@ -170,9 +175,14 @@ class Task:
         until: str | None = None,
     ) -> Tensor:
         """Run stages [since, until) on x [B, ...]; in training, batch statistics in `model` are updated in place."""
-        with self._slice(train, since, until).bound(model, mask if train else None) as net:
-            out: Tensor = net(x)
-        return out
+        stages = self._slice(train, since, until)
+        with stages.bound(model, mask if train else None) as net:
+            if not (self.bf16 and train):
+                out: Tensor = net(x)
+                return out
+            # The leaves of a call are not those of the next, so nothing that was cast is worth keeping.
+            with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+                return net(x).to(x.dtype)
 
     def _slice(self, train: bool, since: str | None, until: str | None) -> Slice:
         key = (train, since, until)

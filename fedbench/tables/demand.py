@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,21 +177,18 @@ def _toy(run: RunConfig, method: Method, data: Dataset) -> Setup:
     return Setup(method, network.task(federation.shape, data.classes), federation, protocol, 0)
 
 
+def _kind(method: Method) -> str:
+    """Its description without numbers that weigh something: they do not change what a step takes."""
+    return re.sub(r"\d*\.\d+(e-?\d+)?", "", repr(method))
+
+
 def _counted(run: RunConfig, data: Dataset, method: Method) -> StepWork:
     """What a step of `method` takes with the run's network and batch size, remembered.
 
     FedAvg's, where the method cannot begin without its preparation.
     """
-    setup = _toy(run, method, data)
-    what = (
-        FORMAT,
-        torch.__version__,
-        method,
-        run.model,
-        setup.task.shape,
-        data.classes,
-        setup.protocol.local,
-    )
+    setup, local = _toy(run, method, data), run.protocol.local
+    what = (FORMAT, torch.__version__, _kind(method), run.model, setup.task.shape, data.classes, local)
 
     def count() -> dict[str, np.ndarray]:
         found = StepWork.of(setup)
@@ -203,5 +201,5 @@ def _counted(run: RunConfig, data: Dataset, method: Method) -> StepWork:
         if isinstance(method, FedAvg):
             raise
         return _counted(run, data, FedAvg())
-    real = dataclasses.replace(setup, protocol=dataclasses.replace(setup.protocol, local=run.protocol.local))
-    return StepWork(flops * run.protocol.local.batch_size / COUNTED, least_bytes(real), operations, kernels)
+    real = dataclasses.replace(setup, protocol=dataclasses.replace(setup.protocol, local=local))
+    return StepWork(flops * local.batch_size / COUNTED, least_bytes(real), operations, kernels)
