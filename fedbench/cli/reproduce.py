@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.cli import command
 from fedbench.config.compose import is_setting
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, FedbenchError
 
 if TYPE_CHECKING:
     from fedbench.tables.cell_config import Wish
@@ -158,6 +158,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     _announce(planned, missing, at_once)
     if request.dry_run:
         return 0
+    _require_cells(planned)
     if missing:
         _run(missing, launcher, table)
     from fedbench.tables.render import write
@@ -177,31 +178,30 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
 
 
 def _model(request: Request, overrides: Sequence[str]) -> int:
-    """Show what the tables would take on a GPU, this machine's or another."""
+    """Show what a table, or every one, would take on a GPU."""
     import dataclasses
 
-    import torch
-    from rich.console import Console
-
-    from fedbench.engine.pick.arithmetic import DEVICES, found_peaks, peaks
-    from fedbench.tables import day, scale, spec
+    from fedbench.cli import day
+    from fedbench.tables import scale, spec
 
     if not request.dry_run:
-        raise ConfigError("table=all and device=NAME only tell what it would take: add --dry-run")
-    here = found_peaks(torch.device("cuda")) if torch.cuda.is_available() else None
-    if not request.device and here is None:
-        raise ConfigError(f"this machine has no GPU that can be modelled; add device={'|'.join(DEVICES)}")
-    device = peaks(request.device) if request.device else here
-    assert device is not None
-    chosen = spec.names() if request.table == EVERY else [request.table]
-    tables = [spec.load(name) for name in chosen]
+        raise ConfigError("table=all and --device only tell what it would take: add --dry-run")
+    every = request.table == EVERY
+    tables = [spec.load(name) for name in (spec.names() if every else [request.table])]
     wish = _wish(request, overrides, tables[0], scale.load(request.scale))
-    if request.table == EVERY:  # no choice among the first one's rows
+    if every:  # no choice among the first one's rows
         wish = dataclasses.replace(wish, rows=(), columns=())
-    console = Console(highlight=False)
-    for line in day.drawn(day.needed(tables, wish), device, request.device or torch.cuda.get_device_name()):
-        console.print(line)
+    day.show(tables, wish, request.device)
     return 0
+
+
+def _require_cells(planned: Plan) -> None:
+    """Refuse to write a table without a single cell, as where all of its data is missing."""
+    from fedbench.tables.plan import PENDING
+
+    if not any(entry.jobs for entry in planned.entries):
+        reasons = dict.fromkeys(each.reason for each in planned.entries if each.reason != PENDING)
+        raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
 
 
 def _tell_lacking(planned: Plan) -> int:
