@@ -1,4 +1,4 @@
-"""`python -m fedbench.reproduce table=all --dry-run`: what tables take on a GPU, this machine's or another, modelled."""
+"""`python -m fedbench.reproduce table=all --dry-run`: what tables take on a GPU, here or elsewhere, by a model."""
 
 from __future__ import annotations
 

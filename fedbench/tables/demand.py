@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from fedbench.config.schema import TestConfig
+from fedbench.config.schema import LocalConfig, ProtocolConfig, TestConfig
 from fedbench.core.cache import cached_arrays
+from fedbench.core.errors import FedbenchError
 from fedbench.core.rng import torch_rng
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.federation import Federation
@@ -22,14 +24,24 @@ from fedbench.data.split import make_partition
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
-from fedbench.engine.pick.arithmetic import ARITHMETIC_SHARE, Peaks, StepWork, least_bytes
-from fedbench.engine.pick.footprint import SHARE, client_bytes
+from fedbench.engine.pick.arithmetic import (
+    ACTIVATION_PASSES,
+    ARITHMETIC_SHARE,
+    WEIGHT_PASSES,
+    Peaks,
+    StepWork,
+    leaf_bytes,
+)
+from fedbench.engine.pick.footprint import ACTIVATION_COPIES, COPIES, SHARE, activation_bytes
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
+from fedbench.models.base import Model
+from fedbench.models.lenet5 import LeNet5
+from fedbench.models.vision import Vision
 from fedbench.runs.config import RunConfig
 from fedbench.tables.outline import outlined
 
-FORMAT = 1  # raised when what is counted changes
+FORMAT = 2  # raised when what is counted changes
 COUNTED = 4  # samples of the mini-batch that a step is counted on; products grow in proportion
 COHORTS = 20  # drawn to know how long the longest of a cohort trains
 FORWARD_SHARE = 1 / 3  # of a step's operations
@@ -89,7 +101,8 @@ class Demand:
         ]
         longest = float(torch.stack([steps[ids].max(0).values.sum() for ids in drawn]).mean())
         evaluations = -(-protocol.rounds // protocol.eval_every)
-        setup = _toy(run, run.method, data)
+        network, share = _network(run.model, data), _shares(run.method, protocol.local)
+        plain = network.step(protocol.local.batch_size)
         return cls(
             protocol.rounds,
             cohort,
@@ -97,10 +110,10 @@ class Demand:
             protocol.rounds * cohort * float(steps.sum(1).mean()),
             evaluations,
             evaluations * _scored(run, data, partition),
-            _counted(run, data, run.method),
-            _counted(run, data, FedAvg()),
+            plain.times(share),
+            plain,
             protocol.local.batch_size,
-            client_bytes(dataclasses.replace(setup, protocol=protocol)),
+            network.client_bytes(protocol.local.batch_size),
         )
 
     def memory(self, seeds: int) -> int:
@@ -152,11 +165,77 @@ def _scored(run: RunConfig, data: Dataset, partition: Partition) -> float:
     return tests * sum(shares) + (own if test.sets == "both" else 0)
 
 
-def _toy(run: RunConfig, method: Method, data: Dataset) -> Setup:
-    """The run's network and method on two clients with two small mini-batches each."""
-    network = (
-        dataclasses.replace(run.model, pretrained=False) if hasattr(run.model, "pretrained") else run.model
+@dataclass(frozen=True)
+class Network:
+    """What a plain step takes, counted on a small mini-batch."""
+
+    flops: float  # of a sample
+    operations: float
+    kernels: float
+    leaves: float  # bytes of the model
+    layers: float  # bytes of all layers' outputs for a sample
+    pixels: float  # bytes of a sample
+
+    def step(self, batch: int) -> StepWork:
+        """Of a mini-batch of `batch` samples."""
+        moved = WEIGHT_PASSES * self.leaves + ACTIVATION_PASSES * self.layers * batch
+        return StepWork(self.flops * batch, moved, self.operations, self.kernels)
+
+    def client_bytes(self, batch: int) -> int:
+        """Roughly what training a client takes: see footprint.client_bytes."""
+        return int(COPIES * self.leaves + ACTIVATION_COPIES * batch * (self.layers + self.pixels))
+
+
+def _network(model: Model, data: Dataset) -> Network:
+    """Of `model` on the samples of `data`, remembered."""
+    shape = data.x.shape[1:]
+    what = (FORMAT, torch.__version__, model, shape, data.classes, data.x.dtype)
+
+    def count() -> dict[str, np.ndarray]:
+        setup = _toy(FedAvg(), model, data, LocalConfig())
+        found, leaves = StepWork.of(setup), leaf_bytes(setup.task)
+        layers = activation_bytes(setup.task.fresh(), setup.task.shape, COUNTED) / COUNTED
+        counted = (found.flops / COUNTED, found.operations, found.kernels)
+        return {"counted": np.array([*counted, leaves, layers, 4 * math.prod(shape)])}
+
+    return Network(*cached_arrays(_key("network", what), count)["counted"].tolist())
+
+
+def _shares(method: Method, local: LocalConfig) -> StepWork:
+    """What a step of `method` takes over what a plain one takes, both counted with LeNet5, remembered.
+
+    FedAvg's where the method cannot begin without its preparation.
+    """
+    what = (FORMAT, torch.__version__, _kind(method), local)
+    data = Dataset(
+        "toy", np.zeros((1, 3, 32, 32), np.uint8), np.zeros(1, np.int64), 1, 10, (0.5,) * 3, (0.5,) * 3
     )
+
+    def count() -> dict[str, np.ndarray]:
+        plain = StepWork.of(_toy(FedAvg(), LeNet5(batch_norm=True), data, local))
+        try:
+            found = StepWork.of(_toy(method, LeNet5(batch_norm=True), data, local))
+        except FedbenchError:
+            found = plain
+        pairs = ((getattr(found, name), getattr(plain, name)) for name in ("flops", "operations", "kernels"))
+        return {"counted": np.array([mine / theirs for mine, theirs in pairs])}
+
+    flops, operations, kernels = cached_arrays(_key("method", what), count)["counted"].tolist()
+    return StepWork(flops, flops, operations, kernels)
+
+
+def _kind(method: Method) -> str:
+    """Its description without numbers that weigh something: they do not change what a step takes."""
+    return re.sub(r"\d*\.\d+(e-?\d+)?", "", repr(method))
+
+
+def _key(kind: str, what: tuple[object, ...]) -> str:
+    return f"{kind}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
+
+
+def _toy(method: Method, model: Model, data: Dataset, local: LocalConfig) -> Setup:
+    """A method and a network on two clients with two small mini-batches each, of samples like those of `data`."""
+    network = dataclasses.replace(model, pretrained=False) if isinstance(model, Vision) else model
     count = 2 * COUNTED
     pixels = np.random.default_rng(0).integers(0, 200, (3 * count, *data.x.shape[1:]))
     labels = np.arange(3 * count, dtype=np.int64) % data.classes
@@ -172,34 +251,5 @@ def _toy(run: RunConfig, method: Method, data: Dataset) -> Setup:
     owned = [np.arange(count), np.arange(count, 2 * count)]
     tests = [np.arange(2 * count, 3 * count)] * 2
     federation = Federation(small, Partition("toy", 0, small.name, data.classes, owned, tests, tests))
-    local = dataclasses.replace(run.protocol.local, batch_size=COUNTED)
-    protocol = dataclasses.replace(run.protocol, local=local, cohort="all", augment=())
+    protocol = ProtocolConfig(rounds=2, local=dataclasses.replace(local, batch_size=COUNTED))
     return Setup(method, network.task(federation.shape, data.classes), federation, protocol, 0)
-
-
-def _kind(method: Method) -> str:
-    """Its description without numbers that weigh something: they do not change what a step takes."""
-    return re.sub(r"\d*\.\d+(e-?\d+)?", "", repr(method))
-
-
-def _counted(run: RunConfig, data: Dataset, method: Method) -> StepWork:
-    """What a step of `method` takes with the run's network and batch size, remembered.
-
-    FedAvg's, where the method cannot begin without its preparation.
-    """
-    setup, local = _toy(run, method, data), run.protocol.local
-    what = (FORMAT, torch.__version__, _kind(method), run.model, setup.task.shape, data.classes, local)
-
-    def count() -> dict[str, np.ndarray]:
-        found = StepWork.of(setup)
-        return {"counted": np.array([found.flops, found.operations, found.kernels])}
-
-    key = f"work-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
-    try:
-        flops, operations, kernels = cached_arrays(key, count)["counted"].tolist()
-    except Exception:
-        if isinstance(method, FedAvg):
-            raise
-        return _counted(run, data, FedAvg())
-    real = dataclasses.replace(setup, protocol=dataclasses.replace(setup.protocol, local=local))
-    return StepWork(flops * local.batch_size / COUNTED, least_bytes(real), operations, kernels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
+from fedbench.models.task import Task
 
 # Of the peaks that small batched products and pointwise kernels reach.
 ARITHMETIC_SHARE, BANDWIDTH_SHARE = 0.4, 0.6
@@ -87,6 +88,10 @@ class StepWork:
         (operations, kernels), _, _ = _a_step(setup, partial(StackedTrainer, chunk=1), _operations)
         return cls(flops + once / planned, least_bytes(setup), operations, kernels)
 
+    def times(self, share: StepWork) -> StepWork:
+        """Each of its numbers times that of `share`."""
+        return StepWork(*(a * b for a, b in zip(astuple(self), astuple(share), strict=True)))
+
     def seconds(self, clients: float, device: Peaks, *, captured: bool) -> float:
         """Of a step of a stack of `clients` on `device`: what its host, its arithmetic or its memory takes longest."""
         return max(self.host_seconds(captured=captured), self.device_seconds(clients, device))
@@ -103,10 +108,13 @@ class StepWork:
 
 def least_bytes(setup: Setup) -> float:
     """To and from memory in a plain step, were every layer a kernel that reads its input and writes its output."""
-    leaves = setup.task.init(torch.Generator()).values()
-    model = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     layers = activation_bytes(setup.task.fresh(), setup.task.shape, setup.protocol.local.batch_size)
-    return float(WEIGHT_PASSES * model + ACTIVATION_PASSES * layers)
+    return float(WEIGHT_PASSES * leaf_bytes(setup.task) + ACTIVATION_PASSES * layers)
+
+
+def leaf_bytes(task: Task) -> int:
+    """Of one model."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in task.fresh().state_dict().values())
 
 
 def _a_step(
