@@ -7,7 +7,7 @@ run up to or from any stage: `features = apply(until="head")`, `head = apply(sin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -176,13 +176,15 @@ class Task:
     ) -> Tensor:
         """Run stages [since, until) on x [B, ...]; in training, batch statistics in `model` are updated in place."""
         stages = self._slice(train, since, until)
-        with stages.bound(model, mask if train else None) as net:
-            if not (self.bf16 and train):
-                out: Tensor = net(x)
-                return out
-            # The leaves of a call are not those of the next, so nothing that was cast is worth keeping.
-            with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
-                return net(x).to(x.dtype)
+        with stages.bound(model, mask if train else None) as net, self._precision(x.device, train):
+            out: Tensor = net(x)
+        return out.to(x.dtype)
+
+    def _precision(self, device: torch.device, train: bool) -> AbstractContextManager[object]:
+        if not (self.bf16 and train):
+            return nullcontext()
+        # The leaves of a call are not those of the next, so nothing that was cast is worth keeping.
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
     def _slice(self, train: bool, since: str | None, until: str | None) -> Slice:
         key = (train, since, until)
