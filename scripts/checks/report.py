@@ -89,7 +89,7 @@ def _name(line: Line) -> str:
 
 
 def _engines(summary: list[Line], lacking: list[str]) -> list[str]:
-    if not summary:
+    if not summary and not lacking:
         return ["Not run."]
     lines = [
         "Largest difference of anything that a run leaves behind from the CPU's plain loop (float64: at most 1e-6).",
