@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
+.PHONY: bench gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -90,7 +90,13 @@ report: $(INSTALLED) ## write results/index.html: every filled table, its curves
 	$(BIN)/python -m fedbench.report results
 
 bench: $(INSTALLED) ## time the engines against a plain PyTorch loop, the server side and phases (half an hour)
-	$(BIN)/python scripts/bench.py
+	$(BIN)/python scripts/bench.py --out results/bench
+
+gpu-bundle: $(INSTALLED) ## make build/gpu-bundle, which gpu-check runs from where there is no package index
+	$(BIN)/python scripts/gpu_bundle.py
+
+gpu-check: $(INSTALLED) ## engines, benchmark and two tables on this machine's GPU, in 25 minutes, with a report
+	$(BIN)/python scripts/gpu_check.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel

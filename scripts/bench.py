@@ -1,6 +1,6 @@
 """How fast fedbench trains, as ratios taken in one process on one machine.
 
-    python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out results/bench]
+    python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out runs/bench]
     python scripts/bench.py --rivals [--only W1 W2] ...
 
 W1-W4 are rounds of local training (scripts/benchmarks/workloads.py): each engine, a plain PyTorch loop and one model on
@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before to
 
 import torch
 from benchmarks import cores, hotspots, phases, rivals, rounds, scale, seeds, server
-from benchmarks.render import markdown, rivals_table
+from benchmarks.render import ENGINES, markdown, rivals_table
 from benchmarks.workloads import WORKLOADS
 from rich.console import Console
 from rich.table import Table
@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("results/bench"))
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     given = parser.parse_args()
     if given.device == "auto":
         given.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,7 +98,7 @@ def local_training(name: str, result: Result, given: argparse.Namespace) -> None
 def server_side(_name: str, result: Result, given: argparse.Namespace) -> None:
     """The server side."""
     result["server"] = server.run((20, 100, 1000), torch.device(given.device))
-    result["discriminators"] = server.discriminators()
+    result["discriminators"] = server.discriminators(given.device)
     result |= {f"server_{key}": result[key] for key in ("load_before", "commit")}
 
 
@@ -186,7 +186,7 @@ def show(result: dict[str, Any]) -> None:
     table = Table(
         title=f"{result['machine']}, {result['device']}: client-steps a second", title_justify="left"
     )
-    names = ["plain", "looped", "workers", "stacked", "merged"]
+    names = list(ENGINES)
     for column in ("workload", *names, "best / plain", "stacked / merged"):
         table.add_column(column)
     for row in result["rounds"]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedbench.cli import command
-from fedbench.config.compose import SETTINGS
+from fedbench.config.compose import is_setting
 from fedbench.core.errors import ConfigError, FedbenchError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HELP = """\
 python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 
-  table=NAME           one of `python -m fedbench.list tables`
+  table=NAME           one of `python -m fedbench.list tables`; all, with --dry-run: the sum over all tables, modelled
   scale=paper          paper | half | quick | smoke (conf/scale/); only paper gets verdicts
   rows=A,B columns=1,2 run only these, by label or number from 1; the others keep what they have
   seeds=5              that many, or a list: seeds=[0,3]
@@ -34,6 +34,7 @@ python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   results=results      where the filled table goes; the runs themselves go to runs_dir
   retry=false          true: run failed cells again
   dry_run=false        true, or --dry-run: show the plan and stop
+  --device NAME        with --dry-run: model that GPU (h200 | h100 | a100 | l4 | rtx4090), whatever is finished here
   render=false         true: draw the table again from its files, look at no run
 
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
@@ -42,6 +43,9 @@ reference_seed=100). Hydra's launchers run elsewhere: hydra/launcher=submitit_sl
 hydra-submitit-launcher) and its options.
 The same command again runs only what is missing.
 """
+
+
+EVERY = "all"  # tables
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Request:
     results: str = "results"
     retry: bool = False
     dry_run: bool = False
+    device: str = ""
     render: bool = False
 
 
@@ -86,8 +91,8 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     own = {f.name for f in dataclasses.fields(Request)}
     values: dict[str, Any] = {}
     overrides = []
-    for text in arguments:
-        key, equals, value = ("dry_run=true" if text == "--dry-run" else text).partition("=")
+    for text in _keyed(arguments):
+        key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"'{text}' is no KEY=VALUE; see python -m fedbench.reproduce --help")
         if key not in own:
@@ -99,6 +104,17 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     if "seeds" in values:
         values["seeds"] = _seeds(values["seeds"])
     return typed(Request, values, "the command line"), overrides
+
+
+def _keyed(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--dry-run` and `--device NAME` as KEY=VALUE."""
+    found: list[str] = []
+    for text in arguments:
+        if found and found[-1] == "--device":
+            found[-1] = f"device={text}"
+        else:
+            found.append("dry_run=true" if text == "--dry-run" else text)
+    return found
 
 
 def _value(text: str, value: str) -> Any:
@@ -129,6 +145,8 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     """Fill one table; returns 1 if a run that was asked for has no result, else 0."""
     from fedbench.tables import fill, plan, recorded, scale, spec, store
 
+    if request.table == EVERY or request.device:
+        return _model(request, overrides)
     table = spec.load(request.table)
     launcher, at_once = _launcher(request, overrides)
     wish = _wish(request, overrides, table, scale.load(request.scale))
@@ -185,6 +203,24 @@ def _show(filled: TableResult, folder: Path) -> None:
     )
 
 
+def _model(request: Request, overrides: Sequence[str]) -> int:
+    """Show what a table, or every one, would take on a GPU."""
+    import dataclasses
+
+    from fedbench.cli import day
+    from fedbench.tables import scale, spec
+
+    if not request.dry_run:
+        raise ConfigError("table=all and --device only tell what it would take: add --dry-run")
+    every = request.table == EVERY
+    tables = [spec.load(name) for name in (spec.names() if every else [request.table])]
+    wish = _wish(request, overrides, tables[0], scale.load(request.scale))
+    if every:  # no choice among the first one's rows
+        wish = dataclasses.replace(wish, rows=(), columns=())
+    day.show(tables, wish, request.device)
+    return 0
+
+
 def _require_cells(planned: Plan) -> None:
     """Refuse to write a table without a single cell, as where all of its data is missing."""
     from fedbench.tables.plan import PENDING
@@ -217,7 +253,7 @@ def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: S
 
 
 def _is_setting(override: str) -> bool:
-    return override.lstrip("+~").partition("=")[0].partition(".")[0] in SETTINGS
+    return is_setting(override.lstrip("+~").partition("=")[0])
 
 
 def _launcher(request: Request, overrides: Sequence[str]) -> tuple[list[str], int]:

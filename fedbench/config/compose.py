@@ -22,7 +22,13 @@ SETTINGS = (
     "save_models",
     "force",
     "stale",
-)  # change no result
+)
+PRECISION = "hardware.precision"
+
+
+def is_setting(key: str) -> bool:
+    """Whether what stands at `key` of a run's config changes no result."""
+    return key != PRECISION and key.partition(".")[0] in SETTINGS
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:

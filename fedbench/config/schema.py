@@ -160,7 +160,7 @@ class ProtocolConfig(Component):
 
 @dataclass(frozen=True)
 class HardwareConfig(Component):
-    """Where and how clients are trained; never changes a result beyond rounding (which `tf32` makes coarse)."""
+    """Where and how clients are trained; nothing but `precision` changes a result beyond rounding."""
 
     section: ClassVar[str] = "hardware"
 
@@ -171,9 +171,8 @@ class HardwareConfig(Component):
     # torch threads in this process (more help no small net); 0: torch's own choice
     threads: int = at_least(0, 1)
     chunk: int = at_least(0, 0)  # clients trained at once by the stacked engine; 0: as many as memory takes
-    tf32: bool = (
-        False  # on a GPU: products and convolutions in TensorFloat-32, of which only ten bits are exact
-    )
+    # tf32: a GPU multiplies with ten exact bits | bf16: the passes of local training run in bfloat16, seven exact bits
+    precision: str = one_of("float32", "tf32", "bf16")
     # what clients keep between rounds; file: memory-mapped
     client_memory: str = one_of("auto", "device", "host", "file")
     # auto: of the free memory that it may take before it goes to a file

@@ -52,14 +52,15 @@ class Model(Component, ABC):
         """What `begin` needs that is not on this machine, and the way out; "" if nothing."""
         return ""
 
-    def task(self, shape: tuple[int, ...], classes: int) -> Task:
-        """The network as a task.
+    def task(self, shape: tuple[int, ...], classes: int, *, bf16: bool = False) -> Task:
+        """The network as a task, trained in bfloat16 if `bf16`.
 
         Raises:
             ConfigError: the network does not fit `shape`.
         """
         try:
-            return Task(partial(self.build, shape, classes), shape, classes, self.begin, self.classifier)
+            build = partial(self.build, shape, classes)
+            return Task(build, shape, classes, self.begin, self.classifier, bf16=bf16)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(

@@ -11,7 +11,7 @@ from any stage. Where it is split into body and classifier is one setting, `Mode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.models.convolution import Conv2d, replace_convolutions
 from fedbench.models.norm import BatchNorm, replace_batch_norm
 
 SPLITS = ("own", "last", "linear")
@@ -71,12 +72,16 @@ class Task:
         classes: int,
         begin: Callable[[], Tree] = dict,
         classifier: str = "own",
+        bf16: bool = False,
     ) -> None:
         """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; `begin` see Model.begin.
+
+        `bf16`: in training the layers compute in bfloat16, from leaves of float32 (torch's autocast).
 
         Raises:
             ConfigError: no stages, the last not called head, or `classifier` (of SPLITS) leaves no body below it.
         """
+        self.bf16 = bf16
         self.shape = shape
         self.classes = classes
         self._build = build
@@ -95,13 +100,13 @@ class Task:
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
         """Pickle what makes the task, not the networks."""
-        return Task, (self._build, self.shape, self.classes, self._begin, self._classifier)
+        return Task, (self._build, self.shape, self.classes, self._begin, self._classifier, self.bf16)
 
     def fresh(self) -> nn.Sequential:
         """A new network with frozen, meaningless weights."""
         with torch.random.fork_rng(devices=[]):
             net = self._build()
-        replace_batch_norm(net)
+        replace_convolutions(replace_batch_norm(net))
         return net.requires_grad_(False)
 
     def _groups(self, net: nn.Module) -> dict[str, frozenset[str]]:
@@ -132,6 +137,13 @@ class Task:
                 "of others; choose another model, or model.classifier=last"
             )
         return stage
+
+    def set_lowering(self, layer: str, lowering: str) -> None:
+        """Let the convolution called `layer` compute in the way `lowering` when clients are stacked (see Conv2d)."""
+        for net in self._nets.values():
+            found = net.get_submodule(layer)
+            assert isinstance(found, Conv2d)
+            found.lowering = lowering
 
     # ---- leaves
 
@@ -196,9 +208,16 @@ class Task:
         until: str | None = None,
     ) -> Tensor:
         """Run stages [since, until) on x [B, ...]; in training, batch statistics in `model` are updated in place."""
-        with self._slice(train, since, until).bound(model, mask if train else None) as net:
+        stages = self._slice(train, since, until)
+        with stages.bound(model, mask if train else None) as net, self._precision(x.device, train):
             out: Tensor = net(x)
-        return out
+        return out.to(x.dtype)
+
+    def _precision(self, device: torch.device, train: bool) -> AbstractContextManager[object]:
+        if not (self.bf16 and train):
+            return nullcontext()
+        # The leaves of a call are not those of the next, so nothing that was cast is worth keeping.
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
     def _slice(self, train: bool, since: str | None, until: str | None) -> Slice:
         key = (train, since, until)

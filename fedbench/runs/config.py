@@ -161,13 +161,15 @@ def run_key(run: RunConfig) -> str:
 
     Built from the components' fields, so neither the order of keys nor a default written out changes it, nor a field
     that was `added` since, at its default, nor one that was `retired`.
-    Hardware, folders, logging and display are left out.
+    Of the hardware only a precision other than float32 counts; folders, logging and display are left out.
     """
     content: dict[str, Any] = {"seed": run.seed}
     if run.partition_seed != run.seed:
         content["partition_seed"] = run.partition_seed
     if run.reference_seed != run.seed and run.labels["method"] != "local":
         content["reference_seed"] = run.reference_seed
+    if run.hardware.precision != "float32":
+        content["precision"] = run.hardware.precision
     for group in (*REGISTRIES, "protocol"):
         fields = _canonical(getattr(run, group))
         hidden = NOT_RESULT.get(group, ())

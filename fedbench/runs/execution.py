@@ -150,7 +150,8 @@ def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
     partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
     federation = Federation(run.model.view(dataset), partition, pick_device(run.hardware))
     run.protocol.cohort_size(federation.clients)
-    task = run.model.task(federation.shape, federation.classes)
+    bf16 = run.hardware.precision == "bf16"
+    task = run.model.task(federation.shape, federation.classes, bf16=bf16)
     batch = run.protocol.local.batch_size
     task.check_input(min(int(n) % batch or batch for n in federation.population.sizes))
     return Setup(run.method, task, federation, run.protocol, run.seed), partition, dataset
@@ -168,6 +169,12 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
     while standing(run.local, folder) != "finished":
         _make_or_wait(run.local)
     return folder.accuracies(), key
+
+
+def _made(run: RunConfig) -> dict[str, str]:
+    """Of the samples which, and the precision where it is not float32."""
+    coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
+    return {"data": fingerprint.content(run.dataset), **coarse}
 
 
 def _make_or_wait(reference: RunConfig) -> None:
@@ -208,7 +215,7 @@ def _write(
         partition_hash=partition.hash,
         local=local,
         local_key=local_key,
-        versions={"data": fingerprint.content(run.dataset), "code": folder.code, **versions()},
+        versions={**_made(run), "code": folder.code, **versions()},
     )
     folder.finish(row, states.models(state) if run.settings.save_models else None)
     return folder.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from fedbench.engine.pick import convolutions
 from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.pick.hardware import set_threads
 from fedbench.engine.setup import Setup
@@ -29,7 +30,9 @@ def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
 
     def joint(setups: Sequence[Setup]) -> Trainer:
         whole = JointSetup.of(setups)
-        return StackedTrainer(whole, runs[0].hardware.chunk or fitting_chunk(whole))
+        chunk = runs[0].hardware.chunk or fitting_chunk(whole)
+        convolutions.choose(whole, min(chunk, whole.at_once))
+        return StackedTrainer(whole, chunk)
 
     set_threads(runs[0].hardware)  # of this thread, which trains for those of the runs
     return together([functools.partial(execute, run) for run in runs], joint)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.config.compose import SETTINGS
+from fedbench.config.compose import is_setting
 from fedbench.config.registry import typed
 from fedbench.config.settings import SweepConfig
 from fedbench.core.errors import unknown
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SEEDS = ("seed", "partition_seed")  # averaged over, unless an axis
 METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
-QUIET = (*SETTINGS, "sweep", "experiment")
+QUIET = ("sweep", "experiment")
 
 
 def write(outcomes: Sequence[JobOutcome]) -> Path:
@@ -64,6 +64,7 @@ def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) 
         f"{key}={value}"
         for key, value in outcomes[0].overrides.items()
         if key not in (*keys, "seed")
+        and not is_setting(key)
         and key.partition(".")[0] not in QUIET
         and all(outcome.overrides.get(key) == value for outcome in outcomes)
     ]

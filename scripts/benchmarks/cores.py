@@ -8,6 +8,8 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -72,12 +74,13 @@ def _loop(name: str, repeats: int, barrier: Barrier, found: Any) -> None:
     model = plain.fresh_model(setup)
     ids = setup.draw_cohort(Clock(0, setup.protocol.rounds))[:CLIENTS]
 
-    def rounds(repeat: int) -> int:
-        return plain.plain_round(setup, model, ids, plain.schedule_of(setup, ids, repeat))
+    def ready(repeat: int) -> Callable[[], int]:
+        return partial(plain.plain_round, setup, model, ids, plain.schedule_of(setup, ids, repeat))
 
-    rounds(0)
+    ready(0)()
     seconds = []
     for repeat in range(repeats):
+        round_ = ready(repeat)
         barrier.wait()
-        seconds.append(timed(rounds, repeat, torch.device("cpu"))[0])
+        seconds.append(timed(round_, torch.device("cpu")).seconds)
     found.put(seconds)

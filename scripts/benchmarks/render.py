@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-ENGINES = ("plain", "looped", "workers", "stacked", "merged")
+ENGINES = ("plain", "looped", "workers", "stacked", "captured", "tf32", "merged")
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -23,6 +23,8 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         *(f"- {row['workload']}: {row['what']}{_fewer(row)}" for row in result["rounds"]),
     ]
+    if any("arithmetic" in row for row in result["rounds"]):
+        lines += ["", *arithmetic(result["rounds"])]
     if any("calibrated" in row for row in result["rounds"]):
         lines += [
             "",
@@ -66,6 +68,34 @@ def markdown(result: dict[str, Any]) -> str:
         found = result["discriminators"]
         lines += ["", f"{found['pairs']} discriminators on Fashion-MNIST: {found['seconds']} s"]
     return "\n".join(lines) + "\n"
+
+
+def arithmetic(rows: list[dict[str, Any]]) -> list[str]:
+    """What each workload asks of the device, how much of its peak it gets, and where a round's time goes."""
+    lines = [
+        "A client-step's products and convolutions, and its bytes to and from memory at least; the shares of the",
+        "device's peaks (float32, without tensor cores) that the best engine reaches; the stacked engine's peak memory",
+        "as predicted and as measured; milliseconds a round until it was done, until the host had asked for all of it,",
+        "and that kernels ran:",
+        "",
+        "| workload | GFLOP | MB | share of FLOP/s | of bandwidth | MiB predicted | measured | milliseconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in [row for row in rows if "arithmetic" in row]:
+        work, memory = row["arithmetic"], row["memory"] or {}
+        shares = (
+            "-" if (s := work[f"share_of_{of}"]) is None else f"{100 * s:.1f} %"
+            for of in ("flops", "bandwidth")
+        )
+        mib = (memory.get(name, "-") for name in ("predicted_mib", "measured_mib"))
+        spent = "; ".join(f"{name} {_spent(each)}" for name, each in row["milliseconds"].items())
+        cells = (row["workload"], work["gigaflop"], work["megabytes"], *shares, *mib, spent)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def _spent(milliseconds: dict[str, float]) -> str:
+    return " / ".join(f"{value:,.1f}" for value in milliseconds.values())
 
 
 def _rate(steps: float) -> str:

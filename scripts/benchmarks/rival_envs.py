@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -52,7 +53,9 @@ class Rival:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Its interpreter: this one, where it is installed here."""
+        if importlib.util.find_spec(self.package):
+            return Path(sys.executable)
         return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,9 +16,12 @@ import torch
 
 from benchmarks import plain
 from benchmarks.workloads import Workload
+from fedbench.config.schema import HardwareConfig
 from fedbench.engine.contract import Clock
+from fedbench.engine.pick.arithmetic import StepWork, found_peaks
 from fedbench.engine.pick.calibrate import Contender, seconds_a_step
-from fedbench.engine.pick.footprint import fitting_chunk
+from fedbench.engine.pick.footprint import Growth, fitting_chunk, gpu_peak
+from fedbench.engine.pick.hardware import pick_trainer, set_precision
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
@@ -27,6 +32,22 @@ from fedbench.engine.train.workers import WorkersTrainer, available_workers
 TOLERANCE = (
     1e-9  # largest difference of a parameter after a client's round in float64, engine against plain loop
 )
+STACKED = ("stacked", "captured")
+PROFILED = {*STACKED, "tf32", "merged"}  # the others ask for too many kernels
+TF32 = "tf32"  # the stacked engine, multiplying in TensorFloat-32
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A round: seconds until the device was done, until the host had asked for all of it, and its client-steps."""
+
+    seconds: float
+    host: float
+    count: int
+
+
+Contestant = Callable[[int], Callable[[], int]]
+"""Makes round number so many ready, its batches on the device, which is not timed: the round."""
 
 
 def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) -> dict[str, Any]:
@@ -40,37 +61,45 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
         torch.cuda.reset_peak_memory_stats()
     setup = workload.setup(device, quick=quick)
     trainers = _trainers(setup)
-    contestants: dict[str, Callable[[int], int]] = {
-        name: _engine(setup, trainer) for name, trainer in trainers.items()
+    contestants: dict[str, Contestant] = {
+        name: _engine(setup, trainer, tf32=name == TF32) for name, trainer in trainers.items()
     }
     contestants |= {"plain": _plain(setup), "merged": _merged(setup)}
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
-    done: dict[str, int] = {}
+    taken: dict[str, list[Timing]] = {name: [] for name in contestants}
     try:
         for repeat in range(repeats + 1):  # the first is a warm-up
             for name, contestant in contestants.items():
-                seconds, done[name] = timed(contestant, repeat, device)
-                if repeat:
-                    rates[name].append(done[name] / seconds)
+                timing = timed(contestant(repeat), device)
+                taken[name] += [timing] if repeat else []
+        busy = {
+            name: kernel_seconds(contestants[name](repeats + 1)) for name in PROFILED & contestants.keys()
+        }
+        memory = _memory(setup, contestants["stacked"](repeats + 1))
     finally:
         _close(trainers)
+    done = {name: timings[0].count for name, timings in taken.items()}
     if len(set(done.values())) != 1:
         raise AssertionError(f"{workload.name}: unequal work: {done}")
+    steps = done["plain"]
+    rates = {name: [each.count / each.seconds for each in timings] for name, timings in taken.items()}
     rate = {name: statistics.median(values) for name, values in rates.items()}
     chunk = min(fitting_chunk(setup), setup.at_once)
     contenders = {"looped": Contender(LoopedTrainer)}
     if device.type == "cuda":
         contenders["stacked"] = Contender(partial(StackedTrainer, chunk=chunk), chunk)
-    best = max(trainers, key=lambda name: rate[name])
+    best = max((name for name in trainers if name != TF32), key=lambda name: rate[name])
     return {
         "workload": workload.name,
         "what": workload.what,
-        "client_steps": done["plain"],
+        "client_steps": steps,
         "rate": {name: round(value, 1) for name, value in rate.items()},
         "spread": {name: [round(min(v), 1), round(max(v), 1)] for name, v in rates.items()},
         "best": best,
         "vs_plain": {name: round(rate[name] / rate["plain"], 2) for name in trainers},
-        "stacking_efficiency": round(rate["stacked"] / rate["merged"], 2) if "stacked" in rate else None,
+        "stacking_efficiency": round(max(rate[name] for name in STACKED if name in rate) / rate["merged"], 2),
+        "milliseconds": {name: _milliseconds(taken[name], busy.get(name)) for name in contestants},
+        "memory": memory,
+        "arithmetic": _arithmetic(setup, rate[best]),
         "largest_difference": difference,
         "calibrated": {name: seconds_a_step(setup, each) for name, each in contenders.items()},
         "peak_mib": _peak(device),
@@ -80,44 +109,91 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
 
 
 def _trainers(setup: Setup) -> dict[str, Trainer]:
+    """The engines; on a GPU the stacked one step by step, captured where it can be, and in TensorFloat-32."""
     found: dict[str, Trainer] = {"looped": LoopedTrainer(setup)}
-    if setup.federation.device.type == "cpu" and available_workers() > 1:
+    device = setup.federation.device.type
+    if device == "cpu" and available_workers() > 1:
         found["workers"] = WorkersTrainer(setup, available_workers())
-    found["stacked"] = StackedTrainer(setup, fitting_chunk(setup))
+    capture = "graph" in {field.name for field in dataclasses.fields(HardwareConfig)}
+    eager: dict[str, Any] = {"graph": "off"} if capture else {}
+    found["stacked"] = pick_trainer(setup, HardwareConfig(engine="stacked", **eager))
+    if device == "cuda":
+        found |= {"captured": pick_trainer(setup, HardwareConfig(engine="stacked"))} if capture else {}
+        found[TF32] = pick_trainer(setup, HardwareConfig(engine="stacked"))
     return found
 
 
-def _engine(setup: Setup, trainer: Trainer) -> Callable[[int], int]:
+def _engine(setup: Setup, trainer: Trainer, *, tf32: bool = False) -> Contestant:
     simulation = Simulation(setup, trainer)
     state = simulation.begin()
 
-    def rounds(repeat: int) -> int:
+    def ready(repeat: int) -> Callable[[], int]:
         state.round = repeat
         ids = setup.draw_cohort(_clock(setup, repeat))
-        simulation.step(state)
-        return sum(setup.steps(client) for client in ids.tolist())
 
-    return rounds
+        def rounds() -> int:
+            set_precision(tf32=tf32)
+            simulation.step(state)
+            set_precision(tf32=False)
+            return sum(setup.steps(client) for client in ids.tolist())
+
+        return rounds
+
+    return ready
 
 
-def _plain(setup: Setup) -> Callable[[int], int]:
+def _plain(setup: Setup) -> Contestant:
     model = plain.fresh_model(setup)
 
-    def rounds(repeat: int) -> int:
+    def ready(repeat: int) -> Callable[[], int]:
         ids = setup.draw_cohort(_clock(setup, repeat))
-        return plain.plain_round(setup, model, ids, plain.schedule_of(setup, ids, repeat))
+        return partial(plain.plain_round, setup, model, ids, plain.schedule_of(setup, ids, repeat))
 
-    return rounds
+    return ready
 
 
-def _merged(setup: Setup) -> Callable[[int], int]:
+def _merged(setup: Setup) -> Contestant:
     model = plain.fresh_model(setup)
 
-    def rounds(repeat: int) -> int:
+    def ready(repeat: int) -> Callable[[], int]:
         ids = setup.draw_cohort(_clock(setup, repeat))
-        return plain.merged_round(setup, model, plain.schedule_of(setup, ids, repeat))
+        return partial(plain.merged_round, setup, model, plain.schedule_of(setup, ids, repeat))
 
-    return rounds
+    return ready
+
+
+def _milliseconds(timings: Sequence[Timing], busy: float | None) -> dict[str, float]:
+    """A round's: all of it, what the host took to ask for it, and on a GPU what kernels ran for."""
+    found = {name: statistics.median(getattr(each, name) for each in timings) for name in ("seconds", "host")}
+    if busy is not None:
+        found["kernels"] = busy
+    return {name: round(1000 * value, 3) for name, value in found.items()}
+
+
+def _memory(setup: Setup, stacked_round: Callable[[], int]) -> dict[str, float] | None:
+    """MiB that a round of the stacked engine was predicted to take on the GPU, and took; None on a CPU (see SCALE)."""
+    device = setup.federation.device
+    if device.type != "cuda":
+        return None
+    peak = partial(gpu_peak, device)
+    chunk = min(fitting_chunk(setup), setup.at_once)
+    predicted = Growth.of(setup, peak).bytes(setup.at_once, chunk)
+    return {
+        "predicted_mib": round(predicted / 2**20, 1),
+        "measured_mib": round(peak(stacked_round) / 2**20, 1),
+    }
+
+
+def _arithmetic(setup: Setup, rate: float) -> dict[str, float | None]:
+    """Of a client-step, and how much of the device's peak `rate` client-steps a second are."""
+    work = StepWork.of(setup)
+    peaks = found_peaks(setup.federation.device)
+    return {
+        "gigaflop": round(work.flops / 1e9, 4),
+        "megabytes": round(work.bytes / 1e6, 2),
+        "share_of_flops": None if peaks is None else round(rate * work.flops / peaks.float32, 4),
+        "share_of_bandwidth": None if peaks is None else round(rate * work.bytes / peaks.bandwidth, 4),
+    }
 
 
 def _close(trainers: dict[str, Trainer]) -> None:
@@ -173,14 +249,26 @@ def _clock(setup: Setup, round_: int) -> Clock:
     return Clock(round_, setup.protocol.rounds)
 
 
-def timed(contestant: Callable[[int], int], repeat: int, device: torch.device) -> tuple[float, int]:
-    """(seconds, what it returns) of one call of `contestant`."""
+def timed(round_: Callable[[], int], device: torch.device) -> Timing:
+    """One call of `round_`, which returns what it did."""
     gc.collect()
     _wait(device)
     begin = time.perf_counter()
-    count = contestant(repeat)
+    count = round_()
+    host = time.perf_counter() - begin
     _wait(device)
-    return time.perf_counter() - begin, count
+    return Timing(time.perf_counter() - begin, host, count)
+
+
+def kernel_seconds(round_: Callable[[], int]) -> float | None:
+    """What the kernels of a round ran for on the GPU, as its profiler adds them up; None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        round_()
+        torch.cuda.synchronize()
+    return sum(each.self_device_time_total for each in found.key_averages()) / 1e6
 
 
 def _wait(device: torch.device) -> None:

@@ -85,9 +85,9 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
     gap = float("nan")
     for repeat in range(repeats + 1):  # the first is a warm-up, and compared
         for name, contestant in contestants.items():
-            spent, _ = timed(contestant, repeat, device)
+            timing = timed(partial(contestant, repeat), device)
             if repeat:
-                seconds[name].append(spent)
+                seconds[name].append(timing.seconds)
         if not repeat:
             gap = _gap(together, apart)
     for each in (single, apart, together):

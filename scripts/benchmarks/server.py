@@ -36,12 +36,12 @@ def run(clients: tuple[int, ...], device: torch.device) -> list[dict[str, Any]]:
     return [_row(n, device) for n in clients]
 
 
-def discriminators() -> dict[str, Any] | None:
+def discriminators(device: str) -> dict[str, Any] | None:
     """Seconds of FedCollab's 190 discriminators on Fashion-MNIST's label shift; None without the data set."""
     if not phases.images().ready:
         return None
-    run = resolve(compose(["method=fedcollab", "dataset=fashion_mnist", "model=mlp", "hardware=cpu"]))
-    setup = build(run)[0]
+    chosen = ["method=fedcollab", "dataset=fashion_mnist", "model=mlp", f"hardware.device={device}"]
+    setup = build(resolve(compose(chosen)))[0]
     trainer = LoopedTrainer(setup)
     begin = time.perf_counter()
     state = Simulation(setup, trainer).begin()

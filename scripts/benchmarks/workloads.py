@@ -59,18 +59,27 @@ class Workload:
         return dataset, Partition("bench", 0, dataset.name, 10, owned, none, tests)
 
 
+LENET = (
+    "model=lenet5",
+    "protocol=quick",
+    "protocol.local.epochs=5",
+    "protocol.local.batch_size=32",
+    *SGD,
+)
+
 WORKLOADS = {
     "W1": Workload(
         "W1",
         "LeNet5, 3 x 32 x 32, 100 clients of 500, 10 a round, 5 epochs, batch 32",
-        (
-            "model=lenet5",
-            "protocol=quick",
-            "protocol.cohort=10",
-            "protocol.local.epochs=5",
-            "protocol.local.batch_size=32",
-            *SGD,
-        ),
+        (*LENET, "protocol.cohort=10"),
+        (500,) * 100,
+        (3, 32, 32),
+        small_cohort=2,
+    ),
+    "W1C": Workload(
+        "W1C",
+        "W1 with all 100 clients a round",
+        (*LENET, "protocol.cohort=all"),
         (500,) * 100,
         (3, 32, 32),
         small_cohort=2,

@@ -185,14 +185,20 @@ def test_threads_are_set_where_asked(
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_coarse_products_only_where_asked(wanted: bool, steps_take: Callable[..., None]) -> None:
+def test_coarse_products_only_where_asked(wanted: bool) -> None:
     hardware.set_precision(tf32=not wanted)
-    steps_take(looped=0.0)
+    chosen = setup(FedAvg())
+    chosen.federation.device = torch.device("cuda")
     try:
-        picked(setup(FedAvg()), tf32=wanted)
+        picked(chosen, engine="looped", precision="tf32" if wanted else "float32")
         assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is wanted
     finally:
         hardware.set_precision(tf32=False)
+
+
+def test_a_cpu_has_no_tensorfloat() -> None:
+    with pytest.raises(ConfigError, match=r"precision=tf32 is a GPU's"):
+        picked(setup(FedAvg()), precision="tf32")
 
 
 def test_a_run_in_python_has_the_command_lines_hardware() -> None:

@@ -79,7 +79,7 @@ def test_a_workload_run_again_leaves_the_others(bench: Any, tmp_path: Path) -> N
     assert bench.earlier(result, tmp_path) == {"rounds": [row]}
     assert bench.earlier({**result, "device": "cuda"}, tmp_path) == {"rounds": []}, "another device's file"
     (written,) = tmp_path.glob("*.md")
-    assert "| W1 | 100 | 150 | - | - | 300 | 1.50 (looped) | 0.5 | 10 | 0.2 |" in written.read_text(
+    assert "| W1 | 100 | 150 | - | - | - | - | 300 | 1.50 (looped) | 0.5 | 10 | 0.2 |" in written.read_text(
         encoding="utf-8"
     )
     assert json.loads(written.with_suffix(".json").read_text(encoding="utf-8"))["rounds"] == [row]

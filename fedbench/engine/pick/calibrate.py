@@ -109,6 +109,7 @@ def _key(setup: Setup, contenders: Mapping[str, Contender]) -> str:
         FORMAT,
         (machine, torch.__version__, torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32),
         sorted((name, each.clients) for name, each in contenders.items()),
+        *(["bf16"] if setup.task.bf16 else []),
         (setup.method, str(net), [leaf.shape for leaf in net.state_dict().values()], setup.task.shape),
         (protocol.local, protocol.optimizer, protocol.augment),
         (federation.clients, federation.dtype, setup.at_once, float(setup.population.sizes.max())),

@@ -12,6 +12,7 @@ import torch
 
 from fedbench.config.schema import HardwareConfig
 from fedbench.core.errors import ConfigError
+from fedbench.engine.pick import convolutions
 from fedbench.engine.pick.calibrate import Contender, pace, run_steps
 from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.setup import Setup
@@ -54,7 +55,10 @@ def set_threads(config: HardwareConfig) -> None:
 
 
 def set_precision(*, tf32: bool) -> None:
-    """What a GPU multiplies in: float32, or TensorFloat-32, which torch by itself allows for convolutions alone."""
+    """What a GPU multiplies in: float32, or TensorFloat-32, which torch by itself allows for convolutions alone.
+
+    bfloat16 is no setting of the process, see Task.apply.
+    """
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
 
@@ -68,7 +72,9 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`; `auto` is the one that trains a few steps of it fastest on this machine."""
     device = setup.federation.device
     set_threads(config)
-    set_precision(tf32=config.tf32)
+    if config.precision == "tf32" and device.type != "cuda":
+        raise ConfigError("hardware.precision=tf32 is a GPU's; use float32 or bf16 on a CPU")
+    set_precision(tf32=config.precision == "tf32")
     if config.engine == "auto":
         return _fastest_on_gpu(setup, config) if device.type == "cuda" else _fastest_on_cpu(setup, config)
     if config.engine == "looped":
@@ -116,4 +122,6 @@ def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float
 
 
 def _stacked(setup: Setup, config: HardwareConfig) -> StackedTrainer:
-    return StackedTrainer(setup, config.chunk or fitting_chunk(setup))
+    chunk = config.chunk or fitting_chunk(setup)
+    convolutions.choose(setup, min(chunk, setup.at_once))
+    return StackedTrainer(setup, chunk)

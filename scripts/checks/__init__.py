@@ -1,0 +1,1 @@
+"""The parts of `gpu_check.py`: what the machine has, engines, benchmark, tables, report."""

@@ -1,0 +1,65 @@
+"""The way of each convolution is chosen by its time on the device, and changes nothing but that."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedbench.engine.pick import convolutions
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.convolution import CHANNELS_LAST, LOWERINGS, NATIVE, PATCHES, Conv2d
+from fedbench.models.lenet5 import LeNet5
+from fedbench.testing.toys import federation, gap, models, setup, simulate
+
+
+def lowerings(chosen) -> list[str]:
+    return [m.lowering for m in chosen.task._nets[True].modules() if isinstance(m, Conv2d)]
+
+
+def lenet():
+    return setup(FedAvg(), federation((9, 6, 1), (1, 16, 16)), LeNet5(batch_norm=True))
+
+
+def test_layers_are_found_with_what_they_are_given() -> None:
+    found = [(name, shape) for name, _, shape in convolutions.layers(lenet().task, 8)]
+    assert found == [("conv.0", (8, 1, 16, 16)), ("conv.4", (8, 6, 6, 6))]
+
+
+def test_the_fastest_way_is_chosen_only_where_it_is_clearly_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = lenet()
+    on_gpu = SimpleNamespace(
+        federation=SimpleNamespace(device=torch.device("cuda")), task=chosen.task, protocol=chosen.protocol
+    )
+    asked = []
+
+    def timed(layer, shape, device) -> dict[str, float]:
+        asked.append(shape)
+        quick = {PATCHES: 0.5} if shape[2] == 1 else {CHANNELS_LAST: 0.99}
+        return {**dict.fromkeys(LOWERINGS, 1.0), **quick}
+
+    monkeypatch.setattr(convolutions, "timed", timed)
+    convolutions.choose(on_gpu, 3)
+    assert asked == [(3, 8, 1, 16, 16), (3, 8, 6, 6, 6)]
+    assert lowerings(chosen) == [PATCHES, NATIVE]
+
+
+def test_a_cpu_keeps_torchs_own() -> None:
+    chosen = lenet()
+    convolutions.choose(chosen, 3)
+    assert lowerings(chosen) == [NATIVE, NATIVE]
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS[1:])
+def test_clients_train_alike_whichever_way_is_taken(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = lenet()
+    state = simulate(expected, StackedTrainer(expected, 2))
+    chosen = dataclasses.replace(expected, task=lenet().task)
+    for name, _, _ in convolutions.layers(chosen.task, 8):
+        chosen.task.set_lowering(name, lowering)
+    found = simulate(chosen, StackedTrainer(chosen, 2))
+    assert gap(found.server, state.server) < 1e-9
+    assert gap(models(chosen, found), models(expected, state)) < 1e-9

@@ -1,0 +1,78 @@
+"""bfloat16 is another run: of another key, kept apart in rows and tables, from leaves that stay float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fedbench.cli import reproduce
+from fedbench.config.compose import compose
+from fedbench.core.batch import Batch
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.lenet5 import LeNet5
+from fedbench.runs.config import resolve, run_key
+from fedbench.runs.execution import execute
+from fedbench.tables import scale, spec
+from fedbench.testing.toys import federation, gap, setup, simulate
+
+RUN = ("method=fedavg", "dataset=digits", "model=mlp", "protocol=quick", "protocol.rounds=1", "progress=none")
+
+
+def run(*overrides: str):
+    return resolve(compose([*RUN, *overrides]))
+
+
+def task(*, bf16: bool):
+    return LeNet5(batch_norm=True).task((1, 16, 16), 4, bf16=bf16)
+
+
+def test_a_coarse_precision_counts_in_the_key_and_float32_does_not() -> None:
+    keys = [run_key(run(f"hardware.precision={name}")) for name in ("float32", "tf32", "bf16")]
+    assert keys[0] == run_key(run())
+    assert len(set(keys)) == 3
+    local = run("hardware.precision=bf16").local
+    assert local is not None
+    assert local.hardware.precision == "bf16", "what it is compared with is trained alike"
+
+
+def test_its_row_says_so(tmp_path: Path) -> None:
+    rows = [
+        execute(run(f"runs_dir={tmp_path}", f"hardware.precision={name}")).row for name in ("float32", "bf16")
+    ]
+    assert "precision" not in rows[0]
+    assert rows[1]["precision"] == "bf16"
+
+
+def test_a_table_made_with_it_is_another() -> None:
+    table = spec.load("fedcollab_t1")
+    request, overrides = reproduce.read(
+        ["table=fedcollab_t1", "hardware.precision=bf16", "hardware.threads=2"]
+    )
+    wish = reproduce._wish(request, overrides, table, scale.load("paper"))
+    assert wish.changed == ("hardware.precision=bf16",)
+    assert "hardware.threads=2" in wish.settings
+
+
+def test_training_is_coarse_scoring_and_leaves_are_not() -> None:
+    fine, coarse = task(bf16=False), task(bf16=True)
+    model = fine.init(torch.Generator().manual_seed(0))
+    x = torch.randn(5, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    batch = Batch(x, torch.arange(5) % 4)
+    apart = float(abs(coarse.loss(dict(model), batch) - fine.loss(dict(model), batch)))
+    assert 1e-6 < apart < 0.05
+    assert torch.equal(coarse.apply(model, x), fine.apply(model, x))
+    assert coarse.apply(model, x, train=True).dtype == torch.float32
+
+
+def test_engines_agree_in_bfloat16() -> None:
+    data = federation((9, 6), (1, 16, 16), dtype=torch.float32)
+    states = []
+    for trainer in (LoopedTrainer, lambda chosen: StackedTrainer(chosen, 2)):
+        chosen = setup(FedAvg(), data, LeNet5(), epochs=1)
+        chosen.task.bf16 = True
+        states.append(simulate(chosen, trainer(chosen)))
+    assert gap(states[0].server, states[1].server) < 0.02
+    assert all(leaf.dtype == torch.float32 for leaf in states[1].server.values())

@@ -1,0 +1,118 @@
+"""What tables take is added up once for each configuration, on data that need not be here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fedbench.cli import reproduce
+from fedbench.config.compose import compose
+from fedbench.engine.pick.arithmetic import DEVICES, Peaks
+from fedbench.runs.config import resolve
+from fedbench.tables import day, spec
+from fedbench.tables.cell_config import Wish
+from fedbench.tables.demand import Demand
+from fedbench.tables.scale import Scale
+
+BASE = [
+    *(
+        "dataset=synthetic",
+        "dataset.train=100",
+        "dataset.test=40",
+        "partition=homo",
+        "partition.num_clients=4",
+    ),
+    *("model=mlp", "protocol=quick", "protocol.rounds=10", "protocol.eval_every=2", "protocol.cohort=2"),
+    *("protocol.local.batch_size=10", "protocol.test.sets=local", "protocol.test.fraction=0.2"),
+]
+SLOW = Peaks(float32=1e6, tf32=1e7, bandwidth=1e12, memory=1e12)  # bound by its arithmetic
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
+
+
+def table(*rows: str) -> spec.TableSpec:
+    lines = [{"label": row, "overrides": [f"method={row}"]} for row in rows]
+    content = {"name": "toy", "title": "Toy", "paper": "fedcollab", "table": "T1", "seeds": 3, "base": BASE}
+    column = {"label": "here", "overrides": []}
+    return spec.parse({**content, "metrics": [{"name": "acc"}], "rows": lines, "columns": [column]})
+
+
+def demand(*overrides: str) -> Demand:
+    return Demand.of(resolve(compose([*BASE, "method=fedavg", *overrides])))
+
+
+def test_steps_and_samples_are_those_of_the_run() -> None:
+    """Four clients of 35 samples of both splits, 28 of them trained on in three steps an epoch."""
+    found = demand()
+    assert (found.rounds, found.cohort, found.evaluations) == (10, 2, 5)
+    epochs = resolve(compose(BASE)).protocol.local.epochs
+    assert found.cohort_steps == 10 * 3 * epochs
+    assert found.client_steps == 2 * found.cohort_steps
+    assert found.scored == 5 * 4 * 7
+    assert found.work.flops == pytest.approx(demand("protocol.local.batch_size=5").work.flops * 2)
+
+
+def test_seeds_are_rows_of_one_program_while_that_is_cheaper() -> None:
+    found = demand()
+    host, products = (
+        {n: found.seconds(peaks, n, captured=True).training for n in (1, 5)}
+        for peaks in (DEVICES["h200"], SLOW)
+    )
+    assert host[5] == host[1], "the same graphs"
+    assert products[5] == pytest.approx(5 * products[1])
+    assert found.bound_by_arithmetic(SLOW, 1)
+    assert not found.bound_by_arithmetic(DEVICES["h200"], 1)
+    crammed = dataclasses.replace(DEVICES["h200"], memory=found.memory(1))
+    assert found.seconds(crammed, 1, captured=True).training > host[1], "in chunks"
+
+
+def test_a_configuration_is_counted_once_and_so_is_its_local() -> None:
+    first, second = table("fedavg", "fedprox"), table("fedavg", "local", "ditto")
+    found = day.needed([first, second], Wish(Scale("paper")))
+    assert list(found[0].demands) == ["fedavg / here", "fedavg / here (Local)", "fedprox / here"]
+    assert list(found[1].demands) == ["ditto / here"]
+    assert [each.shared for each in found] == [0, 2]
+    assert [each.seeds for each in found] == [3, 3]
+
+
+def test_data_that_is_missing_is_outlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path / "nothing"))
+    chosen = ["protocol=quick", "method=fedavg", "model=lenet5"]
+    for dataset, samples in (("cifar10", 50_000), ("tiny_imagenet", 100_000)):
+        run = resolve(
+            compose(
+                [
+                    *chosen,
+                    f"dataset={dataset}",
+                    "partition=homo",
+                    "protocol.test.sets=global",
+                    "protocol.test.pool=false",
+                ]
+            )
+        )
+        clients = Demand.of(run).client_steps / run.protocol.rounds / run.protocol.local.epochs
+        assert clients == pytest.approx(samples / run.protocol.local.batch_size, rel=0.02)
+
+
+def test_the_sum_is_drawn_with_its_terms(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spec, "names", lambda: ["toy"])
+    monkeypatch.setattr(spec, "load", lambda _: table("fedavg"))
+    assert reproduce.main(["table=all", "--dry-run", "--device", "h200"]) == 0
+    out = capsys.readouterr().out
+    assert "one h200" in out
+    assert "toy, here:" in out
+    assert "bound by arithmetic" in out
+
+
+def test_what_cannot_be_modelled_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce.main(["table=all"]) == 2
+    assert "add --dry-run" in capsys.readouterr().err
+    assert reproduce.main(["table=all", "--dry-run", "--device", "abacus"]) == 2
+    assert "abacus" in capsys.readouterr().err
