@@ -76,7 +76,7 @@ def state(plan: Plan) -> Table:
 
 
 def _round(job: Job) -> str:
-    """ "round 12 of 200" of the last checkpoint; "begun" before the first one; "" if nothing is there."""
+    """Its last checkpoint, as "round 12 of 200"; "begun" before the first one; "" if nothing is there."""
     from fedbench.results import checkpoint
 
     folder = job.folder

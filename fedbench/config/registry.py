@@ -96,7 +96,8 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         )
     except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
         reason = str(error).splitlines()[0]
-        key = f" ({error.full_key})" if getattr(error, "full_key", None) else ""
+        full = getattr(error, "full_key", None)
+        key = f" ({full})" if full else ""
         raise ConfigError(f"{where}{key}: {reason}") from error
     return cls(**nested, **_tuples(cast("dict[str, Any]", checked), hints))
 
