@@ -26,6 +26,7 @@ WORK = {
     "sosicfl_resnet18": (200, "10", 5, None, 32, "sgd", 0.01, 0.9, 1e-4, None),
     "sosicfl_resnet18_text": (100, "10", 5, None, 32, "sgd", 0.01, 0.9, 1e-4, None),
     "fedrema": (500, "all", 5, None, 100, "sgd", 0.01, 0.9, 0.0, 10.0),
+    "fedrema_code": (500, "all", 5, None, 100, "sgd", 0.01, 0.9, 0.0, 10.0),
     "fedrema_final": (500, "all", 5, None, 100, "sgd", 0.01, 0.9, 0.0, 10.0),
     "fedcollab_label_shift": (200, "all", 1, None, 32, "sgd", 0.1, 0.0, 0.0, None),
     "fedcollab_feature_shift": (500, "all", 1, None, 32, "sgd", 0.01, 0.0, 0.0, None),
@@ -50,6 +51,7 @@ READING: dict[str, tuple[Any, ...]] = {
     "pfedsim": ((), "local", "none", True, 0.5, 0.0, "received", "pooled", "last", False),
     "sosicfl": ((), "common", "none", False, 0.2, 0.0, "received", "client", "best_test", False),
     "fedrema_final": ((), "local", "none", False, 0.2, 0.0, "received", "pooled", "mean_last_5", False),
+    "fedrema_code": ((), "local", "none", True, 0.2, 0.0, "received", "pooled", "best_test", False),
     "fedrema": ((), "local", "none", False, 0.2, 0.0, "received", "pooled", "best_test", False),
     "fedcollab": ((), "local", "none", True, 0.2, 0.0, "received", "client", "last", False),
     "quick": ((), "local", "none", True, 0.2, 0.0, "received", "client", "last", False),
@@ -87,6 +89,7 @@ def test_protocols_are_their_papers(name: str) -> None:
     family = max((each for each in READING if name.startswith(each)), key=len)
     assert reading == READING[family]
     assert p.name == name
+    assert p.local.drop_last is (name == "fedrema_code")
 
 
 @pytest.mark.parametrize("name", FILES)

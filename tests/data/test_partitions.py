@@ -44,7 +44,7 @@ SPECS = {
     "dir_prior": {"num_clients": 9},
     "domain": {"clients_per_domain": 4},
     "fold": {"folds": 2, "num_clients": 6},
-    "fold_code": {"folds": 2, "num_clients": 6, "size": 150},
+    "fold_code": {"folds": 2, "num_clients": 6, "size": 100},
     "groups_s": {"size": 45},
     "quantity": {"num_clients": 8},
 }
