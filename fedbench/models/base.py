@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedbench.config.domain import Component
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.data.dataset import Dataset
+from fedbench.data.dataset import Dataset, Ints
+from fedbench.data.partition import Partition
 from fedbench.models.task import Task
 
 
@@ -44,6 +47,20 @@ class Model(Component, ABC):
         """Leaves that start from given values, such as ImageNet weights; the others are drawn. None by default."""
         return {}
 
+    @property
+    def tokens(self) -> int:
+        """Number of words where a sample is token numbers; 0 where it is intensities."""
+        return 0
+
+    @property
+    def networks(self) -> Mapping[str, Model]:
+        """The network of each kind of client, by the kind's name: this one, of all."""
+        return {"": self}
+
+    def dealt(self, partition: Partition) -> tuple[Partition, Ints]:
+        """(the partition among all clients, the kind of each [N]); where all are alike, as it was."""
+        return partition, np.zeros(len(partition), dtype=np.int64)
+
     def lacking(self) -> str:
         """What `begin` needs that is not on this machine, and the way out; "" if nothing."""
         return ""
@@ -55,7 +72,7 @@ class Model(Component, ABC):
             ConfigError: the network does not fit `shape`.
         """
         try:
-            return Task(partial(self.build, shape, classes), shape, classes, self.begin)
+            return Task(partial(self.build, shape, classes), shape, classes, self.begin, self.tokens)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(

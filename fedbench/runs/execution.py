@@ -14,12 +14,12 @@ from fedbench.config.schema import CheckpointConfig
 from fedbench.core.errors import FolderInUse
 from fedbench.core.interruption import held
 from fedbench.data.dataset import Dataset
-from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.data.split import make_partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.hooks import Calls
+from fedbench.engine.kinds import assemble
 from fedbench.engine.pick.hardware import pick_device, pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
@@ -149,12 +149,9 @@ def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
     """Data, network and method of a run, checked against each other."""
     dataset = fingerprint.load(run.dataset)
     partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
-    federation = Federation(run.model.view(dataset), partition, pick_device(run.hardware))
-    run.protocol.cohort_size(federation.clients)
-    task = run.model.task(federation.shape, federation.classes)
-    batch = run.protocol.local.batch_size
-    task.check_input(min(int(n) % batch or batch for n in federation.population.sizes))
-    return Setup(run.method, task, federation, run.protocol, run.seed), partition, dataset
+    device = pick_device(run.hardware)
+    setup = assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device)
+    return setup, run.model.dealt(partition)[0], dataset
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
