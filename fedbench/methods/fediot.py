@@ -25,6 +25,7 @@ from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Clock, Cohort, Preparation, Stage
 from fedbench.engine.method import Method
 from fedbench.engine.train.fit import fit
@@ -36,10 +37,10 @@ from fedbench.models.task import Task
 class FedIoT(Method):
     """Autoencoders averaged by kind of client, and a classifier that the server trains.
 
-    Server: * [...]; decoder/* [...] of each kind; labelled/x [m, ...], labelled/y [m] of each kind
+    Server: * [...]; decoder/**, of each kind; labelled/**, samples x and their labels y, of each kind
     Memory: nothing
-    Message: * [...]; decoder/*
-    Upload: * [...], without the classifier layer; decoder/*
+    Message: * [...]; decoder/**
+    Upload: * [...], without the classifier layer; decoder/**
     """
 
     labelled: float = share(
@@ -51,6 +52,11 @@ class FedIoT(Method):
 
     paper: ClassVar[str] = "Zhao et al., IoTDI 2022"
     unlike: ClassVar[bool] = True
+
+    @property
+    def conformance(self) -> Conformance:
+        """The server's samples."""
+        return Conformance(draws_by_position="the server's labelled samples are drawn among those of all clients")
 
     # ---- server
 

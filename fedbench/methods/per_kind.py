@@ -28,7 +28,7 @@ from fedbench.models.task import Task
 class PerKind(AnyBase):
     """A base server for each kind of client.
 
-    Server: kind [N]; base:<kind>/** of each kind
+    Server: kind [N]; base/**, which of several kinds is base:KIND/**
     Memory: ** [N, ...] if the base has any
     Message: **, the base's
     Upload: **, the base's
