@@ -104,14 +104,15 @@ def assemble(
         task.check_input(min(int(n) % batch or batch for n in sizes))
     if len(tasks) == 1:
         return Setup(method, tasks[0], federations[0], protocol, seed)
-    return _joined(
+    return joined(
         method, JointTask(tasks, list(networks), torch.from_numpy(kind)), federations, protocol, seed
     )
 
 
-def _joined(
+def joined(
     method: Method, task: JointTask, federations: Sequence[Federation], protocol: ProtocolConfig, seed: int
 ) -> KindsSetup:
+    """The setup of the clients of `task`, whose samples each of `federations` has in one kind's view."""
     members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)))
     parts = tuple(
         KindSetup(method, own, federation, protocol, seed, members=int(count))

@@ -189,7 +189,8 @@ def _write(
     reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
     folder.write_history(state.history)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
-    folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local))
+    kinds = _kinds(run, setup)
+    folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds))
     method, call = setup.method, Calls(setup.method, None, ())
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
     if matrix is not None:
@@ -206,7 +207,14 @@ def _write(
         partition_hash=partition.hash,
         local=local,
         local_key=local_key,
+        kinds=kinds,
         versions={"data": fingerprint.content(run.dataset), "code": folder.code, **versions()},
     )
     folder.finish(row, states.models(state) if run.settings.save_models else None)
     return folder.result()
+
+
+def _kinds(run: RunConfig, setup: Setup) -> list[str]:
+    """The kind of each client; nothing where there is one."""
+    names = list(run.model.networks)
+    return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []
