@@ -113,7 +113,7 @@ def client_rows(
 ) -> list[dict[str, Any]]:
     """One row a client: `sizes` (such as train, val, test: [N]), acc, acc_local and gain over it, in percent.
 
-    And its kind, where there are several (`kinds` [N]).
+    And the number of its kind, where there are several (`kinds` [N]).
 
     `round` is the (last) round used; clients differ in it when each has its own best-validation round.
     """
@@ -121,9 +121,10 @@ def client_rows(
     accuracy = reported.tally.accuracy()
     reference = np.full_like(accuracy, np.nan) if local is None else local
     gains = fairness(accuracy, reference).gains
+    order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     return [
         {"client": index}
-        | ({"kind": kinds[index]} if kinds else {})
+        | ({"kind": order[kinds[index]]} if kinds else {})
         | {f"size_{name}": int(values[index]) for name, values in sizes.items()}
         | {
             "round": int(reported.rounds[-1, index]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ def test_a_row_and_its_clients_tell_the_kinds_apart(tmp_path: Path) -> None:
     result = execute(config("method=fedsac_multimodal", "protocol.score=both", folder=tmp_path))
     with (result.folder / "clients.csv").open() as handle:
         clients = list(csv.DictReader(handle))
-    assert [one["kind"] for one in clients] == ["image", "image", "text", "text"]
-    for kind in ("image", "text"):
-        own = [float(one["acc"]) for one in clients if one["kind"] == kind]
+    assert [one["kind"] for one in clients] == ["0", "0", "1", "1"]
+    for number, kind in enumerate(("image", "text")):
+        own = [float(one["acc"]) for one in clients if one["kind"] == str(number)]
         assert result.row[f"acc_of_{kind}"] == pytest.approx(np.mean(own))
     assert result.row["acc"] == pytest.approx(np.mean([result.row[f"acc_of_{k}"] for k in ("image", "text")]))
     weights = np.load(result.folder / "collaboration.npz")["W"]
@@ -55,7 +56,9 @@ def test_a_row_and_its_clients_tell_the_kinds_apart(tmp_path: Path) -> None:
 
 
 def test_where_all_clients_are_alike_rows_are_as_they_were(tmp_path: Path) -> None:
-    result = execute(config("method=fedavg", "model=cub_cnn", "model.width=8", folder=tmp_path))
+    plain = [each for each in TWO if not each.startswith("model")]
+    chosen = ["method=local", "model=cub_cnn", "model.width=8", f"runs_dir={tmp_path}"]
+    result = execute(resolve(compose([*plain, *chosen])))
     assert not [name for name in result.row if name.startswith("acc_of_")]
     assert "kind" not in (result.folder / "clients.csv").read_text().splitlines()[0].split(",")
 
@@ -116,10 +119,6 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a wrong value of a network": (["method=fedavg", "model.kinds.text.width=1"], "model.kinds.text.width must"),
     "a network that there is not": (["method=fedavg", "model.kinds.text.name=textnn"], "textcnn"),
     "data without captions": (["method=fedavg", "dataset=synthetic"], "captions"),
-    "one sample on two clients": (
-        ["method=fedavg", "partition=feature_shift", "model.divide=each"],
-        "one client only",
-    ),
 }
 
 
@@ -138,3 +137,10 @@ def test_one_kind_alone_is_no_kinds() -> None:
     for kinds in given:
         with pytest.raises(FedbenchError, match="model.kinds"):
             Kinds(kinds)
+
+
+def test_samples_that_a_client_alters_are_on_one_client_only() -> None:
+    partition = build(config("method=fedavg"))[1]
+    altered = dataclasses.replace(partition, rotation=np.zeros(4))
+    with pytest.raises(FedbenchError, match="one client only"):
+        altered.repeated(2)
