@@ -56,7 +56,9 @@ class FedIoT(Method):
     @property
     def conformance(self) -> Conformance:
         """The server's samples."""
-        return Conformance(draws_by_position="the server's labelled samples are drawn among those of all clients")
+        return Conformance(
+            draws_by_position="the server's labelled samples are drawn among those of all clients"
+        )
 
     # ---- server
 

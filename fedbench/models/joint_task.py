@@ -91,8 +91,8 @@ class JointTask(Task):
         return self._kinds
 
     def kind_of(self, ids: Tensor) -> Tensor:
-        """See Leaves.kind_of."""
-        return self._kind[ids]
+        """See Leaves.kind_of; the clients of several runs as one (JointSetup) are numbered on."""
+        return self._kind[ids % len(self._kind)]
 
     def init(self, generator: torch.Generator) -> Tree:
         """The initial weights of all kinds, each drawn as if it were alone."""

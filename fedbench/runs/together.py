@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.pick.hardware import set_threads
 from fedbench.engine.setup import Setup
+from fedbench.engine.train.by_kind import by_kind
 from fedbench.engine.train.joint import JointSetup
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.together import together
@@ -27,8 +28,10 @@ def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
         execute_together(list(lacking.values()))
 
     def joint(setups: Sequence[Setup]) -> Trainer:
-        whole = JointSetup.of(setups)
-        return StackedTrainer(whole, runs[0].hardware.chunk or fitting_chunk(whole))
+        alike = [JointSetup.of(each) for each in zip(*(setup.kinds for setup in setups), strict=True)]
+        return by_kind(
+            setups[0], [StackedTrainer(each, runs[0].hardware.chunk or fitting_chunk(each)) for each in alike]
+        )
 
     set_threads(runs[0].hardware)  # of this thread, which trains for those of the runs
     return together([functools.partial(execute, run) for run in runs], joint)

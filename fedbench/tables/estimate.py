@@ -56,7 +56,9 @@ class Estimator:
         if where not in self._setups:
             setup = build(job.config)[0]
             paces = [
-                pace(dataclasses.replace(kind, method=FedAvg()), {"looped": Contender(LoopedTrainer)})["looped"]
+                pace(dataclasses.replace(kind, method=FedAvg()), {"looped": Contender(LoopedTrainer)})[
+                    "looped"
+                ]
                 for kind in setup.kinds
             ]
             self._step[where] = sum(paces) / len(paces)

@@ -14,12 +14,13 @@ def likeness(source: Captioned) -> tuple[np.ndarray, np.ndarray]:
     """How alike every two classes are in pictures and in captions: correlations of their means, off the diagonal."""
     data = source.load()
     assert data.text is not None
-    words = np.stack([np.bincount(data.text[data.y == c].ravel(), minlength=source.vocabulary) for c in range(12)])
+    words = np.stack(
+        [np.bincount(data.text[data.y == c].ravel(), minlength=source.vocabulary) for c in range(12)]
+    )
     pixels = np.stack([data.x[data.y == c].mean(0).ravel() for c in range(12)])
-    found = []
-    for view in (pixels, np.log1p(words.astype(float))):
-        found.append(np.corrcoef(view - view.mean(0))[~np.eye(12, dtype=bool)])
-    return found[0], found[1]
+    other = ~np.eye(12, dtype=bool)
+    seen, read = (np.corrcoef(v - v.mean(0))[other] for v in (pixels, np.log1p(words.astype(float))))
+    return seen, read
 
 
 @pytest.mark.parametrize(("shift", "low", "high"), [(0.0, 0.5, 1.0), (1.0, -0.35, 0.35)])

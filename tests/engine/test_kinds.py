@@ -152,7 +152,9 @@ def test_a_kind_without_a_client_in_the_cohort_keeps_what_it_had() -> None:
     assert moved == {0, 1}
 
 
-@pytest.mark.parametrize("method", [Local(), MultimodalFedSaC(), FedIoT(steps=5)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [Local(), MultimodalFedSaC(), FedIoT(steps=5)], ids=lambda m: type(m).__name__
+)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(method: Method, tmp_path: Path) -> None:
     chosen = pair(method)
     expected = simulate(chosen)

@@ -1,4 +1,4 @@
-"""FedSaC of two modalities, FedIoT, and methods inside each kind: limits in which they are others, and rounds by hand."""
+"""FedSaC of two modalities, FedIoT, methods inside each kind: limits in which they are others, and rounds by hand."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def test_heads_that_point_apart_stay_in_their_modality() -> None:
     method = MultimodalFedSaC(beta=50.0)
     chosen, uploads = trained(method, sizes=(9, 9, 9, 9, 9))
     for leaf in ("head.weight", "head.bias"):
-        uploads[leaf] = torch.where(torch.tensor(KIND).view(-1, *[1] * (leaf == "head.weight"), 1) == 0, 1.0, -1.0)
+        uploads[leaf] = torch.where(
+            torch.tensor(KIND).view(-1, *[1] * (leaf == "head.weight"), 1) == 0, 1.0, -1.0
+        )
         uploads[leaf] = uploads[leaf].expand(5, *((4, 8) if leaf == "head.weight" else (4,))).double()
     graph = method.graph({}, uploads, chosen.cohort(chosen.everyone, Clock(2, 3)))
     assert close(graph["@head"], graph["*"])
@@ -125,13 +127,14 @@ def by_hand(uploads: Tree, alpha: float, beta: float) -> Tensor:
 def test_inside_one_kind_it_is_the_base(base: str) -> None:
     small = {"discriminator": {"rounds": 3, "hidden": 4}, "restarts": 2} if base == "fedcollab" else {}
     inner = PerKind(base={"name": base, **small}).inner
-    ours, plain = toys.setup(PerKind(base=inner), SMALL()), toys.setup(inner, SMALL())
+    ours, plain = toys.setup(PerKind(base=inner), small()), toys.setup(inner, small())
     first, second = toys.simulate(ours), toys.simulate(plain)
     assert close(toys.models(ours, first), toys.models(plain, second))
     assert (first.bytes_up, first.bytes_down) == (second.bytes_up, second.bytes_down)
 
 
-def SMALL() -> Federation:  # noqa: N802 - FedCollab's clients have two samples at least
+def small() -> Federation:
+    """FedCollab's clients have two samples at least."""
     return toys.federation((5, 13, 8))
 
 
@@ -164,7 +167,9 @@ def test_clients_never_look_at_labels() -> None:
         kind = chosen.kinds[KIND[k]]
         message = {n: leaf.double() for n, leaf in chosen.task.init(torch.Generator()).items()}
         server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator())
-        view = chosen.client(k, {**message, **trees.join(decoder=trees.part(server, "decoder"))}, {}, Clock(0, 3))
+        view = chosen.client(
+            k, {**message, **trees.join(decoder=trees.part(server, "decoder"))}, {}, Clock(0, 3)
+        )
         work = {n: leaf.double() for n, leaf in chosen.method.start(view).items()}
         x, y = kind.federation.gather(kind.federation.indices("train", k))
         losses = [chosen.method.loss(work, view, Batch(x, labels)) for labels in (y, (y + 1) % 4)]
@@ -223,5 +228,5 @@ def test_a_method_that_prepares_with_everybody_is_not_put_inside(base: str) -> N
 def test_a_method_that_cannot_mix_unlike_clients_is_refused(name: str) -> None:
     from fedbench.methods import METHODS
 
-    with pytest.raises(ConfigError, match="method=per_kind.*fedsac_multimodal"):
+    with pytest.raises(ConfigError, match=r"method=per_kind.*fedsac_multimodal"):
         pair(METHODS.build({"name": name}))

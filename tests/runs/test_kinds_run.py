@@ -14,6 +14,7 @@ from fedbench.config.compose import compose
 from fedbench.core.errors import FedbenchError
 from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.execution import build, execute
+from fedbench.runs.together import execute_together
 from fedbench.tables import spec
 from tests.helpers.real_formats import LABELLED
 
@@ -116,7 +117,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         r"\[4, 8\] and \[4, 16\].*one width",
     ),
     "a wrong key of a network": (["method=fedavg", "+model.kinds.text.size=3"], "size"),
-    "a wrong value of a network": (["method=fedavg", "model.kinds.text.width=1"], "model.kinds.text.width must"),
+    "a wrong value of a network": (
+        ["method=fedavg", "model.kinds.text.width=1"],
+        "model.kinds.text.width must",
+    ),
     "a network that there is not": (["method=fedavg", "model.kinds.text.name=textnn"], "textcnn"),
     "data without captions": (["method=fedavg", "dataset=synthetic"], "captions"),
 }
@@ -133,9 +137,14 @@ def test_bad_input_is_refused_in_one_line(case: str) -> None:
 def test_one_kind_alone_is_no_kinds() -> None:
     from fedbench.models.kinds import Kinds
 
-    given: list[Any] = [{}, {"image": {"name": "mlp"}}, {"head": {"name": "mlp"}, "b": {"name": "mlp"}}, {"a": 3, "b": 4}]
+    given: list[Any] = [
+        {},
+        {"image": {"name": "mlp"}},
+        {"head": {"name": "mlp"}, "b": {"name": "mlp"}},
+        {"a": 3, "b": 4},
+    ]
     for kinds in given:
-        with pytest.raises(FedbenchError, match="model.kinds"):
+        with pytest.raises(FedbenchError, match=r"model\.kinds"):
             Kinds(kinds)
 
 
@@ -144,3 +153,19 @@ def test_samples_that_a_client_alters_are_on_one_client_only() -> None:
     altered = dataclasses.replace(partition, rotation=np.zeros(4))
     with pytest.raises(FedbenchError, match="one client only"):
         altered.repeated(2)
+
+
+def test_several_seeds_as_one_give_what_each_gives_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = ["method=fedsac_multimodal", "protocol.score=both", "hardware.engine=stacked"]
+    seeds = [[*method, f"seed={seed}"] for seed in (0, 1)]
+    joint = execute_together([config(*each, folder=tmp_path / "joint") for each in seeds])
+    for each, found in zip(seeds, joint, strict=True):
+        alone = execute(config(*each, folder=tmp_path / "alone"))
+        assert not isinstance(found, Exception)
+        same = {name: found.row[name] for name in ("key", "acc", "acc_of_text", "bytes_up", "bytes_down")}
+        assert same == {name: pytest.approx(alone.row[name]) for name in same if name != "key"} | {
+            "key": alone.row["key"]
+        }
+    assert not caplog.records

@@ -15,7 +15,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.engine.pick.calibrate import Contender, pace, run_steps
 from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.by_kind import KindsTrainer
+from fedbench.engine.train.by_kind import by_kind
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
@@ -69,8 +69,7 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`, one for each kind of client; `auto` is what trains a few steps fastest here."""
     set_threads(config)
     set_precision(tf32=config.tf32)
-    trainers = [_picked(kind, config) for kind in setup.kinds]
-    return trainers[0] if len(trainers) == 1 else KindsTrainer(setup, trainers)
+    return by_kind(setup, [_picked(kind, config) for kind in setup.kinds])
 
 
 def _picked(setup: Setup, config: HardwareConfig) -> Trainer:

@@ -13,6 +13,11 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.train.trainer import Counts, Outcome, Trainer
 
 
+def by_kind(setup: Setup, trainers: Sequence[Trainer]) -> Trainer:
+    """The engine for `setup` of those for its kinds: the only one, or all of them in turn."""
+    return trainers[0] if len(trainers) == 1 else KindsTrainer(setup, trainers)
+
+
 class KindsTrainer(Trainer):
     """Any engine for each kind; what they give is put back in the cohort's order."""
 
