@@ -5,6 +5,8 @@ has no complementarity, and S_ij is the cosine of the two classification layers.
 W minimises over all clients sum_j (W_ij - p_j)^2 + cost_ij W_ij with cost_ij = alpha C_ij - beta S_ij for j of i's
 modality and - beta S_ij for the others. "The cooperation weights for the classification layers are derived by excluding
 the complementarity term" may also be meant of all pairs: `heads` = "all".
+As pFedGraph's code, which FedSaC follows, S is of the updates since theta_0, and 1 above .9, in both places: cosines of
+parameters that start alike tell no clients apart (Eq. 4 as printed: `similarity` = "parameters", `snap` = null).
 With clients of one kind this is FedSaC; without weights across modalities, FedSaC inside each.
 """
 
@@ -17,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import one_of
+from fedbench.config.domain import at_least, one_of
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
@@ -28,6 +30,10 @@ from fedbench.methods.fedsac import FedSaC
 class MultimodalFedSaC(FedSaC):
     """FedSaC inside a modality, and mixed classification layers across modalities."""
 
+    alpha: float = at_least(0, 0.7)  # weight of complementarity (Appendix B.3)
+    beta: float = at_least(0, 1.2)  # weight of similarity (Appendix B.3)
+    similarity: str = one_of("updates", "parameters")
+    snap: float | None = at_least(-1, 0.9)
     # whose classification layers are mixed without C, by their own cosines: clients of two modalities ("across"), or
     # any two ("all"); "apart": none are mixed across modalities
     heads: str = one_of("across", "all", "apart")

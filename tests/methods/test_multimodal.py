@@ -28,7 +28,10 @@ from tests.methods import toys
 from tests.methods.pair import KIND, apart, pair, personal, simulate, trainer
 from tests.methods.toys import close
 
+TEXT: dict[str, Any] = {"similarity": "parameters", "snap": None, "alpha": 0.9, "beta": 1.4}
 CODE: dict[str, Any] = {
+    "alpha": 0.9,
+    "beta": 1.4,
     "reference": "directions",
     "similarity": "updates",
     "snap": 0.9,
@@ -40,13 +43,13 @@ CODE: dict[str, Any] = {
 # ---- multimodal FedSaC
 
 
-@pytest.mark.parametrize("fields", [{}, CODE], ids=["text", "code"])
+@pytest.mark.parametrize("fields", [TEXT, CODE], ids=["text", "code"])
 def test_with_one_modality_it_is_fedsac(fields: dict[str, Any]) -> None:
     ours, plain = (toys.setup(cls(**fields), rounds=3) for cls in (MultimodalFedSaC, FedSaC))
     assert close(toys.models(ours, toys.simulate(ours)), toys.models(plain, toys.simulate(plain)))
 
 
-@pytest.mark.parametrize("fields", [{}, CODE], ids=["text", "code"])
+@pytest.mark.parametrize("fields", [TEXT, CODE], ids=["text", "code"])
 def test_without_weights_across_it_is_fedsac_inside_each_modality(fields: dict[str, Any]) -> None:
     ours = pair(MultimodalFedSaC(heads="apart", **fields))
     inside = pair(PerKind(base=FedSaC(**fields)))
@@ -59,7 +62,7 @@ def test_without_similarity_and_complementarity_it_averages_each_leaf_over_its_c
 
 
 def test_without_similarity_modalities_mix_by_size_alone() -> None:
-    chosen, uploads = trained(MultimodalFedSaC(beta=0.0))
+    chosen, uploads = trained(MultimodalFedSaC(**{**TEXT, "beta": 0.0}))
     heads = chosen.method.graph({}, uploads, chosen.cohort(chosen.everyone, Clock(0, 3)))["@head"]
     cost = by_hand(uploads, 0.9, 0.0)
     p = chosen.population.sizes / chosen.population.sizes.sum()
@@ -68,7 +71,7 @@ def test_without_similarity_modalities_mix_by_size_alone() -> None:
 
 @pytest.mark.parametrize("heads", ["across", "all"])
 def test_the_graph_by_hand(heads: str) -> None:
-    method = MultimodalFedSaC(heads=heads, alpha=0.7, beta=1.2)
+    method = MultimodalFedSaC(**{**TEXT, "alpha": 0.7, "beta": 1.2}, heads=heads)
     chosen, uploads = trained(method)
     graph = method.graph({}, uploads, chosen.cohort(chosen.everyone, Clock(0, 3)))
     sizes = chosen.population.sizes
@@ -84,7 +87,7 @@ def test_the_graph_by_hand(heads: str) -> None:
 
 
 def test_heads_that_point_apart_stay_in_their_modality() -> None:
-    method = MultimodalFedSaC(beta=50.0)
+    method = MultimodalFedSaC(**{**TEXT, "beta": 50.0})
     chosen, uploads = trained(method, sizes=(9, 9, 9, 9, 9))
     for leaf in ("head.weight", "head.bias"):
         uploads[leaf] = torch.where(
@@ -127,13 +130,13 @@ def by_hand(uploads: Tree, alpha: float, beta: float) -> Tensor:
 def test_inside_one_kind_it_is_the_base(base: str) -> None:
     small = {"discriminator": {"rounds": 3, "hidden": 4}, "restarts": 2} if base == "fedcollab" else {}
     inner = PerKind(base={"name": base, **small}).inner
-    ours, plain = toys.setup(PerKind(base=inner), small()), toys.setup(inner, small())
+    ours, plain = toys.setup(PerKind(base=inner), few()), toys.setup(inner, few())
     first, second = toys.simulate(ours), toys.simulate(plain)
     assert close(toys.models(ours, first), toys.models(plain, second))
     assert (first.bytes_up, first.bytes_down) == (second.bytes_up, second.bytes_down)
 
 
-def small() -> Federation:
+def few() -> Federation:
     """FedCollab's clients have two samples at least."""
     return toys.federation((5, 13, 8))
 
