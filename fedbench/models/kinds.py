@@ -24,6 +24,7 @@ from fedbench.models.base import Model
 class Kinds(Model):
     """The clients of the first kind come first, and so on."""
 
+    called: str = "kinds"  # in tables
     kinds: Any = field(default_factory=dict)  # name of a kind -> its network
     clients: tuple[int, ...] = at_least(1, ())  # of each kind; empty: equally many, up to one
     # "all": the clients of all kinds divide the data among them; "each": those of each kind divide the whole data, so
@@ -46,11 +47,9 @@ class Kinds(Model):
 
     @property
     def label(self) -> str:
-        """As "cub_cnn+textcnn"."""
-        numbers = "" if not self.clients else f"({','.join(map(str, self.clients))})"
-        return (
-            "+".join(each.label for each in self.kinds.values()) + numbers + "-each" * (self.divide == "each")
-        )
+        """What it is called, how its clients are dealt, and who divides the data."""
+        numbers = "-".join(map(str, ("", *self.clients)))
+        return self.called + numbers + "-each" * (self.divide == "each")
 
     @property
     def networks(self) -> Mapping[str, Model]:

@@ -145,7 +145,7 @@ def test_one_kind_alone_is_no_kinds() -> None:
     ]
     for kinds in given:
         with pytest.raises(FedbenchError, match=r"model\.kinds"):
-            Kinds(kinds)
+            Kinds(kinds=kinds)
 
 
 def test_samples_that_a_client_alters_are_on_one_client_only() -> None:
