@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedbench.config.schema import TestConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine import state as states
@@ -168,3 +169,11 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(method: Method, tmp_path: Pa
         simulation.step(state)
     assert apart(personal(chosen, expected), personal(chosen, state)) == 0
     assert (state.bytes_up, state.bytes_down) == (expected.bytes_up, expected.bytes_down)
+
+
+def test_the_global_model_is_scored_in_every_kind_s_view() -> None:
+    chosen = pair(FedAvg(), rounds=1, test=TestConfig(sets="both"))
+    state = simulate(chosen)
+    common = state.history.last.tallies["common"]
+    assert common.total.sum() == 2 * 24
+    assert {"local", "global"} <= set(state.history.last.tallies)
