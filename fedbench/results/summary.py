@@ -100,6 +100,9 @@ def summarise(
     for kind in dict.fromkeys(kinds):
         row[f"acc_of_{kind}"] = 100 * float(np.nanmean(reported.tally.accuracy()[np.array(kinds) == kind]))
     row |= {"bytes_up": history.last.bytes_up, "bytes_down": history.last.bytes_down}
+    before = history.records[0]
+    if before.round == 0:  # scored untrained, so what had been sent by then was for preparation
+        row |= {"bytes_up_prepare": before.bytes_up, "bytes_down_prepare": before.bytes_down}
     return row | seconds_columns(history.last.seconds) | dict(versions or {})
 
 
