@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedbench.core.errors import ConfigError
+
 Tree = dict[str, Tensor]
+Rows = slice | Tensor  # of a client axis: all (`slice(None)`), or those that a mask (bool [C]) marks
 
 
 def join(**parts: Mapping[str, Tensor]) -> Tree:
@@ -74,6 +77,39 @@ def put(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
         target = updated[key]
         target[ids.to(target.device)] = leaf.to(target.dtype)
     return updated
+
+
+def rows(tree: Tree, chosen: Rows) -> Tree:
+    """The rows `chosen` of a stacked tree (a copy, unless all); a shared leaf stays shared."""
+    if isinstance(chosen, slice):
+        return tree
+    return take(tree, chosen.nonzero().flatten())
+
+
+def spread(parts: Iterable[tuple[Rows, Tree]], count: int) -> Tree:
+    """The inverse of `rows` for parts that each have some of `count` clients: one tree [C, ...].
+
+    Where no part has a leaf for a client, that row is nan (0 in an integer leaf): whoever reads it, is told.
+
+    Raises:
+        ConfigError: two parts have a leaf of one name and unequal shapes.
+    """
+    whole: Tree = {}
+    for chosen, tree in parts:
+        for key, leaf in tree.items():
+            if len(leaf) == count:
+                whole[key] = leaf
+                continue
+            if key not in whole:
+                nothing = float("nan") if leaf.is_floating_point() else 0
+                whole[key] = leaf.new_full((count, *leaf.shape[1:]), nothing)
+            if whole[key].shape[1:] != leaf.shape[1:]:
+                raise ConfigError(
+                    f"leaf '{key}' is {list(whole[key].shape[1:])} on some clients and {list(leaf.shape[1:])} on "
+                    "others; what clients of several kinds share must have one shape"
+                )
+            whole[key][chosen if isinstance(chosen, slice) else chosen.to(leaf.device)] = leaf
+    return whole
 
 
 def expand(tree: Tree, count: int) -> Tree:

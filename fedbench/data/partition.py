@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbench.core.errors import DataCorrupt
+from fedbench.core.errors import ConfigError, DataCorrupt
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.file import read_arrays
 
@@ -36,6 +36,16 @@ class Partition:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def repeated(self, times: int) -> Partition:
+        """The clients `times` over, each time with the same samples.
+
+        Raises:
+            ConfigError: clients alter their samples, which none but they hold.
+        """
+        if self.rotation is not None or self.label_map is not None:
+            raise ConfigError(f"partition {self.label} alters samples, so a sample can be on one client only")
+        return replace(self, **{name: getattr(self, name) * times for name in SETS})
 
     @cached_property
     def hash(self) -> str:

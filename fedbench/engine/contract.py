@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
@@ -51,6 +51,25 @@ class Cohort:
     def weights(self) -> Tensor:
         """n_k over the cohort's sum, float64 [C]."""
         return self.sizes / self.sizes.sum()
+
+    def mean(self, tree: Tree) -> Tree:
+        """The size-weighted mean of each leaf [C, ...], over the clients of the cohort that have it."""
+        found: Tree = {}
+        for chosen, leaves in self.task.among(tree, self.ids):
+            sizes = self.sizes[chosen]
+            found |= trees.mean(leaves, sizes / sizes.sum())
+        return found
+
+    def alike(self) -> Iterator[tuple[Tensor, Cohort]]:
+        """The kinds of client in the cohort: which of it are of the kind (bool [C]), and these as a cohort.
+
+        Its `task` is the kind's own. Where all clients are alike, it is the cohort itself.
+        """
+        kind, served = self.task.kind_of(self.ids), self.task.kind_of(self.served)
+        for place, task in enumerate(self.task.kinds):
+            chosen = kind == place
+            if bool(chosen.any()):
+                yield chosen, replace(self.where(chosen, self.served[served == place]), task=task)
 
     def where(self, chosen: Tensor, served: Tensor) -> Cohort:
         """The members that `chosen` (bool [C]) marks, of a server that serves the clients `served` [M]."""
@@ -185,8 +204,11 @@ class Preparation(Protocol):
     def received(self, uploads: Tree) -> Tree:
         """`uploads` [N, ...], which every client sends of itself, counted."""
 
-    def samples(self, *, unit: bool = False) -> Batch:
-        """All training samples, those of client 0 first; normalised as the model's, or pixels in [0, 1] (`unit`)."""
+    def samples(self, *, unit: bool = False, kind: int = 0) -> Batch:
+        """All training samples of a kind's clients, those of the first first.
+
+        As its network reads them: normalised, or pixels in [0, 1] (`unit`).
+        """
 
     def keep(self, name: str, array: np.ndarray) -> None:
         """Save an array (a distance matrix, cluster centres) with the run."""

@@ -38,6 +38,7 @@ class Method(Component, ABC):
     section: ClassVar[str] = "method"
     family: ClassVar[str] = "global"  # global, personalised or clustered
     paper: ClassVar[str] = ""  # authors, venue, year
+    unlike: ClassVar[bool] = False  # whether its server can serve clients of several kinds, see Cohort.alike
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -70,7 +71,7 @@ class Method(Component, ABC):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Fold uploads [C, ...] into the server state."""
-        return trees.mean(uploads, cohort.weights)
+        return {**server, **cohort.mean(uploads)}
 
     # ---- one client: no client axis
 

@@ -54,7 +54,7 @@ class Preparing(Preparation):
     ) -> Tree:
         """See Preparation."""
         ids = self.setup.everyone
-        self.meter.sent(message)
+        self.meter.down += self.setup.traffic(message, ids)
         for completed in range(rounds):
             clock = replace(self._clock, round=completed)
             message = self.trainer.train(ids, message, memory, clock).uploads
@@ -65,10 +65,11 @@ class Preparing(Preparation):
         self.meter.received(uploads)
         return uploads
 
-    def samples(self, *, unit: bool = False) -> Batch:
+    def samples(self, *, unit: bool = False, kind: int = 0) -> Batch:
         """See Preparation."""
-        federation = self.setup.federation
-        owned = federation.sets["train"].values
+        federation = self.setup.kinds[kind].federation
+        train, members = federation.sets["train"], self.setup.task.kind_of(self.setup.everyone) == kind
+        owned = train.values[members.repeat_interleave(train.sizes).to(federation.device)]
         x, y = federation.gather(owned)
         return Batch(federation.unit(owned) if unit else x, y)
 

@@ -39,12 +39,13 @@ def tallies(setup: Setup, counts: Counts, ids: Tensor) -> dict[str, Tally]:
 
 @torch.no_grad()
 def common_tally(setup: Setup, model: Tree) -> Tally:
-    """The global model on the global test set."""
+    """The global model on the global test set, in every kind's view of it."""
     correct = total = 0.0
-    for indices in setup.federation.global_test.split(COMMON_BATCH):
-        x, y = setup.federation.gather(indices)
-        hits, seen = count_correct(setup.task.apply(model, x), y, setup.task.classes)
-        correct, total = correct + float(hits.sum()), total + float(seen.sum())
+    for kind in setup.kinds:
+        for indices in kind.federation.global_test.split(COMMON_BATCH):
+            x, y = kind.federation.gather(indices)
+            hits, seen = count_correct(kind.task.apply(model, x), y, kind.task.classes)
+            correct, total = correct + float(hits.sum()), total + float(seen.sum())
     return Tally(np.array([correct]), np.array([total]))
 
 

@@ -75,6 +75,11 @@ class Setup:
         return self.federation.population
 
     @property
+    def kinds(self) -> tuple[Setup, ...]:
+        """The setup of each kind of client: this one, where all are alike."""
+        return (self,)
+
+    @property
     def at_once(self) -> int:
         """Clients of a round."""
         return self.protocol.cohort_size(self.federation.clients)
@@ -108,6 +113,11 @@ class Setup:
         if count > SHUFFLED and size <= count // 2:
             return _distinct(count, size, generator)
         return torch.randperm(count, generator=generator)[:size].sort().values
+
+    def traffic(self, tree: Tree, ids: Tensor) -> int:
+        """Bytes that cross the network when clients `ids` [C] are sent, or send, their rows of `tree`."""
+        parts = self.task.among(tree, ids)
+        return sum(trees.row_bytes(leaves) * len(ids[chosen]) for chosen, leaves in parts)
 
     def batches(self, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
         """One client's stage, `view` as it sees it, from `source`."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fedbench.core import rng, trees
+from fedbench.core import rng
 from fedbench.core.trees import Tree
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.clients.store import ClientStore
@@ -98,12 +98,12 @@ class Simulation:
         with self.timed(state.seconds, "server"):
             message = self._message(state, cohort)
             memory = state.memory.take(cohort.ids)
-        state.bytes_down += trees.row_bytes(message) * len(cohort.ids)
+        state.bytes_down += self.setup.traffic(message, cohort.ids)
         return message, memory
 
     @torch.no_grad()
     def _receive(self, state: State, cohort: Cohort, outcome: Outcome) -> None:
-        state.bytes_up += trees.row_bytes(outcome.uploads) * len(cohort.ids)
+        state.bytes_up += self.setup.traffic(outcome.uploads, cohort.ids)
         with self.timed(state.seconds, "server"):
             state.memory.put(cohort.ids, outcome.memory)
             method = self.setup.method

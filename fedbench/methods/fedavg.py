@@ -1,7 +1,7 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 
 Algorithm 1: w_{t+1} = sum_k (n_k / n) w_k. With `private` leaves it is the base of every method that averages a part of
-the model: those stay on their clients.
+the model: those stay on their clients. Of clients of several kinds a leaf is averaged over those that have it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class FedAvg(Method):
     private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    unlike: ClassVar[bool] = True
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """One model: its shared leaves on the server, its private ones on every client."""

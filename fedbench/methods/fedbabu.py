@@ -57,7 +57,7 @@ class FedBABU(FedAvg):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """The body's average."""
-        return {**server, **trees.join(body=trees.mean(uploads, cohort.weights))}
+        return {**server, **trees.join(body=cohort.mean(uploads))}
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """The fine-tuning."""

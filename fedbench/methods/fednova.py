@@ -27,6 +27,7 @@ class FedNova(FedAvg):
     """
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    unlike: ClassVar[bool] = False
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload d_k, the statistics, and ||a_k||_1."""

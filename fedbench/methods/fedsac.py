@@ -65,17 +65,23 @@ class FedSaC(CosineMixing):
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W from sizes, complementarity and similarity."""
+        return {"*": self.rows(self.cost(server, uploads, cohort), self.allowed(cohort), cohort)}
+
+    def cost(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tensor:
+        """Alpha C - beta S, [C, C]."""
         similarity = self.similarities(server, uploads, cohort)
         complementarity = subspace.complementarity(uploads["subspace/U"], self.angles == "greedy")
         early = cohort.clock.round < self.alpha_share * cohort.clock.rounds
         alpha = self.alpha if early else 0.0
-        allowed = self._allowed(cohort).to(similarity.device)
-        p = cohort.weights.to(similarity) * allowed
-        p = p / p.sum(1, keepdim=True)
-        cost = alpha * complementarity - self.beta * similarity
-        return {"*": simplex.closest(p, cost, allowed, self.solver)}
+        return alpha * complementarity - self.beta * similarity
 
-    def _allowed(self, cohort: Cohort) -> Tensor:
+    def rows(self, cost: Tensor, allowed: Tensor, cohort: Cohort) -> Tensor:
+        """The rows of W that minimise Eq. 8 over the clients `allowed` (bool [C, C])."""
+        allowed = allowed.to(cost.device)
+        p = cohort.weights.to(cost) * allowed
+        return simplex.closest(p / p.sum(1, keepdim=True), cost, allowed, self.solver)
+
+    def allowed(self, cohort: Cohort) -> Tensor:
         """Whom each client may mix with, bool [C, C]."""
         count = len(cohort.ids)
         if not 0 < self.collaborators < count:

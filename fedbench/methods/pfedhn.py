@@ -50,6 +50,7 @@ class PFedHN(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Shamsian et al., ICML 2021"
+    unlike: ClassVar[bool] = False
 
     # ---- server
 

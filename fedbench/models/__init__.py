@@ -16,6 +16,7 @@ MODELS: Registry[Model] = Registry(
         "cub_cnn": "fedbench.models.cub:CubCNN",
         "fedrema_alexnet": "fedbench.models.fedrema:FedReMaAlexNet",
         "fedrema_cnn": "fedbench.models.fedrema:FedReMaCNN",
+        "kinds": "fedbench.models.kinds:Kinds",
         "lenet5": "fedbench.models.lenet5:LeNet5",
         "mlp": "fedbench.models.mlp:MLP",
         "mobilenet_v2": "fedbench.models.vision:MobileNetV2",

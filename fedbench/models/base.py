@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,7 +16,8 @@ from fedbench.config.domain import Component, one_of
 from fedbench.config.schema import added
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.data.dataset import Dataset
+from fedbench.data.dataset import Dataset, Ints
+from fedbench.data.partition import Partition
 from fedbench.models.task import SPLITS, Task
 
 
@@ -48,6 +51,20 @@ class Model(Component, ABC):
         """Leaves that start from given values, such as ImageNet weights; the others are drawn. None by default."""
         return {}
 
+    @property
+    def tokens(self) -> int:
+        """Number of words where a sample is token numbers; 0 where it is intensities."""
+        return 0
+
+    @property
+    def networks(self) -> Mapping[str, Model]:
+        """The network of each kind of client, by the kind's name: this one, of all."""
+        return {"": self}
+
+    def dealt(self, partition: Partition) -> tuple[Partition, Ints]:
+        """(the partition among all clients, the kind of each [N]); where all are alike, as it was."""
+        return partition, np.zeros(len(partition), dtype=np.int64)
+
     def lacking(self) -> str:
         """What `begin` needs that is not on this machine, and the way out; "" if nothing."""
         return ""
@@ -60,7 +77,7 @@ class Model(Component, ABC):
         """
         try:
             build = partial(self.build, shape, classes)
-            return Task(build, shape, classes, self.begin, self.classifier, bf16=bf16)
+            return Task(build, shape, classes, self.begin, self.tokens, self.classifier, bf16=bf16)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(

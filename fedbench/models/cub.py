@@ -19,32 +19,38 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.config.domain import at_least
+from fedbench.config.schema import added
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Dataset
 from fedbench.models.base import Model
 from fedbench.models.blocks import GlobalMean, MaxPool2
 
 WIDTH = 256  # of the representation, in both
-EMBEDDING = 128
 
 
 @dataclass(frozen=True)
 class CubCNN(Model):
     """Four convolutions, a global mean and the classifier."""
 
+    width: int = added(at_least(8, WIDTH))  # of the representation; the layers before it shrink with it
+
     @property
     def label(self) -> str:
-        """The name."""
-        return "cub_cnn"
+        """The name, and another width."""
+        return "cub_cnn" + f"-{self.width}" * (self.width != WIDTH)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """Stages: conv, pool, head."""
         layers: list[nn.Module] = []
         channels = shape[0]
-        for width in (32, 64, 128, WIDTH):
+        for width in (self.width // 8, self.width // 4, self.width // 2, self.width):
             layers += [nn.Conv2d(channels, width, 3, padding=1), MaxPool2(), nn.ReLU()]
             channels = width
-        stages = {"conv": nn.Sequential(*layers), "pool": GlobalMean(), "head": nn.Linear(WIDTH, classes)}
+        stages = {
+            "conv": nn.Sequential(*layers),
+            "pool": GlobalMean(),
+            "head": nn.Linear(self.width, classes),
+        }
         return nn.Sequential(OrderedDict(stages))
 
 
@@ -53,11 +59,17 @@ class TextCNN(Model):
     """Embedding, five convolutions over time, a maximum over time and the classifier."""
 
     vocabulary: int = at_least(2, 8192)  # token numbers lie below it
+    width: int = added(at_least(8, WIDTH))  # of the representation; the layers before it shrink with it
 
     @property
     def label(self) -> str:
-        """The name."""
-        return "textcnn"
+        """The name, and another width."""
+        return "textcnn" + f"-{self.width}" * (self.width != WIDTH)
+
+    @property
+    def tokens(self) -> int:
+        """See Model.tokens."""
+        return self.vocabulary
 
     def view(self, dataset: Dataset) -> Dataset:
         """The captions of each image, one after the other: x [n, 1, 1, captions words] of token numbers."""
@@ -86,17 +98,18 @@ class TextCNN(Model):
                 f"model=textcnn reads token numbers of shape [1, 1, L], not images {list(shape)}"
             )
         layers: list[nn.Module] = []
-        channels = EMBEDDING
-        for place, width in enumerate((128, 128, 256, 256, WIDTH)):
+        half = self.width // 2
+        channels = half
+        for place, width in enumerate((half, half, self.width, self.width, self.width)):
             layers.append(nn.Conv1d(channels, width, 3, padding=1))
             layers += [nn.MaxPool1d(2)] if place < 2 else []
             layers.append(nn.ReLU())
             channels = width
         stages = {
-            "embedding": WordEmbedding(self.vocabulary, EMBEDDING),
+            "embedding": WordEmbedding(self.vocabulary, half),
             "conv": nn.Sequential(*layers),
             "pool": GlobalMax(),
-            "head": nn.Linear(WIDTH, classes),
+            "head": nn.Linear(self.width, classes),
         }
         return nn.Sequential(OrderedDict(stages))
 

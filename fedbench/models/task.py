@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.models.convolution import Conv2d, replace_convolutions
+from fedbench.models.leaves import Leaves
 from fedbench.models.norm import BatchNorm, replace_batch_norm
 
 SPLITS = ("own", "last", "linear")
@@ -62,7 +61,7 @@ class Slice:
                 norm.mask = None
 
 
-class Task:
+class Task(Leaves):
     """Classification with one kind of network: init, apply, features, head, loss, and names of leaf groups."""
 
     def __init__(
@@ -71,10 +70,11 @@ class Task:
         shape: tuple[int, ...],
         classes: int,
         begin: Callable[[], Tree] = dict,
+        tokens: int = 0,
         classifier: str = "own",
         bf16: bool = False,
     ) -> None:
-        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; `begin` see Model.begin.
+        """`build` makes the network; `shape` [C, H, W] is one input's; `classes` is K; the others: see Model.
 
         `bf16`: in training the layers compute in bfloat16, from leaves of float32 (torch's autocast).
 
@@ -84,6 +84,7 @@ class Task:
         self.bf16 = bf16
         self.shape = shape
         self.classes = classes
+        self.tokens = tokens
         self._build = build
         self._begin = begin
         self._classifier = classifier
@@ -100,7 +101,13 @@ class Task:
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
         """Pickle what makes the task, not the networks."""
-        return Task, (self._build, self.shape, self.classes, self._begin, self._classifier, self.bf16)
+        given = (self._build, self.shape, self.classes, self._begin, self.tokens, self._classifier, self.bf16)
+        return Task, given
+
+    @property
+    def kinds(self) -> tuple[Task, ...]:
+        """The networks of the federation's kinds of client: this one alone."""
+        return (self,)
 
     def fresh(self) -> nn.Sequential:
         """A new network with frozen, meaningless weights."""
@@ -155,36 +162,6 @@ class Task:
             if chosen and chosen == self.parameters - below and any(k.split(".")[0] == stage for k in chosen):
                 return stage
         return None
-
-    def select(self, names: Iterable[str], selectors: Iterable[str]) -> list[str]:
-        """The `names` that a selector matches, in order.
-
-        A selector is a glob ("conv.*", "personal/*") or a group (@head, @body, @classifier, @norm, @stats), either
-        after a namespace ("personal/@head") or without one.
-        """
-        wanted = list(selectors)
-        return [name for name in names if any(self._matches(name, selector) for selector in wanted)]
-
-    def split(self, tree: Tree, selectors: Iterable[str]) -> tuple[Tree, Tree]:
-        """(the leaves of `tree` that a selector matches, the rest)."""
-        return trees.split(tree, self.select(tree, selectors))
-
-    def _matches(self, name: str, selector: str) -> bool:
-        space, _, group = selector.rpartition("/")
-        if not group.startswith("@"):
-            return fnmatchcase(name, selector)
-        if group not in self.groups:
-            raise ConfigError(f"unknown leaf group '{group}'; one of: {', '.join(self.groups)}")
-        prefix, _, leaf = name.rpartition("/")
-        return prefix == space and leaf in self.groups[group]
-
-    def is_buffer(self, name: str) -> bool:
-        """Whether a leaf (in any namespace) is a statistic that the forward pass moves, not the optimiser."""
-        return name.rpartition("/")[2] in self.buffers
-
-    def weights(self, tree: Tree) -> Tree:
-        """The leaves of `tree` that are no statistics: what a distance between models is over."""
-        return {name: leaf for name, leaf in tree.items() if not self.is_buffer(name)}
 
     def init(self, generator: torch.Generator) -> Tree:
         """Initial weights: those the model is given to begin from, else its own, drawn from `generator`."""

@@ -41,6 +41,7 @@ def summarise(
     partition_hash: str,
     local: Floats | None = None,
     local_key: str = "",
+    kinds: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """One row of plain values; accuracies, IPR in percent, RSD in percent points.
@@ -48,7 +49,8 @@ def summarise(
     `acc` (client mean) and `acc_pooled` follow the report rule on the primary test set; `score` is the one of
     the two that the protocol calls its accuracy. acc_on_<set> repeats both for every test set, each by the same
     rule (and acc_on_val for the validation samples, if any); acc_<rule> reads the primary test set by every rule
-    that applies. `report_first`, `report_last` are the first and last round used.
+    that applies; acc_of_<kind> is `acc` over the clients of a kind. `report_first`, `report_last` are the first and
+    last round used.
 
     Args:
         labels: names of the run.
@@ -58,6 +60,7 @@ def summarise(
         partition_hash: hash of the partition.
         local: accuracies [N] (fractions) of Local by the same reading, for IPR and RSD; None: both are nan.
         local_key: key of that Local run.
+        kinds: of each client; none where all are alike.
         versions: columns to append, such as versions and the commit.
 
     Raises:
@@ -94,6 +97,8 @@ def summarise(
     for rule in RULES:
         if rule != "best_val" or history.having(primary, VALIDATION):
             row |= _accuracies(f"acc_{rule}", reading.of(history, primary, rule))
+    for kind in dict.fromkeys(kinds):
+        row[f"acc_of_{kind}"] = 100 * float(np.nanmean(reported.tally.accuracy()[np.array(kinds) == kind]))
     row |= {"bytes_up": history.last.bytes_up, "bytes_down": history.last.bytes_down}
     before = history.records[0]
     if before.round == 0:  # scored untrained, so what had been sent by then was for preparation
@@ -107,8 +112,11 @@ def client_rows(
     *,
     sizes: Mapping[str, Sequence[int] | NDArray[np.int64]],
     local: Floats | None = None,
+    kinds: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """One row a client: `sizes` (such as train, val, test: [N]), acc, acc_local and gain over it, in percent.
+
+    And the number of its kind, where there are several (`kinds` [N]).
 
     `round` is the (last) round used; clients differ in it when each has its own best-validation round.
     """
@@ -116,8 +124,10 @@ def client_rows(
     accuracy = reported.tally.accuracy()
     reference = np.full_like(accuracy, np.nan) if local is None else local
     gains = fairness(accuracy, reference).gains
+    order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     return [
         {"client": index}
+        | ({"kind": order[kinds[index]]} if kinds else {})
         | {f"size_{name}": int(values[index]) for name, values in sizes.items()}
         | {
             "round": int(reported.rounds[-1, index]),

@@ -13,12 +13,12 @@ from fedbench.config.settings import CheckpointConfig
 from fedbench.core.errors import FolderInUse
 from fedbench.core.interruption import held
 from fedbench.data.dataset import Dataset
-from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.data.split import make_partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.hooks import Calls
+from fedbench.engine.kinds import assemble
 from fedbench.engine.pick.hardware import pick_device, pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
@@ -148,13 +148,10 @@ def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
     """Data, network and method of a run, checked against each other."""
     dataset = fingerprint.load(run.dataset)
     partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
-    federation = Federation(run.model.view(dataset), partition, pick_device(run.hardware))
-    run.protocol.cohort_size(federation.clients)
+    device = pick_device(run.hardware)
     bf16 = run.hardware.precision == "bf16"
-    task = run.model.task(federation.shape, federation.classes, bf16=bf16)
-    batch = run.protocol.local.batch_size
-    task.check_input(min(int(n) % batch or batch for n in federation.population.sizes))
-    return Setup(run.method, task, federation, run.protocol, run.seed), partition, dataset
+    setup = assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
+    return setup, run.model.dealt(partition)[0], dataset
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
@@ -198,7 +195,8 @@ def _write(
     reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
     folder.write_history(state.history)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
-    folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local))
+    kinds = _kinds(run, setup)
+    folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds))
     method, call = setup.method, Calls(setup.method, None, ())
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
     if matrix is not None:
@@ -215,7 +213,14 @@ def _write(
         partition_hash=partition.hash,
         local=local,
         local_key=local_key,
+        kinds=kinds,
         versions={**_made(run), "code": folder.code, **versions()},
     )
     folder.finish(row, states.models(state) if run.settings.save_models else None)
     return folder.result()
+
+
+def _kinds(run: RunConfig, setup: Setup) -> list[str]:
+    """The kind of each client; nothing where there is one."""
+    names = list(run.model.networks)
+    return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []

@@ -23,6 +23,7 @@ TRAIN = tuple(f"fedbench.engine.train.{name}" for name in ("fit", "joint", "loop
 ENGINE = ("fedbench.engine.simulation", *TRAIN)
 ROOMS = (
     "contract",
+    "kinds",
     "method",
     "preparation",
     "schedule",
@@ -43,10 +44,11 @@ DATA = tuple(f"fedbench.data.{name}" for name in ("federation", "split"))
 def code_of(run: RunConfig) -> str:
     """Hashes of today's code for `run`, as "method:0123456789ab model:... partition:... engine:..."."""
     methods = tuple(each.__module__ for each in _methods(run.plain["method"]))
-    partition, model = type(run.partition).__module__, type(run.model).__module__
+    partition = type(run.partition).__module__
+    models = tuple(type(each).__module__ for each in (run.model, *run.model.networks.values()))
     parts = {
         "method": _digest("method", methods, tuple(map(_home, methods))),
-        "model": _digest("model", (model,), (_home(model),)),
+        "model": _digest("model", tuple(dict.fromkeys(models)), tuple(dict.fromkeys(map(_home, models)))),
         "partition": _digest("partition", (partition, *DATA), ("fedbench.data", _home(partition))),
         "engine": _digest("engine", ENGINE, ENGINE_ROOMS),
     }

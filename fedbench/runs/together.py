@@ -9,6 +9,7 @@ from fedbench.engine.pick import convolutions
 from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.pick.hardware import set_threads
 from fedbench.engine.setup import Setup
+from fedbench.engine.train.by_kind import by_kind
 from fedbench.engine.train.joint import JointSetup
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.together import together
@@ -29,6 +30,11 @@ def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
         execute_together(list(lacking.values()))
 
     def joint(setups: Sequence[Setup]) -> Trainer:
+        return by_kind(
+            setups[0], [alike(each) for each in zip(*(setup.kinds for setup in setups), strict=True)]
+        )
+
+    def alike(setups: Sequence[Setup]) -> Trainer:
         whole = JointSetup.of(setups)
         chunk = runs[0].hardware.chunk or fitting_chunk(whole)
         convolutions.choose(whole, min(chunk, whole.at_once))

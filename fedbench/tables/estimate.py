@@ -55,8 +55,13 @@ class Estimator:
         where = _without_method(job.config)
         if where not in self._setups:
             setup = build(job.config)[0]
-            plain = dataclasses.replace(setup, method=FedAvg())
-            self._step[where] = pace(plain, {"looped": Contender(LoopedTrainer)})["looped"]
+            paces = [
+                pace(dataclasses.replace(kind, method=FedAvg()), {"looped": Contender(LoopedTrainer)})[
+                    "looped"
+                ]
+                for kind in setup.kinds
+            ]
+            self._step[where] = sum(paces) / len(paces)
             self._setups[where] = setup  # last: a pace that cannot be taken is tried again, and told again
         setup = self._setups[where]
         return client_steps(setup, job.config) * self._step[where] + (

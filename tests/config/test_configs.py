@@ -47,6 +47,8 @@ def test_no_file_escapes_these_tests() -> None:
 def hidden_fields(component: Any, given: Mapping[str, Any]) -> list[str]:
     """Fields that the YAML leaves out: a user could neither see nor override them."""
     hidden = []
+    if isinstance(component, Mapping):  # of components
+        return [f"{key}.{name}" for key in component for name in hidden_fields(component[key], given[key])]
     for field in dataclasses.fields(component):
         if field.init and field.name not in {"name", *given}:
             hidden.append(field.name)

@@ -8,6 +8,7 @@ from fedbench.data.dataset import DataSource
 DATASETS: Registry[DataSource] = Registry(
     "data set",
     {
+        "captioned": "fedbench.data.datasets.captioned:Captioned",
         "cifar10": "fedbench.data.datasets.cifar:Cifar10",
         "cifar100": "fedbench.data.datasets.cifar:Cifar100",
         "cinic10": "fedbench.data.datasets.cinic:Cinic10",

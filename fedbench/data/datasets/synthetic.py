@@ -54,12 +54,7 @@ class Synthetic(DataSource):
     def _prototypes(self) -> NDArray[np.float64]:
         """[classes, channels, size, size], each of mean 0 and standard deviation 1."""
         rng = numpy_rng(self.seed, "synthetic", "prototypes")
-        coarse = rng.standard_normal((self.classes, self.channels, GRID, GRID))
-        weights = _interpolation(GRID, self.size)
-        fine = weights @ coarse @ weights.T
-        fine -= fine.mean((1, 2, 3), keepdims=True)
-        spread: NDArray[np.float64] = fine / np.maximum(fine.std((1, 2, 3), keepdims=True), 1e-9)
-        return spread
+        return smooth(rng, (self.classes, self.channels), self.size)
 
     def _samples(self, prototypes: NDArray[np.float64], y: NDArray[Any], start: int) -> NDArray[np.uint8]:
         rng = numpy_rng(self.seed, "synthetic", "samples", start)
@@ -77,6 +72,16 @@ class Synthetic(DataSource):
         levels = 127.5 + CONTRAST * noisy / np.hypot(1.0, self.difficulty)
         images: NDArray[np.uint8] = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
         return images
+
+
+def smooth(rng: np.random.Generator, shape: tuple[int, int], size: int) -> NDArray[np.float64]:
+    """Smooth random fields [*shape, size, size], each of the first axis of mean 0 and standard deviation 1."""
+    coarse = rng.standard_normal((*shape, GRID, GRID))
+    weights = _interpolation(GRID, size)
+    fine = weights @ coarse @ weights.T
+    fine -= fine.mean((1, 2, 3), keepdims=True)
+    spread: NDArray[np.float64] = fine / np.maximum(fine.std((1, 2, 3), keepdims=True), 1e-9)
+    return spread
 
 
 def _interpolation(coarse: int, fine: int) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from fedbench.engine.pick import convolutions
 from fedbench.engine.pick.calibrate import Contender, pace, run_steps
 from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.setup import Setup
+from fedbench.engine.train.by_kind import by_kind
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
@@ -69,12 +70,16 @@ def stacks(config: HardwareConfig) -> bool:
 
 
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
-    """The engine for `setup`; `auto` is the one that trains a few steps of it fastest on this machine."""
-    device = setup.federation.device
+    """The engine for `setup`, one for each kind of client; `auto` is what trains a few steps fastest here."""
     set_threads(config)
-    if config.precision == "tf32" and device.type != "cuda":
+    if config.precision == "tf32" and setup.federation.device.type != "cuda":
         raise ConfigError("hardware.precision=tf32 is a GPU's; use float32 or bf16 on a CPU")
     set_precision(tf32=config.precision == "tf32")
+    return by_kind(setup, [_picked(kind, config) for kind in setup.kinds])
+
+
+def _picked(setup: Setup, config: HardwareConfig) -> Trainer:
+    device = setup.federation.device
     if config.engine == "auto":
         return _fastest_on_gpu(setup, config) if device.type == "cuda" else _fastest_on_cpu(setup, config)
     if config.engine == "looped":

@@ -1,53 +1,33 @@
 """Bases of clustered methods: clients are split into coalitions, and a method runs inside each.
 
-There is one of the inner method's servers a coalition; its client hooks are used as they are. The server's leaves are
+There is one of the inner method's servers a coalition. The server's leaves are
 `coalition` [N] and, in namespace `base`, the inner servers [K, ...]; K may grow.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedbench.config.groups import registry
-from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
-from fedbench.core.batch import Batch, Population
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
-from fedbench.engine.method import Method
+from fedbench.engine.contract import Cohort
 from fedbench.methods.parts import grouping
+from fedbench.methods.parts.inside import AnyBase, Inside
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class Coalitions(Method):
+class Coalitions(Inside):
     """A method inside each coalition of clients; a subclass says which clients are together."""
 
     family: ClassVar[str] = "clustered"
-
-    @property
-    @abstractmethod
-    def inner(self) -> Method:
-        """The method inside the coalitions."""
-
-    @property
-    def reads_data(self) -> frozenset[ClientHook]:
-        """As the inner method."""
-        return self.inner.reads_data
-
-    @property
-    def reads_validation(self) -> frozenset[ClientHook]:
-        """As the inner method."""
-        return self.inner.reads_validation
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """One coalition of all."""
@@ -91,65 +71,10 @@ class Coalitions(Method):
         """The inner method's global model, if there is one coalition only."""
         return self.inner.common(server_of(server, 0), task) if int(server["coalition"].max()) == 0 else None
 
-    # ---- one client: as the inner method
-
-    def start(self, client: Client) -> Tree:
-        """As the inner method."""
-        return self.inner.start(client)
-
-    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """As the inner method."""
-        return self.inner.stages(local, clock)
-
-    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """As the inner method."""
-        return self.inner.loss(work, client, batch)
-
-    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """As the inner method."""
-        return self.inner.finish(work, client)
-
-    def model(self, work: Tree, client: Client) -> Tree:
-        """As the inner method."""
-        return self.inner.model(work, client)
-
-    def personal(self, client: Client) -> Tree:
-        """As the inner method."""
-        return self.inner.personal(client)
-
-    def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
-        """As the inner method."""
-        return self.inner.predict(model, x, task)
-
-    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
-        """As the inner method."""
-        return self.inner.draw(generator, steps, client)
-
-    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """As the inner method."""
-        return self.inner.adapt(local, clock)
-
 
 @dataclass(frozen=True)
-class AnyInside(Coalitions):
+class AnyInside(AnyBase, Coalitions):
     """Coalitions with any method inside, chosen as `method/base=NAME`."""
-
-    base: Any = field(default_factory=lambda: {"name": "fedavg"})  # the method inside the coalitions
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.base, Mapping):
-            try:
-                object.__setattr__(self, "base", registry("method").build(self.base))
-            except FedbenchError as error:  # which names the keys of a method that is not inside another
-                raise type(error)(str(error).replace("method.", "method.base.", 1)) from error
-        if not isinstance(self.base, Method):
-            raise ConfigError(f"method.base must name a method, got {self.base!r}; e.g. method/base=fedavg")
-
-    @property
-    def inner(self) -> Method:
-        """The base method, built."""
-        return cast("Method", self.base)
 
 
 def grouped(server: Tree, coalition: npt.NDArray[np.int64], count: int) -> Tree:

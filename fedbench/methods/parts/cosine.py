@@ -29,7 +29,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.parts import simplex
-from fedbench.methods.parts.mixing import Mixing, cosines
+from fedbench.methods.parts.mixing import Mixing, cosines, mix_among
 from fedbench.models.task import Task
 
 
@@ -53,7 +53,7 @@ class CosineMixing(Mixing):
         if self.similarity == "updates":
             server.update(trees.join(initial=trees.row(weights, 0)))
         if self.reference == "directions":
-            server.update(trees.join(direction=_units(weights)))
+            server.update(trees.join(direction=_units(weights, task, torch.arange(population.clients))))
         return server, memory
 
     # ---- server
@@ -76,8 +76,8 @@ class CosineMixing(Mixing):
         """The mixtures, and sum_j W_ij theta_j / |theta_j| beside them where the fields ask for it."""
         found = super().mixed(graph, uploads, cohort)
         if self.reference == "directions":
-            units = _units(cohort.task.weights(trees.plain(uploads)))
-            found.update(trees.join(direction=trees.mix(next(iter(graph.values())), units)))
+            units = _units(cohort.task.weights(trees.plain(uploads)), cohort.task, cohort.ids)
+            found.update(trees.join(direction=mix_among(graph, units, cohort)))
         return found
 
     # ---- client
@@ -100,7 +100,11 @@ def _norm(tree: Tree) -> Tensor:
     return trees.dot(tree, tree).clamp(min=1e-24).sqrt()
 
 
-def _units(models: Tree) -> Tree:
-    """Each of `models` [C, ...] divided by its length."""
-    rows = trees.flatten(models)
-    return trees.unflatten(torch.nn.functional.normalize(rows, dim=1), models)
+def _units(models: Tree, task: Task, ids: Tensor) -> Tree:
+    """Each of `models` [C, ...], those of clients `ids`, divided by its length."""
+    kind, parts = task.kind_of(ids), []
+    for place, alike in enumerate(task.kinds):
+        own = trees.rows(alike.own(models), kind == place)
+        unit = torch.nn.functional.normalize(trees.flatten(own), dim=1)
+        parts.append((kind == place, trees.unflatten(unit, own)))
+    return trees.spread(parts, len(ids))

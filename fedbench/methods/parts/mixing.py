@@ -1,6 +1,7 @@
 """Collaboration graphs: what a client receives next is a mixture of the clients' models, row i of a matrix W.
 
-Subclasses give only W - for all leaves, or one for each group of leaves (body, head). `Mixing` mixes the uploads of a
+Subclasses give only W - for all leaves, or one for each group of leaves (body, head), which says who mixes with whom
+there; clients of several kinds (Cohort.alike) mix what both have. `Mixing` mixes the uploads of a
 round among those who took part; absent clients keep the mixture they had. `Library` keeps every client's latest upload
 and mixes when it sends, so that absent clients' models go on being used; it begins with rounds of FedAvg.
 
@@ -56,7 +57,7 @@ class Mixing(Method):
 
     def mixed(self, graph: Mapping[str, Tensor], uploads: Tree, cohort: Cohort) -> Tree:
         """The new rows [C, ...] of the server's leaves that come of mixing."""
-        return trees.join(model=mix_groups(graph, trees.plain(uploads), cohort.task))
+        return trees.join(model=mix_among(graph, trees.plain(uploads), cohort))
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Each client's mixture."""
@@ -135,13 +136,26 @@ def one_each(
     return trees.join(model=trees.expand(shared, population.clients)), trees.expand(own, population.clients)
 
 
+def mix_among(graph: Mapping[str, Tensor], models: Tree, cohort: Cohort) -> Tree:
+    """`mix_groups` of the cohort's `models`, each leaf among the clients that have it.
+
+    Raises:
+        ValueError: a matrix [C, C] has them mix with clients that do not.
+    """
+    parts = []
+    for chosen, leaves in cohort.task.among(models, cohort.ids):
+        inner = {selector: matrix[chosen][:, chosen] for selector, matrix in graph.items()}
+        parts.append((chosen, mix_groups(inner, leaves, cohort.task)))
+    return trees.spread(parts, len(cohort.ids))
+
+
 def mix_groups(graph: Mapping[str, Tensor], models: Tree, task: Task) -> Tree:
     """`models` [C, ...] mixed by the matrix of each leaf's group; leaves in no group are left out."""
     mixed: Tree = {}
     rest = models
     for selector, matrix in graph.items():
         chosen, rest = task.split(rest, (selector,))
-        mixed.update(trees.mix(matrix, chosen))
+        mixed.update(trees.mix(matrix, chosen) if chosen else {})
     return mixed
 
 

@@ -1,0 +1,149 @@
+"""FedIoT: Zhao, Barnaghi & Haddadi, Multimodal Federated Learning on IoT Data, IoTDI 2022.
+
+Clients have no labels. Each trains an autoencoder of its modality (encoder: the network before the classifier layer;
+decoder: a linear map); the server averages autoencoders by modality (the paper's Mm-FedAvg, of clients with one
+modality each) and trains the classifier layer on what the encoders make of labelled samples of its own. FedSaC compares
+with it as "unsupervised training on local clients and supervised aggregation on the server" (Section 5.3).
+Left open there, and decided here: the server's samples are a tenth of the clients' training samples, drawn once, of
+each modality (`labelled`); one classifier layer serves both; images are rebuilt in mean squared error, captions as the
+distribution of their words. Deviation: the paper's clients may have two modalities, with a common representation.
+Batch normalisation: statistics are averaged like weights; the server's encoders use them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.config.domain import at_least, positive, share
+from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
+from fedbench.engine.contract import Client, Clock, Cohort, Preparation, Stage
+from fedbench.engine.method import Method
+from fedbench.engine.train.fit import fit
+from fedbench.methods.parts import passes
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedIoT(Method):
+    """Autoencoders averaged by kind of client, and a classifier that the server trains.
+
+    Server: * [...]; decoder/**, of each kind; labelled/**, samples x and their labels y, of each kind
+    Memory: nothing
+    Message: * [...]; decoder/**
+    Upload: * [...], without the classifier layer; decoder/**
+    """
+
+    labelled: float = share(
+        0.1, above=True
+    )  # of the clients' training samples, which the server has with labels
+    steps: int = at_least(0, 200)  # of the classifier each round
+    batch: int = at_least(1, 64)  # samples of each kind a step
+    lr: float = positive(1e-3)  # of the classifier (Adam)
+
+    paper: ClassVar[str] = "Zhao et al., IoTDI 2022"
+    unlike: ClassVar[bool] = True
+
+    @property
+    def conformance(self) -> Conformance:
+        """The server's samples."""
+        return Conformance(
+            draws_by_position="the server's labelled samples are drawn among those of all clients"
+        )
+
+    # ---- server
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """The networks, and a decoder for each."""
+        server = task.init(generator)
+        for kind in task.kinds:
+            wide, narrow = math.prod(kind.shape_before("head")), kind.tokens or math.prod(kind.shape)
+            bound = 1 / math.sqrt(wide)  # torch.nn.Linear's
+            for name, shape in (("weight", (narrow, wide)), ("bias", (narrow,))):
+                drawn = torch.rand(shape, generator=generator)
+                server[f"decoder/{kind.prefix}{name}"] = bound * (2 * drawn - 1)
+        return server, {}
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The server gets its labelled samples, of each kind."""
+        for place, kind in enumerate(preparation.task.kinds):
+            samples = preparation.samples(kind=place)
+            count = max(1, round(self.labelled * len(samples.y)))
+            generator = rng.torch_rng(preparation.seed, "labelled", place)
+            chosen = torch.randperm(len(samples.y), generator=generator)[:count].to(samples.y.device)
+            own = {f"{kind.prefix}x": samples.x[chosen], f"{kind.prefix}y": samples.y[chosen]}
+            server = {**server, **trees.join(labelled=own)}
+        return server, memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """The networks and the decoders."""
+        return trees.expand(_sent(server), len(cohort.ids))
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """The autoencoders' averages, then the classifier learns on the server's samples."""
+        server = {**server, **cohort.mean(uploads)}
+        known = [encoded(server, kind) for kind in cohort.task.kinds]
+        first = cohort.task.kinds[0]
+
+        def loss(head: Tree, generator: torch.Generator) -> Tensor:
+            terms = []
+            for z, y in known:
+                drawn = torch.randint(len(y), (self.batch,), generator=generator).to(y.device)
+                terms.append(functional.cross_entropy(first.head(head, z[drawn]), y[drawn]))
+            return torch.stack(terms).mean()
+
+        head, _ = first.split(trees.plain(server), ("@head",))
+        adam = OptimizerConfig(name="adam", lr=self.lr)
+        return {**server, **fit(head, loss, self.steps, adam, cohort.generator)}
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """The network and its decoder."""
+        return dict(client.message)
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """All but the classifier layer."""
+        return (Stage(self.loss, fixed=("@head",)),)
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """How far a sample is from what the decoder makes of its representation; labels are not looked at."""
+        task = client.task
+        z = task.features(work, batch.x, train=True, mask=batch.mask)
+        weight, bias = (work[f"decoder/{task.prefix}{name}"] for name in ("weight", "bias"))
+        made = functional.linear(z, weight, bias)
+        if not task.tokens:
+            return batch.mean((made - batch.x.flatten(1)).square().mean(1))
+        words = batch.x.flatten(1).round().long()  # [B, L]
+        real = (words > 0).to(made.dtype)
+        missed = -(made.log_softmax(1).gather(1, words) * real).sum(1) / real.sum(1).clamp(min=1)
+        return batch.mean(missed)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the autoencoder."""
+        return client.task.split(work, ("@head",))[1], {}
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The network."""
+        return trees.plain(work)
+
+
+def encoded(server: Tree, kind: Task) -> tuple[Tensor, Tensor]:
+    """(representations [m, d], labels [m]) of the server's samples of a kind."""
+    own = trees.part(server, "labelled")
+    x, y = own[f"{kind.prefix}x"], own[f"{kind.prefix}y"]
+    model = trees.plain(server)
+    return torch.cat([kind.features(model, block.x) for block in passes.blocks(Batch(x, y))]), y
+
+
+def _sent(server: Tree) -> Tree:
+    return {name: leaf for name, leaf in server.items() if not name.startswith("labelled/")}

@@ -1,0 +1,121 @@
+"""Any method inside each kind of client: its server serves the clients of one kind as if there were no other.
+
+FedSaC's Table 2 runs FedAvg and pFedGraph so, "executing tasks separately within each modality". With one kind it is
+the method inside. A method that prepares with all clients' data before round 0 cannot be inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
+from fedbench.engine.contract import Cohort, Preparation
+from fedbench.engine.method import Method
+from fedbench.methods.parts.inside import AnyBase
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class PerKind(AnyBase):
+    """A base server for each kind of client.
+
+    Server: kind [N]; base/**, which of several kinds is base:KIND/**
+    Memory: ** [N, ...] if the base has any
+    Message: **, the base's
+    Upload: **, the base's
+    """
+
+    unlike: ClassVar[bool] = True
+    paper: ClassVar[str] = "-"
+
+    @property
+    def conformance(self) -> Conformance:
+        """As the method inside."""
+        return self.inner.conformance
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """A base server for each kind; all begin from the same weights, as far as they share any."""
+        kind, state = task.kind_of(torch.arange(population.clients)), generator.get_state()
+        server: Tree = {"kind": kind}
+        parts = []
+        for place, alike in enumerate(task.kinds):
+            generator.set_state(state)
+            own, memory = self.inner.init(alike, population, generator)
+            server |= trees.join(**{_space(alike): own})
+            parts.append((kind == place, trees.rows(memory, kind == place)))
+        return server, trees.spread(parts, population.clients)
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The method inside prepares, where there is one kind only.
+
+        Raises:
+            ConfigError: it would prepare with the data of several kinds.
+        """
+        kinds = preparation.task.kinds
+        if len(kinds) > 1:
+            if type(self.inner).prepare is not Method.prepare:
+                raise ConfigError(
+                    f"{type(self.inner).__name__} prepares with the data of all clients, here they are of "
+                    f"{len(kinds)} kinds; put another method inside, as method/base=fedavg"
+                )
+            return server, memory
+        own, memory = self.inner.prepare(preparation, trees.part(server, _space(kinds[0])), memory)
+        return {"kind": server["kind"], **trees.join(**{_space(kinds[0]): own})}, memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Each client hears from its kind's server."""
+        parts = [
+            (chosen, self.inner.send(trees.part(server, _space(alike.task)), alike))
+            for chosen, alike in cohort.alike()
+        ]
+        return trees.spread(parts, len(cohort.ids))
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Each kind's server folds in its own clients' uploads; one without a client in the cohort waits."""
+        for chosen, alike in cohort.alike():
+            space, own = _space(alike.task), trees.rows(alike.task.own(uploads), chosen)
+            updated = self.inner.aggregate(trees.part(server, space), own, alike)
+            others = {key: leaf for key, leaf in server.items() if not key.startswith(f"{space}/")}
+            server = {**others, **trees.join(**{space: updated})}
+        return server
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        """The inner method's global model, if there is one kind only."""
+        kinds = task.kinds
+        return self.inner.common(trees.part(server, _space(kinds[0])), task) if len(kinds) == 1 else None
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor | None:
+        """The rows of each kind's clients as the method inside has them."""
+        found = [
+            self.inner.collaboration(trees.part(server, space), population) for space in self._spaces(server)
+        ]
+        matrices = [matrix.cpu() for matrix in found if matrix is not None]
+        if len(matrices) < len(found):
+            return None
+        return torch.stack(matrices)[server["kind"].cpu(), torch.arange(population.clients)]
+
+    def record(self, server: Tree) -> Mapping[str, Tensor]:
+        """What the method inside keeps, of each kind."""
+        kept = {space: self.inner.record(trees.part(server, space)) for space in self._spaces(server)}
+        return {
+            name + space.removeprefix("base"): leaf
+            for space, own in kept.items()
+            for name, leaf in own.items()
+        }
+
+    def _spaces(self, server: Tree) -> list[str]:
+        return list(dict.fromkeys(key.partition("/")[0] for key in server if "/" in key))
+
+
+def _space(task: Task) -> str:
+    """Where a kind's server is within the state: `base`, or `base:text`."""
+    return f"base:{task.prefix}".strip(":.")

@@ -1,0 +1,179 @@
+"""Clients of several kinds in one federation: engines, traffic, resuming, relabelling, partial participation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbench.config.schema import TestConfig
+from fedbench.core import trees
+from fedbench.core.trees import Tree
+from fedbench.engine import state as states
+from fedbench.engine.clients.storage import Storage
+from fedbench.engine.contract import Clock
+from fedbench.engine.method import Method
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.train.trainer import Outcome, Trainer
+from fedbench.engine.train.workers import WorkersTrainer
+from fedbench.methods import METHODS
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fediot import FedIoT
+from fedbench.methods.fedsac_multimodal import MultimodalFedSaC
+from fedbench.methods.local import Local
+from fedbench.methods.per_kind import PerKind
+from tests.methods.pair import KIND, apart, pair, personal, simulate, trainer
+
+ALL: list[Method] = [
+    FedAvg(),
+    Local(),
+    FedIoT(steps=5),
+    MultimodalFedSaC(),
+    PerKind(base={"name": "ditto"}),
+    PerKind(base={"name": "pfedgraph", "reference": "directions"}),
+]
+ENGINES: dict[str, Callable[[Setup], Trainer]] = {
+    "workers": partial(WorkersTrainer, workers=2),
+    "stacked": partial(StackedTrainer, chunk=2),
+}
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("engine", ["stacked"])
+def test_engines_agree_for_every_kind(method: Method, engine: str) -> None:
+    chosen = pair(method)
+    expected = personal(chosen, simulate(chosen))
+    assert apart(expected, personal(chosen, simulate(chosen, ENGINES[engine]))) < 1e-9
+
+
+def test_workers_agree_too() -> None:
+    chosen = pair(MultimodalFedSaC())
+    expected = personal(chosen, simulate(chosen))
+    assert apart(expected, personal(chosen, simulate(chosen, ENGINES["workers"]))) < 1e-9
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS.get(name).unlike])
+def test_every_method_that_says_so_serves_unlike_clients(name: str) -> None:
+    own = {"private": ["*.bias"]} if name == "fedbn" else {}  # these networks have no batch normalisation
+    chosen = pair(METHODS.build({"name": name, **own}), rounds=2, cohort="4", score="received", eval_every=1)
+    state = simulate(chosen)
+    models = personal(chosen, state)
+    for kind, model in zip(KIND, models, strict=True):
+        other = "text." if kind == 0 else "image."
+        assert not any(name.rpartition("/")[2].startswith(other) for name in model)
+        assert all(bool(leaf.isfinite().all()) for leaf in model.values() if leaf.is_floating_point())
+
+
+@pytest.mark.parametrize("order", [[1, 0, 3, 4, 2], [3, 0, 4, 1, 2]], ids=["within kinds", "across kinds"])
+@pytest.mark.parametrize("method", [FedAvg(), MultimodalFedSaC(), PerKind()], ids=lambda m: type(m).__name__)
+def test_relabelled_clients_get_relabelled_models(method: Method, order: list[int]) -> None:
+    here, there = pair(method), pair(method, ids=order)
+    expected, found = personal(here, simulate(here)), personal(there, simulate(there))
+    assert apart([expected[k] for k in order], found) < 1e-9
+
+
+class Recorder(LoopedTrainer):
+    """Keeps what its kind's clients were sent and uploaded."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.down: list[Tree] = []
+        self.up: list[Tree] = []
+
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        outcome = super().train(ids, message, memory, clock, score)
+        self.down.append(trees.clone(message))
+        self.up.append(outcome.uploads)
+        return outcome
+
+
+@pytest.mark.parametrize("method", [FedAvg(), MultimodalFedSaC()], ids=lambda m: type(m).__name__)
+def test_private_leaves_never_cross_and_shared_ones_do(method: Method) -> None:
+    chosen = pair(method)
+    engine = trainer(chosen, Recorder)
+    simulation = Simulation(chosen, engine)
+    state = simulation.begin()
+    while not simulation.done(state):
+        simulation.step(state)
+    image, text = engine.trainers  # type: ignore[attr-defined]
+    for recorder, foreign in ((image, "text."), (text, "image.")):
+        for tree in (*recorder.down, *recorder.up):
+            assert "head.weight" in tree
+            assert not any(name.startswith(foreign) for name in tree)
+            assert all(bool(leaf.isfinite().all()) for leaf in tree.values())
+    counted = {
+        way: sum(
+            len(leaf) * leaf[0].numel() * leaf.element_size()
+            for recorder in (image, text)
+            for tree in getattr(recorder, way)
+            for leaf in tree.values()
+        )
+        for way in ("up", "down")
+    }
+    assert (state.bytes_up, state.bytes_down) == (counted["up"], counted["down"])
+
+
+def test_an_average_is_over_the_clients_that_have_the_leaf() -> None:
+    chosen = pair(FedAvg(), rounds=1)
+    engine = trainer(chosen, Recorder)
+    simulation = Simulation(chosen, engine)
+    state = simulation.begin()
+    simulation.step(state)
+    image, text = (recorder.up[0] for recorder in engine.trainers)  # type: ignore[attr-defined]
+    sizes = chosen.population.sizes
+    own = sizes[:2] / sizes[:2].sum()
+    expected = torch.einsum("c,c...->...", own, image["image.fc.0.weight"])
+    assert torch.allclose(state.server["image.fc.0.weight"], expected, atol=1e-12)
+    heads = torch.cat([image["head.weight"], text["head.weight"]])
+    expected = torch.einsum("c,c...->...", sizes / sizes.sum(), heads)
+    assert torch.allclose(state.server["head.weight"], expected, atol=1e-12)
+
+
+def test_a_kind_without_a_client_in_the_cohort_keeps_what_it_had() -> None:
+    chosen = pair(FedAvg(), rounds=12, cohort="1")
+    simulation = Simulation(chosen, trainer(chosen))
+    state = simulation.begin()
+    moved = set()
+    while not simulation.done(state):
+        kind = KIND[int(chosen.draw_cohort(Clock(state.round, 12))[0])]
+        before = trees.clone(state.server)
+        simulation.step(state)
+        changed = {n.split(".")[0] for n in before if not torch.equal(before[n], state.server[n])}
+        assert changed == {("image", "text")[kind], "head"}
+        moved.add(kind)
+    assert moved == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "method", [Local(), MultimodalFedSaC(), FedIoT(steps=5)], ids=lambda m: type(m).__name__
+)
+def test_a_resumed_run_ends_as_an_uninterrupted_one(method: Method, tmp_path: Path) -> None:
+    chosen = pair(method)
+    expected = simulate(chosen)
+    simulation = Simulation(chosen, trainer(chosen))
+    state = simulation.begin()
+    simulation.step(state)
+    file = tmp_path / "state.safetensors"
+    states.save(file, state, "key")
+    state = states.load(file, "key", torch.device("cpu"), Storage.of(chosen))
+    while not simulation.done(state):
+        simulation.step(state)
+    assert apart(personal(chosen, expected), personal(chosen, state)) == 0
+    assert (state.bytes_up, state.bytes_down) == (expected.bytes_up, expected.bytes_down)
+
+
+def test_the_global_model_is_scored_in_every_kind_s_view() -> None:
+    chosen = pair(FedAvg(), rounds=1, test=TestConfig(sets="both"))
+    state = simulate(chosen)
+    common = state.history.last.tallies["common"]
+    assert common.total.sum() == 2 * 24
+    assert {"local", "global"} <= set(state.history.last.tallies)

@@ -1,0 +1,171 @@
+"""Whole runs of two kinds of client: their rows, both readings of who divides the data, CUB's files, and refusals."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbench.config.compose import compose
+from fedbench.core.errors import FedbenchError
+from fedbench.runs.config import RunConfig, resolve, run_key
+from fedbench.runs.execution import build, execute
+from fedbench.runs.together import execute_together
+from fedbench.tables import spec
+from tests.helpers.real_formats import LABELLED
+
+TWO = [
+    "dataset=captioned",
+    "dataset.train=120",
+    "dataset.test=40",
+    "dataset.classes=4",
+    "model=small_pair",
+    "model.kinds.image.width=8",
+    "model.kinds.text.width=8",
+    "partition=homo",
+    "partition.num_clients=4",
+    "protocol=fedsac_cub",
+    "protocol.rounds=2",
+    "protocol.local.iterations=2",
+    "protocol.local.batch_size=8",
+    "hardware=cpu",
+    "hardware.engine=looped",
+    "progress=none",
+]
+
+
+def config(*overrides: str, folder: Path | None = None) -> RunConfig:
+    return resolve(compose([*TWO, *overrides, *([] if folder is None else [f"runs_dir={folder}"])]))
+
+
+def test_a_row_and_its_clients_tell_the_kinds_apart(tmp_path: Path) -> None:
+    result = execute(config("method=fedsac_multimodal", "protocol.score=both", folder=tmp_path))
+    with (result.folder / "clients.csv").open() as handle:
+        clients = list(csv.DictReader(handle))
+    assert [one["kind"] for one in clients] == ["0", "0", "1", "1"]
+    for number, kind in enumerate(("image", "text")):
+        own = [float(one["acc"]) for one in clients if one["kind"] == str(number)]
+        assert result.row[f"acc_of_{kind}"] == pytest.approx(np.mean(own))
+    assert result.row["acc"] == pytest.approx(np.mean([result.row[f"acc_of_{k}"] for k in ("image", "text")]))
+    weights = np.load(result.folder / "collaboration.npz")["W"]
+    assert weights.shape == (4, 4)
+    assert (weights[:2, 2:] > 0).any()
+
+
+def test_where_all_clients_are_alike_rows_are_as_they_were(tmp_path: Path) -> None:
+    plain = [each for each in TWO if not each.startswith("model")]
+    chosen = ["method=local", "model=cub_cnn", "model.width=8", f"runs_dir={tmp_path}"]
+    result = execute(resolve(compose([*plain, *chosen])))
+    assert not [name for name in result.row if name.startswith("acc_of_")]
+    assert "kind" not in (result.folder / "clients.csv").read_text().splitlines()[0].split(",")
+
+
+def test_clients_of_all_kinds_divide_the_data_or_those_of_each_do() -> None:
+    _, together, _ = build(config("method=fedavg"))
+    setup, each, _ = build(config("method=fedavg", "partition.num_clients=2", "model.divide=each"))
+    assert len(together) == len(each) == 4
+    assert len(np.unique(np.concatenate(together.train + together.val))) == 120
+    for one, other in ((0, 2), (1, 3)):
+        assert np.array_equal(each.train[one], each.train[other])
+    assert len(np.unique(np.concatenate(each.train[:2] + each.val[:2]))) == 120
+    kinds = setup.kinds
+    assert kinds[0].federation.shape == (3, 16, 16)
+    assert kinds[1].federation.shape == (1, 1, 16)
+    assert setup.task.kind_of(setup.everyone).tolist() == [0, 0, 1, 1]
+
+
+def test_keys_tell_networks_and_readings_apart() -> None:
+    variants = ([], ["model.divide=each"], ["model.clients=[1,3]"], ["model.kinds.text.vocabulary=300"])
+    assert len({run_key(config("method=fedavg", *each)) for each in variants}) == 4
+
+
+@pytest.mark.parametrize("row", [row.label for row in spec.load("fedsac_t2").rows])
+def test_table_2_runs_on_files_of_cub(row: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    LABELLED["cub"](tmp_path, rng.permutation(np.arange(160) % 200), np.arange(40))
+    table = spec.load("fedsac_t2")
+    chosen = next(each for each in table.rows if each.label == row)
+    small = [
+        f"dataset.root={tmp_path}",
+        "dataset.partial=true",
+        "dataset.size=16",
+        "protocol.rounds=1",
+        "protocol.local.iterations=1",
+        "protocol.local.batch_size=4",
+        "hardware=cpu",
+        "hardware.engine=looped",
+        "progress=none",
+        f"runs_dir={tmp_path / 'runs'}",
+    ]
+    overrides = [*table.base, *table.columns[0].overrides, *chosen.overrides, *small]
+    result = execute(resolve(compose(overrides)))
+    assert result.row["clients"] == 8
+    assert {"acc_of_image", "acc_of_text"} <= set(result.row)
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "a method that mixes leaf by leaf": (["method=fedsac"], "method=per_kind with method/base=NAME"),
+    "kinds without clients": (["method=fedavg", "partition.num_clients=1"], "kind 'text' has no client"),
+    "numbers that do not add up": (["method=fedavg", "model.clients=[1,2]"], "are 3, the federation has 4"),
+    "a number too many": (["method=fedavg", "model.clients=[1,2,1]"], "a number for each of 2 kinds"),
+    "heads of unequal width": (
+        ["method=fedavg", "model.kinds.text.width=16"],
+        r"\[4, 8\] and \[4, 16\].*one width",
+    ),
+    "a wrong key of a network": (["method=fedavg", "+model.kinds.text.size=3"], "size"),
+    "a wrong value of a network": (
+        ["method=fedavg", "model.kinds.text.width=1"],
+        "model.kinds.text.width must",
+    ),
+    "a network that there is not": (["method=fedavg", "model.kinds.text.name=textnn"], "textcnn"),
+    "data without captions": (["method=fedavg", "dataset=synthetic"], "captions"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_in_one_line(case: str) -> None:
+    overrides, reason = REFUSED[case]
+    with pytest.raises(FedbenchError, match=reason) as error:
+        build(config(*overrides))
+    assert "\n" not in str(error.value)
+
+
+def test_one_kind_alone_is_no_kinds() -> None:
+    from fedbench.models.kinds import Kinds
+
+    given: list[Any] = [
+        {},
+        {"image": {"name": "mlp"}},
+        {"head": {"name": "mlp"}, "b": {"name": "mlp"}},
+        {"a": 3, "b": 4},
+    ]
+    for kinds in given:
+        with pytest.raises(FedbenchError, match=r"model\.kinds"):
+            Kinds(kinds=kinds)
+
+
+def test_samples_that_a_client_alters_are_on_one_client_only() -> None:
+    partition = build(config("method=fedavg"))[1]
+    altered = dataclasses.replace(partition, rotation=np.zeros(4))
+    with pytest.raises(FedbenchError, match="one client only"):
+        altered.repeated(2)
+
+
+def test_several_seeds_as_one_give_what_each_gives_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = ["method=fedsac_multimodal", "protocol.score=both", "hardware.engine=stacked"]
+    seeds = [[*method, f"seed={seed}"] for seed in (0, 1)]
+    joint = execute_together([config(*each, folder=tmp_path / "joint") for each in seeds])
+    for each, found in zip(seeds, joint, strict=True):
+        alone = execute(config(*each, folder=tmp_path / "alone"))
+        assert not isinstance(found, Exception)
+        same = {name: found.row[name] for name in ("key", "acc", "acc_of_text", "bytes_up", "bytes_down")}
+        assert same == {name: pytest.approx(alone.row[name]) for name in same if name != "key"} | {
+            "key": alone.row["key"]
+        }
+    assert not caplog.records
