@@ -18,6 +18,7 @@ SETTINGS = (
     "checkpoint",
     "wandb",
     "save_models",
+    "record",
     "force",
     "stale",
 )  # change no result
