@@ -105,7 +105,7 @@ class Recorder(ABC):
         found = {**self.look(moment), ROUND: np.array(moment.round)}
         added = dict(arrays)
         for part, array in found.items():
-            name, entry = self.key(part), np.asarray(array)[np.newaxis]
+            name, entry = self.key(part), np.stack([array])
             added[name] = np.concatenate([added[name], entry]) if name in added else entry
         return added
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from fedbench.config.registry import Registry
 from fedbench.core.errors import ConfigError
-from fedbench.engine.recording import Recorder
+from fedbench.engine.recording import PREFIX, ROUND, Recorder
 
 RECORDERS: Registry[Recorder] = Registry(
     "recorder",
@@ -44,3 +46,15 @@ def parse(entries: Sequence[str]) -> tuple[Recorder, ...]:
     return tuple(
         RECORDERS.build({"name": name, "rounds": sorted(set(chosen))}) for name, chosen in rounds.items()
     )
+
+
+def listed(wanted: Iterable[Recorder], kept: Mapping[str, np.ndarray], rounds: int) -> list[str]:
+    """What a config's `record` must list so that a run of `rounds` has all that is `wanted`, and what arrays `kept` have."""
+    found: dict[str, set[int]] = {}
+    for key, array in kept.items():
+        parts = key.split("/")
+        if parts[0] == PREFIX and parts[-1] == ROUND and parts[1] in RECORDERS:
+            found.setdefault(parts[1], set()).update(np.asarray(array).tolist())
+    for each in wanted:
+        found.setdefault(each.name, set()).update(r for r in range(1, rounds + 1) if each.due(r, rounds))
+    return [f"{name}@{first}" if place == 0 else str(first) for name in sorted(found) for place, first in enumerate(sorted(found[name]))]
