@@ -1,4 +1,4 @@
-"""`python -m fedbench.figure NAME ...`: run what figures lack, draw them, and say what they say of the paper's claim."""
+"""`python -m fedbench.figure NAME ...`: run what figures lack, draw them, hold them against the papers' claims."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
         elif equals:
             values[key] = making.value(text, value)
     if not names:
-        raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench.figure --help")
+        raise ConfigError(
+            "which figure? a name such as fedsac_f1, or all; see python -m fedbench.figure --help"
+        )
     if "seeds" in values:
         values["seeds"] = making.seeds(values["seeds"])
     chosen = overview.ordered() if "all" in names else [spec.load(name).name for name in names]
@@ -152,7 +154,8 @@ def _draw(each: FigurePlan, request: Request, wanted: Wanted) -> bool:
     if lacking := again.missing():
         job = lacking[0]
         reason = job.failure or f"not finished; {again.command()} goes on"
-        print(f"{each.spec.name}: {len(lacking)} runs lack: {' '.join(job.overrides)}: {reason}", file=sys.stderr)
+        line = f"{each.spec.name}: {len(lacking)} runs lack: {' '.join(job.overrides)}: {reason}"
+        print(line, file=sys.stderr)
         return False
     arrays = read.collect(again)
     drawn = store.write(request.folder, again, arrays, read.seconds(again), request.formats)
@@ -162,15 +165,13 @@ def _draw(each: FigurePlan, request: Request, wanted: Wanted) -> bool:
 
 def _render(request: Request) -> int:
     """Draw again from what is kept."""
-    from fedbench.figures import overview, spec, store
+    from fedbench.figures import overview, store
 
-    for name in request.names:
-        try:
-            place = store.best(request.folder, spec.load(name))
-        except FedbenchError:
-            if len(request.names) == 1:
-                raise
-            continue
+    places = {name: store.place_of(request.folder, name) for name in request.names}
+    if lacking := [name for name, place in places.items() if place is None]:
+        how = f"python -m fedbench.figure {' '.join(lacking)} scale=quick makes them"
+        print(f"not made below {request.folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
+    for place in filter(None, places.values()):
         print(store.render(place, request.formats).mirrors)
     overview.write(request.folder)
-    return 0
+    return 1 if lacking else 0

@@ -20,9 +20,7 @@ def value(text: str, given: str) -> Any:
     try:
         return yaml.safe_load(given)
     except yaml.YAMLError as error:
-        raise ConfigError(
-            f"cannot read '{text}'; quote it, or see --help"
-        ) from error
+        raise ConfigError(f"cannot read '{text}'; quote it, or see --help") from error
 
 
 def seeds(given: Any) -> list[int]:

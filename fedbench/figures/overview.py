@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_text
 from fedbench.figures import spec as specs
 from fedbench.figures import store
@@ -16,10 +15,10 @@ from fedbench.plots.sheet import sheet
 
 HEAD = """# Figures of the five papers
 
-Made by `make figures scale=quick` (or `make figure-NAME`, at the papers' settings where the data are there); drawn again
-from the arrays beside them, without any run, by `make tables`. A verdict is a rule on the figure's numbers alone
-(`fedbench/figures/judges/`), fixed before it was drawn: a difference counts beyond two standard errors over seeds.
-A figure on other data than the paper's says so, and neither agreement nor disagreement there is a reproduction.
+Made by `make figures scale=quick`, or one by one by `make figure-NAME`, at the papers' settings where the data are
+there; drawn again from the arrays beside them, without any run, by `make tables`. A verdict is a rule on the figure's
+numbers alone (`fedbench/figures/judges/`), fixed before it was drawn: a difference counts beyond two standard errors
+over seeds. A figure on other data than the paper's says so, and neither agreement nor disagreement there reproduces it.
 
 ![all figures](contact.png)
 """
@@ -27,13 +26,8 @@ A figure on other data than the paper's says so, and neither agreement nor disag
 
 def made(folder: Path) -> list[Drawn]:
     """Every figure that is there, at the scale nearest the paper's, paper by paper."""
-    found = []
-    for name in ordered():
-        try:
-            found.append(store.read(store.best(folder, specs.load(name)))[0])
-        except FedbenchError:
-            continue
-    return found
+    places = [store.place_of(folder, name) for name in ordered()]
+    return [store.read(place)[0] for place in places if place is not None]
 
 
 def ordered() -> list[str]:
@@ -62,7 +56,8 @@ def text(found: Sequence[Drawn]) -> str:
         lines.append(f"Not made yet: {', '.join(lacking)}.")
     lines += ["", "| figure | claim of the paper | ours | what ours shows | data |", "|---|---|---|---|---|"]
     lines += [
-        f"| [{each.mirrors}]({each.scale}/{each.name}.svg) | {each.claim} | {each.verdict} | {each.shows} | {each.data} |"
+        f"| [{each.mirrors}]({each.scale}/{each.name}.svg) | {each.claim} | {each.verdict} | {each.shows} "
+        f"| {each.data} |"
         for each in found
     ]
     return "\n".join(lines) + "\n"

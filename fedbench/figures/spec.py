@@ -15,7 +15,13 @@ from fedbench.tables.spec import TableSpec
 
 PAPER, OPEN, QUICK = "paper", "open", "quick"
 SETTINGS = (PAPER, OPEN, QUICK)
-PAPERS = {"fedsac": "FedSaC", "pfedsim": "pFedSim", "sosicfl": "SosicFL", "fedrema": "FedReMa", "fedcollab": "FedCollab"}
+PAPERS = {
+    "fedsac": "FedSaC",
+    "pfedsim": "pFedSim",
+    "sosicfl": "SosicFL",
+    "fedrema": "FedReMa",
+    "fedcollab": "FedCollab",
+}
 ALONE = ({"label": "-"},)
 
 
@@ -110,7 +116,7 @@ def parse(content: Mapping[str, Any], name: str) -> FigureSpec:
     where = f"figure '{name}'"
     content = {"rows": ALONE, "columns": ALONE, **content, "name": name}
     lists = {"rows": RowSpec, "columns": ColumnSpec}
-    made = {
+    made: dict[str, tuple[Any, ...]] = {
         key: tuple(typed(cls, each, f"{where}, {key}") for each in content[key]) for key, cls in lists.items()
     }
     settings = {}

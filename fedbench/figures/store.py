@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.errors import Damaged, FedbenchError
+from fedbench.core.errors import Damaged
 from fedbench.core.files import as_npz, write_bytes, write_text
 from fedbench.core.sealed import load_npz
 from fedbench.figures import spec as specs
 from fedbench.figures.judges import judge
 from fedbench.figures.plan import FigurePlan
-from fedbench.figures.spec import SETTINGS, FigureSpec
+from fedbench.figures.spec import SETTINGS
 from fedbench.plots import style
 
 Arrays = Mapping[str, np.ndarray]
@@ -85,8 +85,8 @@ def render(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
     """Judge and draw again what is kept at `place` (no suffix), in the words that its YAML has today."""
     drawn, arrays = read(place)
     spec, verdict = specs.load(drawn.name), judge(drawn.name, arrays)
-    words = {"title": spec.title, "claim": spec.claim, "note": spec.note, "mirrors": spec.mirrors}
-    drawn = replace(drawn, verdict=verdict.word, shows=verdict.shows, **words)
+    drawn = replace(drawn, verdict=verdict.word, shows=verdict.shows, title=spec.title, claim=spec.claim)
+    drawn = replace(drawn, note=spec.note, mirrors=spec.mirrors)
     write_text(place.with_suffix(".json"), json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n")
     draw(place, drawn, arrays, formats)
     return drawn
@@ -105,19 +105,12 @@ def read(place: Path) -> tuple[Drawn, Arrays]:
         if arrays is None:
             raise ValueError("no arrays")
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise Damaged(f"{place}.json or .npz is not as it was written; the figure's command makes it again") from error
+        reason = f"{place}.json or .npz is not as it was written"
+        raise Damaged(f"{reason}; python -m fedbench.figure {place.name} makes it again") from error
     return drawn, arrays
 
 
-def best(folder: Path, spec: FigureSpec) -> Path:
-    """Where the figure is kept at the scale nearest the paper's.
-
-    Raises:
-        FedbenchError: nowhere; says which command makes it.
-    """
-    for scale in SETTINGS:
-        if (folder / scale / f"{spec.name}.json").is_file():
-            return folder / scale / spec.name
-    raise FedbenchError(
-        f"figure {spec.name} has not been made below {folder}; python -m fedbench.figure {spec.name} scale=quick makes it"
-    )
+def place_of(folder: Path, name: str) -> Path | None:
+    """Where the figure is kept at the scale nearest the paper's (no suffix); None if it has not been made."""
+    places = [folder / scale / name for scale in SETTINGS]
+    return next((place for place in places if place.with_suffix(".json").is_file()), None)

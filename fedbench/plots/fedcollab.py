@@ -62,7 +62,9 @@ def f4(a: Arrays) -> Figure:
     image = axis.imshow(types, aspect="auto")
     middle = types.max() / 2
     for (row, column), value in np.ndenumerate(types):
-        axis.text(column, row, str(value), ha="center", va="center", color="white" if value < middle else "black")
+        axis.text(
+            column, row, str(value), ha="center", va="center", color="white" if value < middle else "black"
+        )
     ranges = [np.flatnonzero((maps == each).all(1)) for each in types]
     axis.set_yticks(range(len(types)), [f"clients {own.min()}-{own.max()}" for own in ranges])
     axis.set(xlabel="label", xticks=range(types.shape[1]))
@@ -73,14 +75,20 @@ def f4(a: Arrays) -> Figure:
 
 def f5(a: Arrays) -> Figure:
     """Distances between clients by method, and the authors' own where they are of this scenario."""
-    found = {name: a[f"array/distances/{r}/0"][0] for r, name in enumerate(a["rows"])}
+    found = {
+        str(name).partition(",")[0]: a[f"array/distances/{r}/0"][0]
+        for r, name in enumerate(a["rows"])
+        if f"array/distances/{r}/0" in a
+    }
     if "authors" in a:
         found["FedCollab (authors)"] = a["authors"]
     across = len(found)
     figure, axes = style.panels(1, across, height=1.9)
     for axis, (name, matrix) in zip(axes[0], found.items(), strict=True):
         image = axis.imshow(matrix, vmin=0.0)
-        axis.set(title=name, xlabel="client", xticks=range(0, len(matrix), 5), yticks=range(0, len(matrix), 5))
+        axis.set(
+            title=name, xlabel="client", xticks=range(0, len(matrix), 5), yticks=range(0, len(matrix), 5)
+        )
         axis.spines[:].set_visible(False)
         figure.colorbar(image, ax=axis, shrink=0.75, location="bottom", pad=0.03)
     return figure

@@ -41,13 +41,11 @@ def f3(a: Arrays) -> Figure:
     one = {name: a[f"array/record/{name}/value/1/0"][0, 0] for name in ("update_cosine", "complementarity")}
     networks = [a[f"{W}/{r}/0"][0, 0] for r in range(3)]
     high = max(float(each.max()) for each in networks)
-    for axis, matrix, title, top in zip(
-        axes.flat,
-        [label_cosine(a["counts/0/0"]), *one.values(), *networks],
-        ["(a) label distributions", "(b) S: updates", "(c) C: features", *(f"({k}) W: {name}" for k, name in zip("def", a["rows"], strict=True))],
-        [1, 1, 1, high, high, high],
-        strict=True,
-    ):  # fmt: skip
+    shown = [label_cosine(a["counts/0/0"]), *one.values(), *networks]
+    titles = ["(a) label distributions", "(b) S: updates", "(c) C: features"]
+    titles += [f"({letter}) W: {name}" for letter, name in zip("def", a["rows"], strict=True)]
+    tops = [1.0, 1.0, 1.0, high, high, high]
+    for axis, matrix, title, top in zip(axes.flat, shown, titles, tops, strict=True):
         parts.heat(axis, matrix, title, low=min(0.0, float(matrix.min())), high=top)
     for axis in axes[-1]:
         axis.set_xlabel("client")

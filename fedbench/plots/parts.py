@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-def curves(axis: Axes, x: Any, values: Any, labels: Sequence[str], *, dense: bool = True, start: int = 0) -> None:
+def curves(
+    axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense: bool = True, start: int = 0
+) -> None:
     """Lines of `values` [L, S, X]: mean over seeds S, a band (`dense`) or bars of one standard deviation."""
     place = np.asarray(x, dtype=np.float64)
     for index, (label, line) in enumerate(zip(labels, values, strict=True), start):
@@ -27,7 +29,12 @@ def curves(axis: Axes, x: Any, values: Any, labels: Sequence[str], *, dense: boo
             every = max(1, len(place) // 6)
             axis.plot(place, middle, label=label, markevery=(index % every, every), **style.look(index))
             axis.fill_between(
-                place, middle - apart, middle + apart, color=style.look(index)["color"], alpha=0.18, linewidth=0
+                place,
+                middle - apart,
+                middle + apart,
+                color=style.look(index)["color"],
+                alpha=0.18,
+                linewidth=0,
             )
         else:
             axis.errorbar(place, middle, apart, capsize=2, elinewidth=0.8, label=label, **style.look(index))
@@ -43,7 +50,13 @@ def level(axis: Axes, values: Any, label: str, index: int) -> None:
 
 
 def heat(
-    axis: Axes, matrix: Any, title: str = "", *, unit: str = "", low: float | None = None, high: float | None = None
+    axis: Axes,
+    matrix: Any,
+    title: str = "",
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
 ) -> Any:
     """A matrix [N, N] by colour, with its scale beside it."""
     from matplotlib.ticker import MaxNLocator
@@ -95,7 +108,7 @@ def bars(axis: Axes, values: Any, labels: Sequence[str]) -> None:
 def flat(points: Any) -> Floats:
     """Points [..., 3] of the simplex in the plane, [..., 2]: corners at (0, 0), (1, 0) and above their middle."""
     corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
-    return np.asarray(points, dtype=np.float64) @ corners
+    return np.asarray(np.asarray(points, dtype=np.float64) @ corners)
 
 
 def triangle(axis: Axes) -> None:
@@ -112,7 +125,7 @@ def triangle(axis: Axes) -> None:
 
 
 def order(matrix: Any) -> NDArray[np.int64]:
-    """An order of the clients [N] in which those who weigh each other stand together: by hierarchical clustering of W."""
+    """An order of the clients [N] in which those who weigh each other stand together: hierarchical clustering of W."""
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 

@@ -30,7 +30,9 @@ def _members(axis: Axes, a: Arrays) -> None:
         look = style.look(index)
         own = places[cluster == index]
         axis.scatter(own[:, 0], own[:, 1], s=14, color=look["color"], marker=look["marker"], linewidths=0)
-        axis.scatter(*middles[index], s=32, color=look["color"], marker="x", linewidths=1.4)
+        axis.scatter(
+            middles[index, 0], middles[index, 1], s=32, color=look["color"], marker="x", linewidths=1.4
+        )
     parts.triangle(axis)
 
 

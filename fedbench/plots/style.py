@@ -1,4 +1,4 @@
-"""The one look of all figures: a column wide, 8 pt, lines told apart by colour, marker and dash, no two by colour alone."""
+"""The one look of all figures: a column wide, 8 pt, no two lines told apart by colour alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)))
 INK, PALE = "#333333", "#BBBBBB"
 SIZE = 8  # points
-RC = {
+RC: dict[Any, Any] = {
     "font.size": SIZE,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -54,7 +54,7 @@ RC = {
 def panels(
     down: int = 1, across: int = 1, *, width: float | None = None, height: float = 2.2, **sharing: Any
 ) -> tuple[Figure, NDArray[Any]]:
-    """(figure, axes [down, across]); `height` inches a row, a column wide, or the page where there are several panels."""
+    """(figure, axes [down, across]); `height` inches a row; a column wide, the page where panels are side by side."""
     from matplotlib.figure import Figure
 
     chosen = width or (COLUMN if across == 1 else PAGE)
@@ -63,19 +63,20 @@ def panels(
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour, marker and dash of the line with this number."""
+    """Colour, marker and dash of the line with this number; none of the first 64 are alike."""
+    again = index + index // len(COLOURS)  # a colour that comes again has another marker and dash
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": DASHES[index % len(DASHES)],
+        "marker": MARKERS[again % len(MARKERS)],
+        "linestyle": DASHES[again % len(DASHES)],
     }
 
 
 def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
-    """Of the lines of `axis`, below the whole figure."""
+    """Of the lines of `axis`, above the whole figure."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)))
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def styled(name: str) -> Iterator[None]:
 def save(figure: Figure, place: Path, caption: str = "", formats: Sequence[str] = ("svg", "png")) -> None:
     """Write `place`.FORMAT of each format, with `caption` in small print below it."""
     if caption:
-        wide = int(figure.get_size_inches()[0] * 17)
+        wide = int(figure.get_size_inches()[0] * 23)
         text = textwrap.fill(caption, wide)
         lines = text.count("\n") + 1
         width, height = figure.get_size_inches()
@@ -99,7 +100,7 @@ def save(figure: Figure, place: Path, caption: str = "", formats: Sequence[str] 
     for kind in formats:
         extra: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
         extra = {"metadata": {"CreationDate": None}} if kind == "pdf" else extra
-        figure.savefig(place.with_suffix(f".{kind}"), dpi=200, **extra)
+        figure.savefig(place.parent / f"{place.name}.{kind}", dpi=200, **extra)
 
 
 def mean(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:

@@ -49,7 +49,7 @@ def parse(entries: Sequence[str]) -> tuple[Recorder, ...]:
 
 
 def listed(wanted: Iterable[Recorder], kept: Mapping[str, np.ndarray], rounds: int) -> list[str]:
-    """What a config's `record` must list so that a run of `rounds` has all that is `wanted`, and what arrays `kept` have."""
+    """What `record` must list for a run of `rounds` to have all that is `wanted`, and what arrays `kept` have."""
     found: dict[str, set[int]] = {}
     for key, array in kept.items():
         parts = key.split("/")
@@ -57,4 +57,8 @@ def listed(wanted: Iterable[Recorder], kept: Mapping[str, np.ndarray], rounds: i
             found.setdefault(parts[1], set()).update(np.asarray(array).tolist())
     for each in wanted:
         found.setdefault(each.name, set()).update(r for r in range(1, rounds + 1) if each.due(r, rounds))
-    return [f"{name}@{first}" if place == 0 else str(first) for name in sorted(found) for place, first in enumerate(sorted(found[name]))]
+    return [
+        f"{name}@{done}" if place == 0 else str(done)
+        for name in sorted(found)
+        for place, done in enumerate(sorted(found[name]))
+    ]

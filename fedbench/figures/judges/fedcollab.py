@@ -16,16 +16,20 @@ def f1(a: Arrays) -> Verdict:
     gain = a["score/score"][1] - a["score/score"][0]  # [C, S]
     names = list(a["columns"])
     near, far, small, large = (gain[names.index(name)] for name in ("s=1", "s=0", "n=12", "n=120"))
-    told = f"global over local: {near.mean():+.1f} at no distance, {far.mean():+.1f} at the largest; {small.mean():+.1f} with 12 samples, {large.mean():+.1f} with 120"
+    told = f"global over local: {near.mean():+.1f} at no distance, {far.mean():+.1f} at the largest"
+    told += f"; {small.mean():+.1f} with 12 samples, {large.mean():+.1f} with 120"
     zero = np.zeros_like(near)
-    return says(all_of([higher(near, zero), higher(zero, far), higher(small, zero), higher(zero, large)]), told)
+    return says(
+        all_of([higher(near, zero), higher(zero, far), higher(small, zero), higher(zero, large)]), told
+    )
 
 
 def f3(a: Arrays) -> Verdict:
     """Distances of label distributions rise from own type over own size to the other size."""
     D, sizes = total_variation(a["counts/0/0"]), a["counts/0/0"].sum(1)
     own, near, far = (float(D[0, span].mean()) for span in (slice(1, 5), slice(5, 10), slice(10, 20)))
-    told = f"client 0 is {own:.2f} from 1-4, {near:.2f} from 5-9, {far:.2f} from 10-19; {sizes[:10].mean():.0f} samples a large client, {sizes[10:].mean():.0f} a small one"
+    told = f"client 0 is {own:.2f} from 1-4, {near:.2f} from 5-9, {far:.2f} from 10-19"
+    told += f"; {sizes[:10].mean():.0f} samples a large client, {sizes[10:].mean():.0f} a small one"
     return says(own < near < far and sizes[:10].min() > sizes[10:].max(), told)
 
 
@@ -33,8 +37,11 @@ def f4(a: Arrays) -> Verdict:
     """Labels of client 0 aligned with the others'."""
     maps = a["label_map"]
     aligned = (maps == maps[0]).sum(1)
-    told = f"of {maps.shape[1]} labels, {aligned[1:5].mean():.0f} aligned with clients 1-4, {aligned[5:10].mean():.0f} with 5-9, {aligned[10:].max()} with 10-19"
-    return says(bool((aligned[1:5] == 20).all() and (aligned[5:10] == 14).all() and not aligned[10:].any()), told)
+    told = f"of {maps.shape[1]} labels, {aligned[1:5].mean():.0f} aligned with clients 1-4"
+    told += f", {aligned[5:10].mean():.0f} with 5-9, {aligned[10:].max()} with 10-19"
+    return says(
+        bool((aligned[1:5] == 20).all() and (aligned[5:10] == 14).all() and not aligned[10:].any()), told
+    )
 
 
 def f5(a: Arrays) -> Verdict:
@@ -43,7 +50,7 @@ def f5(a: Arrays) -> Verdict:
     for r, name in enumerate(a["rows"]):
         key = f"array/distances/{r}/0"
         if key in a:
-            found[str(name)] = separation(a[key][0])
+            found[str(name).partition(",")[0]] = separation(a[key][0])
     told = "chance that two clients of one type are nearer than two of different types: " + ", ".join(
         f"{name} {100 * value:.0f} %" for name, value in found.items()
     )
@@ -81,8 +88,12 @@ def f7(a: Arrays) -> Verdict:
     late, before = rounds >= rounds[-1] - 5, (rounds <= join) & (rounds > join - 6)
     joined, alone = clients[0, 0, :, :, 0], clients[1, 0, :, :, 0]
     others = clients[0, 0, :, :, 1:5].mean(2)
-    gains = [joined[:, late].mean(1) - alone[:, late].mean(1), others[:, late].mean(1) - others[:, before].mean(1)]
-    told = f"after joining the newcomer is {gains[0].mean():+.1f} points from Local, its coalition {gains[1].mean():+.1f} from before"
+    gains = [
+        joined[:, late].mean(1) - alone[:, late].mean(1),
+        others[:, late].mean(1) - others[:, before].mean(1),
+    ]
+    told = f"after joining the newcomer is {gains[0].mean():+.1f} points from Local"
+    told += f", its coalition {gains[1].mean():+.1f} from before"
     return says(all_of([higher(each, np.zeros(len(each))) for each in gains]), told)
 
 
@@ -90,6 +101,6 @@ def f8(a: Arrays) -> Verdict:
     """All orders stop within 80 visits of a client, some at a worse optimum."""
     ends = a["values"][:, -1]
     best = int(np.isclose(ends, ends.min()).sum())
-    told = f"{best} of {len(ends)} orders end at the best value; {int(a['iterations'].max())} visits at most until a pass moves nobody"
+    told = f"{best} of {len(ends)} orders end at the best value"
+    told += f"; {int(a['iterations'].max())} visits at most until a pass moves nobody"
     return says(bool(a["iterations"].max() <= 80 and best < len(ends)), told)
-

@@ -29,9 +29,9 @@ def f3(a: Arrays) -> Verdict:
     same = (block[:, None] == block) & ~np.eye(len(block), dtype=bool)
     other = block[:, None] != block
     gaps = [(float(each[same].mean()), float(each[other].mean())) for each in S]
-    told = "S within blocks / between: " + ", ".join(
-        f"t={int(t)} {x:.2f} / {y:.2f}" for t, (x, y) in zip(a["array/record/similarity/round/0/0"][0], gaps, strict=True)
-    )  # fmt: skip
+    rounds = a["array/record/similarity/round/0/0"][0]
+    told = "S within blocks / between: "
+    told += ", ".join(f"t={int(t)} {x:.2f} / {y:.2f}" for t, (x, y) in zip(rounds, gaps, strict=True))
     return says(gaps[0][0] > gaps[0][1] and gaps[-1][1] > gaps[0][1], told)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from fedbench.figures.judges.verdict import Verdict, all_of, higher, off, row, says
@@ -16,7 +18,8 @@ def f1(a: Arrays) -> Verdict:
     gain = a["score/score"][1] - a["score/score"][0]  # [C, S]
     best = int(style.mean(gain, 1).argmax())
     x = complementarity(a)
-    told = f"the gain over training alone is largest at complementarity {x[best]:.2f} ({gain[best].mean():+.1f} points), {gain[0].mean():+.1f} at {x[0]:.2f}, {gain[-1].mean():+.1f} at {x[-1]:.2f}"
+    told = f"the gain over training alone is largest at complementarity {x[best]:.2f} ({gain[best].mean():+.1f} points)"
+    told += f", {gain[0].mean():+.1f} at {x[0]:.2f}, {gain[-1].mean():+.1f} at {x[-1]:.2f}"
     if best in (0, len(x) - 1):
         inner = gain[1:-1][style.mean(gain[1:-1], 1).argmax()]
         return says(False if higher(gain[best], inner) else None, told)
@@ -38,7 +41,7 @@ def f4(a: Arrays) -> Verdict:
     """Classes a client fall from partition to partition."""
     held = [float((a[f"counts/0/{c}"] > 0).sum(1).mean()) for c in range(4)]
     told = "a client holds {:.1f}, {:.1f}, {:.1f} and {:.1f} classes".format(*held)
-    return says(all(x >= y for x, y in zip(held, held[1:], strict=False)) and held[0] > held[-1], told)
+    return says(all(x >= y for x, y in pairwise(held)) and held[0] > held[-1], told)
 
 
 def f5(a: Arrays) -> Verdict:
@@ -56,7 +59,8 @@ def _above(a: Arrays) -> Verdict:
     truths = [higher(each[c], base[c]) for each in score for c in range(len(base))]
     gaps = [float((score[:, c] - base[c]).mean()) for c in range(len(base))]
     listed = ", ".join(f"{name} {gap:+.1f}" for name, gap in zip(a["columns"], gaps, strict=True))
-    told = f"above FedAvg in {truths.count(True)} of {len(truths)} points, below in {truths.count(False)}; mean gap {listed}"
+    told = f"above FedAvg in {truths.count(True)} of {len(truths)} points, below in {truths.count(False)}"
+    told += f"; mean gap {listed}"
     return says(all_of(truths), told)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from fedbench.figures.judges.verdict import Verdict, all_of, higher, off, says
@@ -22,12 +24,13 @@ def f2(a: Arrays) -> Verdict:
     each = a["array/record/classifier_cosine/value/0/0"][:, 0]  # [S, K, 4, 4]
     pairs = [(0, 1), (0, 2), (2, 3), (0, 3)]
     means = [each[:, :, x, y].mean(1) for x, y in pairs]
-    same, other = [], []
+    same: list[np.ndarray] = []
+    other: list[np.ndarray] = []
     for x, y in pairs:
         for label in range(each.shape[1]):
             both = (label in OWNED[x]) == (label in OWNED[y])
             (same if both else other).append(each[:, label, x, y])
-    truths = [higher(p, q) for p, q in zip(means, means[1:], strict=False)]
+    truths = [higher(p, q) for p, q in pairwise(means)]
     truths.append(higher(np.mean(same, 0), np.mean(other, 0)))
     told = "mean cosines (i, i') {:.2f}, (i, j) {:.2f}, (j, k) {:.2f}, (i, k) {:.2f}".format(
         *(float(each.mean()) for each in means)
@@ -44,4 +47,6 @@ def f3(a: Arrays) -> Verdict:
 
 def f5(a: Arrays) -> Verdict:
     """Nothing is measured: the images are to be looked at, and are those of domains only on DomainNet."""
-    return says(None, f"images of {len(a['domains'])} domains to look at: {', '.join(map(str, a['domains']))}")
+    return says(
+        None, f"images of {len(a['domains'])} domains to look at: {', '.join(map(str, a['domains']))}"
+    )

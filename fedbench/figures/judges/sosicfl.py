@@ -29,7 +29,9 @@ def f3(a: Arrays) -> Verdict:
     draws, centres = a["draws"], a["array/centers/0/0"][0]
     inside = bool(np.allclose(draws.sum(2), 1) and (draws >= -1e-9).all())
     gaps = np.abs(draws[:, :, None] - centres).sum(3).mean(1)  # [C, C]
-    told = f"draws lie in the simplex: {inside}; mean L1 distance to the own centre {np.diag(gaps).mean():.2f}"
+    told = (
+        f"draws lie in the simplex: {inside}; mean L1 distance to the own centre {np.diag(gaps).mean():.2f}"
+    )
     return says(inside and bool((gaps.argmin(1) == np.arange(len(centres))).all()), told)
 
 
@@ -40,7 +42,9 @@ def f4(a: Arrays) -> Verdict:
         last = a[f"curve/{key}"][:, 0, :, -1]
         ours = row(a, "SosicFL")
         truths += [higher(last[ours], last[row(a, rival)]) for rival in ("FedAvg", "FedProx")]
-        told.append(f"{name} " + ", ".join(f"{n} {v.mean():.1f}" for n, v in zip(a["rows"], last, strict=True)))
+        told.append(
+            f"{name} " + ", ".join(f"{n} {v.mean():.1f}" for n, v in zip(a["rows"], last, strict=True))
+        )
     return says(all_of(truths), "at the end " + "; ".join(told))
 
 
@@ -56,8 +60,13 @@ def f5(a: Arrays) -> Verdict:
         if near.any() and np.isfinite(accuracy).all():
             gains.append(100 * float(accuracy[near].mean() - accuracy[~near].mean()))
     better = float(np.mean(np.array(gains) > 0))
-    told = f"around its cluster's centre a client is {np.mean(gains):+.1f} points above the rest of the simplex ({100 * better:.0f} % of clients above)"
-    told += f"; spread over the simplex {100 * local.std(0).mean():.1f} local, {100 * overall.std():.1f} global"
+    told = (
+        f"around its cluster's centre a client is {np.mean(gains):+.1f} points from the rest of the simplex"
+    )
+    told += f" ({100 * better:.0f} % of clients above)"
+    told += (
+        f"; spread over the simplex {100 * local.std(0).mean():.1f} local, {100 * overall.std():.1f} global"
+    )
     return says(bool(np.mean(gains) > 0 and local.std(0).mean() > overall.std()), told)
 
 
@@ -76,10 +85,13 @@ def f6(a: Arrays) -> Verdict:
 def f7(a: Arrays) -> Verdict:
     """Every combination above FedAvg."""
     score, base = a["score/acc_on_local"], a["score/acc_on_local"][row(a, "FedAvg"), 0]
-    cells = [score[r, c] for r, n in enumerate(a["rows"]) if n.startswith("C=") for c in range(score.shape[1])]
+    cells = [
+        score[r, c] for r, n in enumerate(a["rows"]) if n.startswith("C=") for c in range(score.shape[1])
+    ]
     truths = [higher(cell, base) for cell in cells]
     best, worst = (pick([float(cell.mean()) for cell in cells]) for pick in (max, min))
-    told = f"{truths.count(True)} of {len(truths)} combinations above FedAvg ({base.mean():.1f}), {truths.count(False)} below; {worst:.1f} to {best:.1f}"
+    told = f"{truths.count(True)} of {len(truths)} combinations above FedAvg ({base.mean():.1f})"
+    told += f", {truths.count(False)} below; {worst:.1f} to {best:.1f}"
     return says(all_of(truths), told)
 
 
@@ -98,5 +110,6 @@ def f9(a: Arrays) -> Verdict:
     every, ours = row(a, "SosicFL-All"), row(a, "SosicFL")
     lower = higher(ends["acc_on_common"][ours], ends["acc_on_common"][every])
     gap = float(style.mean(ends["acc_on_local"][every] - ends["acc_on_local"][ours]))
-    told = f"SosicFL-All against SosicFL at the end: local {gap:+.1f}, global {float((ends['acc_on_common'][every] - ends['acc_on_common'][ours]).mean()):+.1f}"
+    lost = float(style.mean(ends["acc_on_common"][every] - ends["acc_on_common"][ours]))
+    told = f"SosicFL-All against SosicFL at the end: local {gap:+.1f}, global {lost:+.1f}"
     return says(all_of([lower, abs(gap) < 3]), told)
