@@ -158,7 +158,7 @@ def _draw(each: FigurePlan, request: Request, wanted: Wanted) -> bool:
         print(line, file=sys.stderr)
         return False
     arrays = read.collect(again)
-    drawn = store.write(request.folder, again, arrays, read.seconds(again), request.formats)
+    drawn = store.write(request.folder, again, arrays, request.formats)
     print(f"{drawn.mirrors} ({drawn.scale}): {drawn.verdict}: {drawn.shows}")
     return True
 

@@ -136,10 +136,3 @@ def label_counts(run: RunConfig) -> np.ndarray:
     dataset = fingerprint.load(run.dataset)
     partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
     return np.asarray(partition.label_counts(dataset.y))
-
-
-def seconds(plan: FigurePlan) -> float:
-    """Of all runs of the figure together, as their rows say."""
-    if not plan.spec.runs:
-        return 0.0
-    return sum(_number(_row(job).get("seconds_total")) for job in plan.runs.jobs if job.finished)

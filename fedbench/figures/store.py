@@ -38,7 +38,6 @@ class Drawn:
     verdict: str
     shows: str
     note: str = ""
-    seconds: float = float("nan")  # of the runs together
 
     @property
     def caption(self) -> str:
@@ -50,14 +49,14 @@ class Drawn:
 
 
 def write(
-    folder: Path, plan: FigurePlan, arrays: Arrays, seconds: float, formats: Sequence[str] = ("svg", "png")
+    folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")
 ) -> Drawn:
     """Keep the arrays of a figure and what is said of them, and draw it."""
     spec, verdict = plan.spec, judge(plan.spec.name, arrays)
     changed = f" with {' '.join(plan.wanted.changed)}" if plan.wanted.changed else ""
     drawn = Drawn(
         spec.name, plan.scale, spec.mirrors, spec.title, plan.setting.data + changed,
-        tuple(plan.runs.seeds), plan.command(), spec.claim, verdict.word, verdict.shows, spec.note, seconds,
+        tuple(plan.runs.seeds), plan.command(), spec.claim, verdict.word, verdict.shows, spec.note,
     )  # fmt: skip
     place = folder / plan.scale / spec.name
     place.parent.mkdir(parents=True, exist_ok=True)
