@@ -90,7 +90,9 @@ MADE: dict[str, dict[str, Any]] = {
         SOSIC, ["-"], **{f"{VARIANCE}/value/{r}/0": 1 + R.random((3, 40)) for r in range(3)},
         **{f"{VARIANCE}/round/0/0": np.arange(1, 41)[None]},
     ),
-    "sosicfl_f7": grid(["C=5", "C=10", "FedAvg", "FedProx"], ["0.1", "0.4"], **{"score/acc_on_local": R.random((4, 2, 3))}),
+    "sosicfl_f7": grid(
+        ["C=5", "C=10", "FedAvg", "FedProx"], ["0.1", "0.4"], **{"score/acc_on_local": R.random((4, 2, 3))}
+    ),
     "sosicfl_f8": curves(["FedAvg", "start at 0", "never (500)"], ["-"], "acc_on_local"),
     "sosicfl_f9": curves([*SOSIC, "SosicFL-All"], ["-"], "acc_on_common", "acc_on_local"),
     "fedrema_f1": grid(REMA, ["10", "60"], **{"score/score": R.random((5, 2, 3))}),
@@ -99,13 +101,28 @@ MADE: dict[str, dict[str, Any]] = {
         **{"array/record/similarity/round/0/0": np.array([[1, 10, 20, 30]])},
     ),
     "fedrema_f4": curves(REMA, list("abcd"), "acc_on_local_pooled"),
-    "fedcollab_f1": grid(["local", "global"], TWO, **{"score/score": R.random((2, 6, 3))}, **{f"counts/0/{c}": counts(2) for c in range(6)}),
+    "fedcollab_f1": grid(
+        ["local", "global"], TWO, **{"score/score": R.random((2, 6, 3))},
+        **{f"counts/0/{c}": counts(2) for c in range(6)},
+    ),
     "fedcollab_f3": grid(["-"], ["-"], **{"counts/0/0": counts(20)}),
     "fedcollab_f4": grid(["-"], ["-"], label_map=np.stack([np.roll(np.arange(20), k // 5) for k in range(20)])),
-    "fedcollab_f5": grid(["FedCollab", "FeSEM", "KMeans", "FedCluster, eps1 10"], ["-"], **{f"array/distances/{r}/0": square(1, 20) for r in range(4)}),
-    "fedcollab_f6": grid(C, ["-"], **{"score/acc": R.random((7, 1, 3))}, **{f"array/coalition/{r}/0": R.integers(0, 4, (3, 20)) for r in range(7)}),
-    "fedcollab_f7": grid(["joins", "Local"], ["-"], round=T, join_round=np.array(20), **{"clients/acc_on_local": R.random((2, 1, 3, len(T), 20))}),
-    "fedcollab_f8": grid(["-"], ["-"], values=np.sort(R.random((9, 60)))[:, ::-1], iterations=R.integers(40, 80, 9), clients=np.array(20)),
+    "fedcollab_f5": grid(
+        ["FedCollab", "FeSEM", "KMeans", "FedCluster, eps1 10"], ["-"],
+        **{f"array/distances/{r}/0": square(1, 20) for r in range(4)},
+    ),
+    "fedcollab_f6": grid(
+        C, ["-"], **{"score/acc": R.random((7, 1, 3))},
+        **{f"array/coalition/{r}/0": R.integers(0, 4, (3, 20)) for r in range(7)},
+    ),
+    "fedcollab_f7": grid(
+        ["joins", "Local"], ["-"], round=T, join_round=np.array(20),
+        **{"clients/acc_on_local": R.random((2, 1, 3, len(T), 20))},
+    ),
+    "fedcollab_f8": grid(
+        ["-"], ["-"], values=np.sort(R.random((9, 60)))[:, ::-1], iterations=R.integers(40, 80, 9),
+        clients=np.array(20),
+    ),
 }  # fmt: skip
 
 
