@@ -48,9 +48,7 @@ class Drawn:
         return f"{self.mirrors}: {self.title}. {self.data}; {seeds}.{note} {self.command}"
 
 
-def write(
-    folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")
-) -> Drawn:
+def write(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> Drawn:
     """Keep the arrays of a figure and what is said of them, and draw it."""
     spec, verdict = plan.spec, judge(plan.spec.name, arrays)
     changed = f" with {' '.join(plan.wanted.changed)}" if plan.wanted.changed else ""

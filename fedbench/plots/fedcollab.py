@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbench.metrics.distances import total_variation
 from fedbench.plots import parts, style
 from fedbench.plots.style import Arrays
 
@@ -15,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def f1(a: Arrays) -> Figure:
-    """Global or local model, over distance (first panel's columns "s=...") and over quantity ("n=...")."""
+    """Global or local model, over distance (columns "s=...", at 1 - s) and over quantity ("n=...")."""
     figure, axes = style.panels(1, 2, height=2.4)
     names = list(a["columns"])
     score = a["score/score"].transpose(0, 2, 1)
     near = [c for c, name in enumerate(names) if name.startswith("s=")]
     many = [c for c, name in enumerate(names) if name.startswith("n=")]
-    far = [float(total_variation(a[f"counts/0/{c}"])[0, 1]) for c in near]
+    far = [1 - float(names[c][2:]) for c in near]
     parts.curves(axes[0, 0], far, score[:, :, near], a["rows"], dense=False)
-    axes[0, 0].set(xlabel="distance (total variation)", ylabel="mean accuracy, %", title="(a) over distance")
+    axes[0, 0].set(xlabel="distance (1 - s)", ylabel="mean accuracy, %", title="(a) over distance")
     sizes = [float(names[c][2:]) for c in many]
     parts.curves(axes[0, 1], sizes, score[:, :, many], a["rows"], dense=False)
     axes[0, 1].set(xlabel="samples a client", xscale="log", title="(b) over quantity")

@@ -30,6 +30,7 @@ def f3(a: Arrays) -> Figure:
     for axis, matrix, done in zip(axes[0], S, rounds, strict=True):
         image = axis.imshow(matrix, vmin=0, vmax=1)
         axis.set(title=f"t = {int(done)}", xlabel="client")
+        parts.whole(axis)
         axis.spines[:].set_visible(False)
     axes[0, 0].set_ylabel("client")
     figure.colorbar(image, ax=axes[0], shrink=0.8, pad=0.01, label="S")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbench.metrics.distances import label_cosine, total_variation
+from fedbench.metrics.distances import label_cosine
 from fedbench.plots import parts, style
 from fedbench.plots.style import Arrays
 
@@ -17,9 +17,8 @@ W = "array/record/collaboration/value"
 
 
 def complementarity(a: Arrays) -> np.ndarray:
-    """How far the label distributions of two clients are apart in each column, in [0, 1]."""
-    counts = [a[f"counts/0/{c}"] for c in range(len(a["columns"]))]
-    return np.array([total_variation(each)[0, 1] for each in counts])
+    """1 - s of columns "s=...": the share of a client's samples that is of its own classes."""
+    return np.array([1 - float(name.removeprefix("s=")) for name in a["columns"]])
 
 
 def f1(a: Arrays) -> Figure:
@@ -27,10 +26,10 @@ def f1(a: Arrays) -> Figure:
     figure, ((left, right),) = style.panels(1, 2, height=2.3)
     x = complementarity(a)
     parts.curves(left, x, a["score/score"].transpose(0, 2, 1), a["rows"], dense=False)
-    left.set(xlabel="complementarity (total variation)", ylabel="mean accuracy, %")
+    left.set(xlabel="complementarity (1 - s)", ylabel="mean accuracy, %")
     alike = np.stack([a[f"array/record/model_cosine/value/1/{c}"][:, -1, 0, 1] for c in range(len(x))], -1)
     parts.curves(right, x, alike[None], ["models after local training"], dense=False, start=2)
-    right.set(xlabel="complementarity (total variation)", ylabel="cosine of the two models")
+    right.set(xlabel="complementarity (1 - s)", ylabel="cosine of the two models")
     style.legend(figure, left)
     return figure
 
@@ -65,6 +64,7 @@ def f4(a: Arrays) -> Figure:
                 edgecolor="white", linewidth=0.3, label=f"client {client}",
             )  # fmt: skip
         axis.set(title=name, xlabel="class")
+        parts.whole(axis)
     axes[0, 0].set_ylabel("training samples")
     style.legend(figure, axes[0, 0])
     return figure

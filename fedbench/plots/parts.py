@@ -59,17 +59,22 @@ def heat(
     high: float | None = None,
 ) -> Any:
     """A matrix [N, N] by colour, with its scale beside it."""
-    from matplotlib.ticker import MaxNLocator
-
     image = axis.imshow(np.asarray(matrix, dtype=np.float64), vmin=low, vmax=high, interpolation="nearest")
     axis.set_title(title)
-    for ticks in (axis.xaxis, axis.yaxis):
-        ticks.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    whole(axis)
     axis.spines[:].set_visible(False)
     scale = axis.figure.colorbar(image, ax=axis, shrink=0.85, pad=0.02)
     scale.outline.set_visible(False)
     scale.set_label(unit)
     return image
+
+
+def whole(axis: Axes) -> None:
+    """Ticks at whole numbers, of clients or classes."""
+    from matplotlib.ticker import MaxNLocator
+
+    for ticks in (axis.xaxis, axis.yaxis):
+        ticks.set_major_locator(MaxNLocator(integer=True, nbins=5))
 
 
 def bubbles(axis: Axes, counts: Any, title: str = "") -> None:
@@ -84,6 +89,7 @@ def bubbles(axis: Axes, counts: Any, title: str = "") -> None:
     axis.set_ylabel("class")
     axis.set_xlim(-1, counts.shape[0])
     axis.set_ylim(-1, counts.shape[1])
+    whole(axis)
 
 
 def bars(axis: Axes, values: Any, labels: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ def f1(a: Arrays) -> Figure:
     for index, (axis, matrix) in enumerate(zip(axes[0], layers, strict=True)):
         image = axis.imshow(matrix, vmin=0, vmax=1)
         axis.set(title=f"layer {index}", xlabel="model")
+        parts.whole(axis)
         axis.spines[:].set_visible(False)
     axes[0, 0].set_ylabel("model")
     figure.colorbar(image, ax=axes[0], shrink=0.7, pad=0.01, label="CKA")

@@ -11,7 +11,7 @@ from fedbench.plots import style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ACROSS = 4
+ACROSS = 3
 
 
 def sheet(pictures: Sequence[Path], names: Sequence[str]) -> Figure:
@@ -19,7 +19,7 @@ def sheet(pictures: Sequence[Path], names: Sequence[str]) -> Figure:
     from matplotlib.image import imread
 
     down = -(-len(pictures) // ACROSS)
-    figure, axes = style.panels(down, ACROSS, width=16, height=2.8)
+    figure, axes = style.panels(down, ACROSS, width=16, height=3.4)
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, picture, name in zip(axes.flat, pictures, names, strict=False):
