@@ -87,7 +87,6 @@ class Simulation:
         self._receive(state, cohort, outcome)
         state.round += 1
         self._look(state, cohort, message, outcome)
-        self.observer.advance(state.round)
         if due:
             scores = {} if setup.protocol.score == "trained" else self.score(state)
             if after_training:
@@ -95,6 +94,7 @@ class Simulation:
                 state.scores |= latest(state.scores, fresh, ids, setup.federation.clients)
                 scores |= competing(state.scores, scores) if scores else state.scores
             self._record(state, scores, float(outcome.loss.nanmean()))
+        self.observer.advance(state.round)
 
     @torch.no_grad()
     def _send(self, state: State, cohort: Cohort) -> tuple[Tree, Tree]:
