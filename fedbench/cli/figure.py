@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedbench.figures.plan import FigurePlan, Wanted
 
 HELP = """\
-python -m fedbench.figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
+usage: python -m fedbench.figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
 
   NAME                 fedsac_f1, say, or all; `python -m fedbench.list figures` lists them
   scale=paper          paper | open | quick: the paper's setting, data that anyone has, or minutes on digits; where the

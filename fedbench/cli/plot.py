@@ -9,7 +9,7 @@ from fedbench.cli import command
 from fedbench.core.errors import ConfigError, unknown
 
 HELP = """\
-python -m fedbench.plot PATH [PATH ...] [KEY=VALUE ...]
+usage: python -m fedbench.plot PATH [PATH ...] [KEY=VALUE ...]
 
   PATH                 a run's folder, a filled table's, or a folder of some (runs/digits/dir0.1)
   out=plots            where the pictures go
