@@ -76,7 +76,16 @@ def offered(command: str) -> list[str]:
         named = (f"{key}={name}" for key in ("table", "scale") for name in _stems(key))
         return [*named, *(f"substitute={name}" for name in _stems("dataset")), *keys]
     if command == "figure":
-        return [*_stems("figure"), "all", "scale=paper", "scale=open", "scale=quick", "seeds=", "jobs=", "--dry-run"]
+        return [
+            *_stems("figure"),
+            "all",
+            "scale=paper",
+            "scale=open",
+            "scale=quick",
+            "seeds=",
+            "jobs=",
+            "--dry-run",
+        ]
     return []
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbench.metrics.distances import label_cosine
 from fedbench.plots import parts, style
+from fedbench.plots.labels import label_cosine
 from fedbench.plots.style import Arrays
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.metrics.distances import distributions
 from fedbench.plots import parts, style
+from fedbench.plots.labels import distributions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

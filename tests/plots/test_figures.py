@@ -12,8 +12,8 @@ import pytest
 from fedbench.figures import overview
 from fedbench.figures.judges import judge
 from fedbench.figures.judges.verdict import AGREES, CANNOT, DIFFERS, VERDICTS, all_of, higher
-from fedbench.metrics.distances import label_cosine, total_variation
 from fedbench.plots import parts, runs, style
+from fedbench.plots.labels import label_cosine, total_variation
 from fedbench.plots.sheet import sheet
 
 R = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedbench.figures.judges.verdict import Verdict, all_of, higher, says
-from fedbench.metrics.distances import total_variation
+from fedbench.plots.labels import total_variation
 from fedbench.plots.style import Arrays
 
 TYPE = 5  # clients of one type

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 
 from fedbench.figures.judges.verdict import Verdict, all_of, higher, off, row, says
-from fedbench.metrics.distances import label_cosine
 from fedbench.plots import style
 from fedbench.plots.fedsac import W, complementarity
+from fedbench.plots.labels import label_cosine
 from fedbench.plots.style import Arrays
 
 

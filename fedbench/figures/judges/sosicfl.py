@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedbench.figures.judges.verdict import Verdict, all_of, higher, row, says
-from fedbench.metrics.distances import total_variation
 from fedbench.plots import sosicfl, style
+from fedbench.plots.labels import total_variation
 from fedbench.plots.style import Arrays
 
 NEAR = 0.3  # L1 distance of points that lie around a place of the simplex
