@@ -54,7 +54,7 @@ def f3(a: Arrays) -> Figure:
     figure, ((axis,),) = style.panels(height=2.9)
     for index, cloud in enumerate(draws):
         x, y = parts.flat(cloud).T
-        axis.scatter(x, y, s=2, color=style.look(index)["color"], alpha=0.35, linewidths=0)
+        axis.scatter(x, y, s=2, color=style.look(index)["color"], alpha=0.35, linewidths=0, rasterized=True)
     _members(axis, a)
     return figure
 
@@ -75,7 +75,7 @@ def f5(a: Arrays) -> Figure:
     shown = [(overall, "global test set", None), *((local[:, k], f"client {k}", k) for k in chosen)]
     for axis, (values, title, client) in zip(axes[0], shown, strict=True):
         x, y = parts.flat(points).T
-        image = axis.scatter(x, y, c=100 * values, s=3, linewidths=0)
+        image = axis.scatter(x, y, c=100 * values, s=3, linewidths=0, rasterized=True)
         parts.triangle(axis)
         axis.set_title(title)
         figure.colorbar(image, ax=axis, shrink=0.7, label="accuracy, %", orientation="horizontal", pad=0.02)
