@@ -18,6 +18,7 @@ COMMANDS = {  # name -> (module whose `main` it is, what it is given first)
     "tables": ("fedbench.cli.list", ("tables",)),
     "prepare": ("fedbench.cli.prepare", ()),
     "reproduce": ("fedbench.cli.reproduce", ()),
+    "watch": ("fedbench.cli.watch", ()),
     "figure": ("fedbench.cli.figure", ()),
     "plot": ("fedbench.cli.plot", ()),
     "collect": ("fedbench.cli.collect", ()),

@@ -11,9 +11,12 @@ from fedbench.cli import command, making
 from fedbench.core.errors import ConfigError, FedbenchError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fedbench.tables.cell_config import Wish
     from fedbench.tables.job import Job
     from fedbench.tables.plan import Plan
+    from fedbench.tables.result import TableResult
     from fedbench.tables.scale import Scale
     from fedbench.tables.spec import TableSpec
 
@@ -129,8 +132,31 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         store.save_curves(folder, fill.curves(planned))
         store.save_matrices(folder, fill.matrices(planned))
         write(folder)
-    print(f"table: {folder / 'table.md'}")
+    _show(filled, folder)
     return 1 if _tell_lacking(planned) else 0
+
+
+def planned(request: Request, overrides: Sequence[str]) -> Plan:
+    """What the request asks for, as it stands."""
+    from fedbench.tables import plan, recorded, scale, spec, store
+
+    table = spec.load(request.table)
+    wish = _wish(request, overrides, table, scale.load(request.scale))
+    folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
+    return plan.make(table, wish, recorded.read(folder))
+
+
+def _show(filled: TableResult, folder: Path) -> None:
+    """The table, where it was written, and what to look at next."""
+    from rich.console import Console
+
+    from fedbench.tables.render import terminal
+
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(terminal.render(filled))
+    print(
+        f"table: {folder / 'table.md'}; with curves and matrices: python -m fedbench.report {folder.parents[1]}"
+    )
 
 
 def _require_cells(planned: Plan) -> None:

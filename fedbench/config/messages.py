@@ -98,7 +98,7 @@ def _unparsable(error: OverrideParseException) -> str:
     if re.fullmatch(r"[\w./@]+", override):
         return f"'{override}' is not of the form GROUP=OPTION or key=value; for example method={override}"
     reason = re.sub(r"\s*See https?://\S+.*", "", _flat(error.message), flags=re.DOTALL)
-    return f"cannot read '{override}': {reason}"
+    return f"cannot read {override!r}: {reason}"
 
 
 def _composition(error: ConfigCompositionException) -> str:

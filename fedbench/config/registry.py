@@ -94,7 +94,7 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         checked = OmegaConf.to_container(
             OmegaConf.masked_copy(cast("DictConfig", merged), list(flat)), resolve=True, throw_on_missing=True
         )
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
         reason = str(error).splitlines()[0]
         key = f" ({error.full_key})" if getattr(error, "full_key", None) else ""
         raise ConfigError(f"{where}{key}: {reason}") from error

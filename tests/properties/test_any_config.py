@@ -167,6 +167,8 @@ def overrides(draw: st.DrawFn) -> list[str]:
 @given(overrides())
 @example(["protocol.cohort=" + "1" * 5000])
 @example(["partition=dir" + "9" * 400])
+@example(["partition=quantity", "partition.beta=1" + "0" * 400])
+@example(["\n"])
 @tried(1)
 def test_any_words_on_the_command_line(words: list[str]) -> None:
     try:
