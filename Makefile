@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
+.PHONY: bench figures gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECKS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+FIGURES := $(subst _,-,$(basename $(notdir $(sort $(wildcard conf/figure/*.yaml)))))
 TABLES := $(subst _,-,$(basename $(notdir $(sort $(wildcard conf/table/*.yaml)))))
 
 help: ## list the targets
@@ -20,6 +21,8 @@ help: ## list the targets
 	@echo "  make reproduce-TABLE    run a published table: one of"
 	@echo "$(TABLES)" | fold -s -w 90 | sed 's/^/      /'
 	@echo "      with, for example: make reproduce-fedcollab-t1 scale=quick substitute=fashion_mnist"
+	@echo "  make figure-FIGURE      draw a published figure, running what it lacks: one of"
+	@echo "$(FIGURES)" | fold -s -w 90 | sed 's/^/      /'
 
 install: $(INSTALLED) ## make .venv with fedbench and its tools (redone when pyproject.toml changes)
 
@@ -81,10 +84,18 @@ docs: $(INSTALLED) ## rewrite the generated parts of README.md, docs/ and result
 $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
 	$(BIN)/python -m fedbench.reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
+figures: $(INSTALLED) ## draw every figure of the papers, running what is missing: scale=quick takes half an hour
+	$(BIN)/python -m fedbench.figure all $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+
+.PHONY: $(addprefix figure-,$(FIGURES))
+$(addprefix figure-,$(FIGURES)): figure-%: $(INSTALLED)
+	$(BIN)/python -m fedbench.figure $(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
 	$(BIN)/python -m fedbench.cli.redraw results
-	$(BIN)/python scripts/figures.py --redraw
 	$(BIN)/python scripts/by_client.py --redraw
+	$(BIN)/python -m fedbench.figure all render=true
+	$(BIN)/python -m fedbench.plot results/tables/fedcollab_t1 out=results/figures formats=svg
 
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
 	$(BIN)/python -m fedbench.report results

@@ -23,9 +23,11 @@ ORDER = (  # a room imports itself and rooms before it; those of one line do not
     ("models",),
     ("engine",),
     ("methods",),
+    ("recorders",),
     ("runs",),
     ("sweeps",),
     ("tables",),
+    ("figures",),
     ("report",),
     ("cli",),
     ("testing",),  # and, beside it, the files at the top

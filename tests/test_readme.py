@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from fedbench.config import compose
+from fedbench.figures import spec as figures
 from fedbench.methods import METHODS
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, resolve
@@ -90,8 +91,10 @@ def test_what_is_named_is_there(page: str) -> None:
         assert importlib.util.find_spec(module), module
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^(?:.*`)?make ([a-z0-9-]+)", text, re.MULTILINE):
-        table = target.removeprefix("reproduce-").replace("-", "_")
-        assert table in spec.names() or re.search(rf"^{target}:", makefile, re.MULTILINE), target
+        name = re.sub("^(reproduce|figure)-", "", target).replace("-", "_")
+        assert name in (*spec.names(), *figures.names()) or re.search(
+            rf"^{target}:", makefile, re.MULTILINE
+        ), target
 
 
 def test_quickstart_is_the_readme_s_command() -> None:

@@ -284,6 +284,32 @@ def _source(cls: type | None, file: Path) -> str:
     return Path(inspect.getfile(cls)).relative_to(Path(__file__).resolve().parents[2]).as_posix()
 
 
+def _figures() -> Listing:
+    from fedbench.figures import overview, spec
+
+    each = [spec.load(name) for name in overview.ordered()]
+    rows = [
+        {"figure": s.name, "mirrors": s.mirrors, "shows": s.title, "scales": ", ".join(s.settings)}
+        for s in each
+    ]
+    return Listing("Figures of the papers", ("figure", "mirrors", "shows", "scales"), rows)
+
+
+def _recorders() -> Listing:
+    from fedbench.recorders import RECORDERS
+
+    found = [(name, RECORDERS.get(name)) for name in RECORDERS]
+    rows = [
+        {
+            "recorder": name,
+            "keeps": (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " "),
+            "by default": "after every round" if cls.always else "after the last round",
+        }
+        for name, cls in found
+    ]
+    return Listing("What a run can record besides its scores", ("recorder", "keeps", "by default"), rows)
+
+
 KINDS: dict[str, Callable[[], Listing]] = {
     "methods": _methods,
     "presets": _presets,
@@ -294,4 +320,6 @@ KINDS: dict[str, Callable[[], Listing]] = {
     "models": _components("model", "Models"),
     "protocols": _components("protocol", "Protocols; parameters that differ from the schema's defaults"),
     "tables": _tables,
+    "figures": _figures,
+    "recorders": _recorders,
 }

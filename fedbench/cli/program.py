@@ -19,11 +19,23 @@ COMMANDS = {  # name -> (module whose `main` it is, what it is given first)
     "prepare": ("fedbench.cli.prepare", ()),
     "reproduce": ("fedbench.cli.reproduce", ()),
     "watch": ("fedbench.cli.watch", ()),
+    "figure": ("fedbench.cli.figure", ()),
+    "plot": ("fedbench.cli.plot", ()),
     "collect": ("fedbench.cli.collect", ()),
     "tta": ("fedbench.cli.tta", ()),
     "report": ("fedbench.report.__main__", ()),
 }
-KINDS = ("methods", "presets", "datasets", "partitions", "models", "protocols", "tables")  # of `list`
+KINDS = (  # of `list`
+    "methods",
+    "presets",
+    "datasets",
+    "partitions",
+    "models",
+    "protocols",
+    "tables",
+    "figures",
+    "recorders",
+)
 COMPLETION = ("-sc", "--shell-completion")
 
 
@@ -64,6 +76,17 @@ def offered(command: str) -> list[str]:
         keys = ("rows=", "columns=", "seeds=", "jobs=", "--dry-run")
         named = (f"{key}={name}" for key in ("table", "scale") for name in _stems(key))
         return [*named, *(f"substitute={name}" for name in _stems("dataset")), *keys]
+    if command == "figure":
+        return [
+            *_stems("figure"),
+            "all",
+            "scale=paper",
+            "scale=open",
+            "scale=quick",
+            "seeds=",
+            "jobs=",
+            "--dry-run",
+        ]
     return []
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedbench.cli import command
-from fedbench.config.compose import is_setting
+from fedbench.cli import command, making
 from fedbench.core.errors import ConfigError, FedbenchError
 
 if TYPE_CHECKING:
@@ -100,9 +98,9 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
         elif key in ("rows", "columns"):
             values[key] = [part.strip() for part in value.strip("[]").split(",")]
         else:
-            values[key] = _value(text, value)
+            values[key] = making.value(text, value)
     if "seeds" in values:
-        values["seeds"] = _seeds(values["seeds"])
+        values["seeds"] = making.seeds(values["seeds"])
     return typed(Request, values, "the command line"), overrides
 
 
@@ -117,30 +115,6 @@ def _keyed(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def _value(text: str, value: str) -> Any:
-    """The value in `text`, read as YAML."""
-    import yaml
-
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"cannot read '{text}'; quote it, or see python -m fedbench.reproduce --help"
-        ) from error
-
-
-def _seeds(given: Any) -> list[int]:
-    """`seeds=5` as the first five; `seeds=[0,3]` as it is."""
-    listed = list(range(given)) if type(given) is int else given
-    if (
-        not isinstance(listed, list)
-        or not listed
-        or not all(type(each) is int and each >= 0 for each in listed)
-    ):
-        raise ConfigError(f"seeds={given}: how many (seeds=5, at least 1), or which (seeds=[0,3])")
-    return listed
-
-
 def reproduce(request: Request, overrides: Sequence[str]) -> int:
     """Fill one table; returns 1 if a run that was asked for has no result, else 0."""
     from fedbench.tables import fill, plan, recorded, scale, spec, store
@@ -148,7 +122,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     if request.table == EVERY or request.device:
         return _model(request, overrides)
     table = spec.load(request.table)
-    launcher, at_once = _launcher(request, overrides)
+    launcher, at_once = making.launcher(request.jobs, overrides)
     wish = _wish(request, overrides, table, scale.load(request.scale))
     folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
     if request.render:
@@ -244,28 +218,12 @@ def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: S
     from fedbench.tables.cell_config import Wish
 
     mine = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
-    settings = tuple(text for text in mine if _is_setting(text))
-    changed = tuple(text for text in mine if not _is_setting(text))
+    settings = tuple(text for text in mine if making.is_setting(text))
+    changed = tuple(text for text in mine if not making.is_setting(text))
     settings = ("progress=none", *settings)
     chosen = table.only(request.rows, request.columns)
     rows, columns = ([each.label for each in line] for line in (chosen.rows, chosen.columns))
     return Wish(scale, request.seeds, request.substitute, changed, settings, tuple(rows), tuple(columns))
-
-
-def _is_setting(override: str) -> bool:
-    return is_setting(override.lstrip("+~").partition("=")[0])
-
-
-def _launcher(request: Request, overrides: Sequence[str]) -> tuple[list[str], int]:
-    """(Hydra overrides that choose the launcher, runs at once)."""
-    import torch
-
-    chosen = [text for text in overrides if text.lstrip("+~").startswith("hydra")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jobs = request.jobs or (1 if torch.cuda.is_available() else cores)
-    if chosen or jobs == 1:
-        return chosen, 1 if not chosen else jobs
-    return ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs
 
 
 def _announce(planned: Plan, missing: Sequence[Job], at_once: int) -> None:
@@ -296,18 +254,4 @@ def _announce(planned: Plan, missing: Sequence[Job], at_once: int) -> None:
 
 
 def _run(missing: Sequence[Job], launcher: Sequence[str], table: TableSpec) -> None:
-    from rich.progress import Progress
-
-    from fedbench.tables.execute import run_all
-
-    first = [job for job in missing if job.config.labels["method"] == "local"]
-    rest = [job for job in missing if job.config.labels["method"] != "local"]
-    with Progress() as progress:
-        bar = progress.add_task("runs", total=len(missing))
-
-        def watch(finished: Sequence[Job], failed: Sequence[Job]) -> None:
-            text = f"runs, {len(failed)} failed" if failed else "runs"
-            progress.update(bar, completed=len(finished) + len(failed), description=text)
-
-        timed = any(metric.timing for metric in table.metrics)
-        run_all((first, rest), launcher, watch, join_seeds=not timed)
+    making.run(missing, launcher, join_seeds=not any(metric.timing for metric in table.metrics))

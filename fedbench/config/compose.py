@@ -20,6 +20,7 @@ SETTINGS = (
     "tensorboard",
     "mlflow",
     "save_models",
+    "record",
     "force",
     "stale",
 )

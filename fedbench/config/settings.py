@@ -81,6 +81,7 @@ class SettingsConfig(Component):
     force: bool = False  # repeat a run that has finished
     stale: str = one_of("show", "rerun", "error")  # what other code made: show it (and say so), ...
     save_models: bool = False  # keep the final client models beside the results
+    record: tuple[str, ...] = ()  # what else to keep, as [cka,similarity@1,50]: fedbench.recorders
     progress: str = one_of("auto", "bar", "lines", "none")
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,6 +15,7 @@ from fedbench.engine.clients.store import ClientStore
 from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.hooks import Calls
 from fedbench.engine.preparation import Preparing
+from fedbench.engine.recording import Moment, Recorder
 from fedbench.engine.scores import common_tally, competing, latest, scored_sets, tallies
 from fedbench.engine.setup import Setup
 from fedbench.engine.state import State
@@ -36,6 +37,7 @@ class Simulation:
         trainer: Trainer,
         observer: Observer | None = None,
         storage: Storage | None = None,
+        recorders: Sequence[Recorder] = (),
     ) -> None:
         """`observer` is told of phases and records; `storage`: where clients' memory is kept."""
         self.observer = observer or Observer()
@@ -44,6 +46,7 @@ class Simulation:
         self.trainer = trainer
         self.storage = storage or Storage.of(setup)
         self.sets = scored_sets(setup)
+        self.recorders = recorders
 
     def begin(self) -> State:
         """Initialise and prepare the method, and score it untrained (round 0)."""
@@ -83,6 +86,7 @@ class Simulation:
             outcome = self.trainer.train(ids, message, memory, clock, self.sets if after_training else ())
         self._receive(state, cohort, outcome)
         state.round += 1
+        self._look(state, cohort, message, outcome)
         if due:
             scores = {} if setup.protocol.score == "trained" else self.score(state)
             if after_training:
@@ -109,6 +113,14 @@ class Simulation:
             method = self.setup.method
             call = Calls(method, cohort.clock, cohort.ids)
             state.server = call("aggregate", method.aggregate, state.server, outcome.uploads, cohort)
+
+    @torch.no_grad()
+    def _look(self, state: State, cohort: Cohort, message: Tree, outcome: Outcome) -> None:
+        """Let the recorders that are due add to the run's arrays."""
+        due = [each for each in self.recorders if each.due(state.round, self.setup.protocol.rounds)]
+        moment = Moment(self.setup, cohort, message, outcome.memory, outcome.uploads, state.server)
+        for recorder in due:
+            state.arrays = recorder.added(state.arrays, moment)
 
     def _message(self, state: State, cohort: Cohort) -> Tree:
         method = self.setup.method

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.plots import style
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
-OURS, PUBLISHED = (
-    "#0072B2",
-    "#D55E00",
-)  # of Okabe and Ito's palette: told apart by colour-blind readers, and in grey
+OURS, PUBLISHED = style.COLOURS[:2]
 APART = 0.16  # of a line, by which ours lies above it and the published value below
 
 
@@ -25,8 +24,8 @@ def beside(metrics: Mapping[str, Floats], names: Sequence[str], title: str) -> F
     """Mean and standard deviation, ours and published, [names, 4] in that order, for each metric; nan is left out."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 0.8 + 0.31 * len(names)), layout="constrained", facecolor="white")
-    figure.suptitle(title, fontsize=12)
+    figure = Figure(figsize=(style.PAGE, 0.7 + 0.2 * len(names)), layout="constrained", facecolor="white")
+    figure.suptitle(title)
     axes = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for axis, (label, values) in zip(axes, metrics.items(), strict=True):
         _panel(axis, values)
@@ -50,8 +49,8 @@ def _panel(axis: Axes, values: Floats) -> None:
             fmt=marker,
             color=colour,
             markerfacecolor=face,
-            markersize=5,
-            linewidth=1.3,
+            markersize=3.5,
+            linewidth=1.0,
             label=label,
         )
     axis.grid(axis="x", alpha=0.3)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # `--help` gets by without torch
     from omegaconf import DictConfig
 
     from fedbench.engine.method import Method
+    from fedbench.engine.recording import Recorder
 
 NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
     "dataset": ("root", "download", "model", "path"),
@@ -99,10 +100,18 @@ class RunConfig:
             "reference_seed": None,
             "force": False,
             "save_models": False,
+            "record": [],
         }
         if self.reference_seed != self.seed:
             values |= {"seed": self.reference_seed, "partition_seed": self.partition_seed}
         return values
+
+    @cached_property
+    def recorders(self) -> tuple[Recorder, ...]:
+        """What is looked at besides scores; no part of the run's key."""
+        from fedbench import recorders
+
+        return recorders.parse(self.settings.record)
 
     @cached_property
     def local(self) -> RunConfig | None:
@@ -143,7 +152,9 @@ def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
     schemas = {group: _schema(group, json.dumps(plain[group])) for group in SCHEMAS}
     rest = {key: value for key, value in plain.items() if key not in sections}
     settings = _schema("settings", json.dumps(rest))
-    return RunConfig(plain, **kept, **made, **schemas, settings=settings)
+    run = RunConfig(plain, **kept, **made, **schemas, settings=settings)
+    _ = settings.record and run.recorders  # refuses what there is none of
+    return run
 
 
 @functools.lru_cache(

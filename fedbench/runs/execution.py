@@ -20,6 +20,7 @@ from fedbench.engine.clients.storage import Storage
 from fedbench.engine.hooks import Calls
 from fedbench.engine.kinds import assemble
 from fedbench.engine.pick.hardware import pick_device, pick_trainer
+from fedbench.engine.recording import check
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
@@ -32,7 +33,7 @@ from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise
-from fedbench.runs import fingerprint
+from fedbench.runs import fingerprint, recorded
 from fedbench.runs.config import RunConfig, run_key
 from fedbench.runs.places import folder_of, labels_of, standing
 
@@ -55,6 +56,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
     try:
         status = "new" if run.settings.force else standing(run, folder)
         if status == "finished":
+            recorded.require(run, folder, recorded.kept(folder), run.protocol.rounds)
             row = folder.result()
             observer.recall(row)
         else:
@@ -77,6 +79,8 @@ def _simulate(
     purpose: str,
 ) -> dict[str, Any]:
     setup, partition, dataset = build(run)
+    for recorder in run.recorders:
+        check(recorder, setup)
     local, local_key = local_reference(run)
     folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
     folder.write_environment(environment(str(setup.federation.device)))
@@ -89,12 +93,13 @@ def _simulate(
         trainer = seating(trainer)
     try:
         storage = Storage.of(setup, run.hardware, folder.path)
-        simulation = Simulation(setup, trainer, observer, storage)
+        simulation = Simulation(setup, trainer, observer, storage, run.recorders)
         resumed = folder.status() == "partial"
         if not resumed:
             folder.begin(fingerprint.code_of(run))
         if resumed:
             state = states.load(folder.checkpoint, key, setup.federation.device, storage)
+            recorded.require(run, folder, state.arrays, state.round)
         observer.start(
             replace(labels_of(run), variant=purpose), run.protocol.rounds, state.round if resumed else 0
         )
@@ -201,8 +206,8 @@ def _write(
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
     if matrix is not None:
         folder.write_collaboration(matrix.numpy())
-    recorded = call("record", method.record, state.server)
-    found = {name: array.cpu().numpy() for name, array in recorded.items()}
+    own = call("record", method.record, state.server)
+    found = {name: array.cpu().numpy() for name, array in own.items()}
     if arrays := {**state.arrays, **found}:
         folder.write_arrays(arrays)
     row = summarise(

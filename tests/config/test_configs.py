@@ -22,7 +22,7 @@ FILES = sorted(
     for group in GROUPS
     for file in CONF.glob(f"{group}/*.yaml")
 )
-ELSEWHERE = ("table", "scale", "experiment", "hydra")  # tested in tests/tables/ and tests/test_experiments.py
+ELSEWHERE = ("table", "figure", "scale", "experiment", "hydra")  # tested in tests of their own
 PARTIAL = {"model/auto"}  # points at another file's component and leaves its fields to their defaults
 
 

@@ -1,0 +1,145 @@
+"""What may be kept of a run besides its scores: recorders look at a round when it is over, and change nothing.
+
+Arrays are kept with the run's as record/NAME/PART [T, ...], one entry a round that was looked at, and these rounds as
+record/NAME/round [T]; so a checkpoint holds them, and an interrupted run loses none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock, Cohort
+from fedbench.engine.pick.trial import opening
+from fedbench.engine.setup import Setup
+
+PREFIX = "record"
+ROUND = "round"
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A round that is over: what crossed the network, and what the server has made of it."""
+
+    setup: Setup
+    cohort: Cohort
+    message: Tree  # [C, ...]
+    memory: Tree  # [C, ...], after training
+    uploads: Tree  # [C, ...]
+    server: Tree  # after aggregation
+
+    @property
+    def round(self) -> int:
+        """Rounds completed, this one included."""
+        return self.cohort.clock.round + 1
+
+    @cached_property
+    def models(self) -> Tree:
+        """The network [C, ...] that each client has trained: of what it uploads, keeps, or was sent, in this order.
+
+        Raises:
+            ConfigError: the method trains no single network a client.
+        """
+        task = self.setup.task
+        names = task.parameters | task.buffers
+        known = {**self.message, **self.memory, **self.uploads}
+        if not names <= set(known):
+            raise ConfigError("its clients do not train one network each")
+        return {name: known[name] for name in sorted(names)}
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Random draws of a recorder's own, which no draw of the run depends on."""
+        return rng.torch_rng(self.setup.seed, f"{PREFIX}/{purpose}", self.round)
+
+    def square(self, matrix: Tensor) -> np.ndarray:
+        """Values [..., C, C] between the cohort's clients as [..., N, N] between all; nan where one was absent."""
+        count = self.setup.federation.clients
+        found = np.full((*matrix.shape[:-2], count, count), np.nan)
+        ids = self.cohort.ids.numpy()
+        found[..., ids[:, None], ids] = matrix.double().cpu().numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class Recorder(ABC):
+    """Looks after `rounds` completed rounds; with none given after every round if `always`, else after the last."""
+
+    rounds: tuple[int, ...] = ()
+
+    name: ClassVar[str]
+    always: ClassVar[bool] = False
+
+    @abstractmethod
+    def look(self, moment: Moment) -> Arrays:
+        """The arrays of this round, by part.
+
+        Raises:
+            ConfigError: the method does not have what is looked for.
+        """
+
+    def fits(self, moment: Moment) -> None:
+        """Raise what `look` would, at less cost where looking is dear."""
+        self.look(moment)
+
+    def due(self, completed: int, rounds: int) -> bool:
+        """Whether to look after `completed` rounds of `rounds`."""
+        return completed in self.rounds if self.rounds else self.always or completed == rounds
+
+    def key(self, part: str) -> str:
+        """The name of an array in the run's folder."""
+        return f"{PREFIX}/{self.name}/{part}"
+
+    def added(self, arrays: Arrays, moment: Moment) -> dict[str, np.ndarray]:
+        """`arrays` of a run with those of this round."""
+        found = {**self.look(moment), ROUND: np.array(moment.round)}
+        added = dict(arrays)
+        for part, array in found.items():
+            name, entry = self.key(part), np.stack([array])
+            added[name] = np.concatenate([added[name], entry]) if name in added else entry
+        return added
+
+    def lacks(self, arrays: Arrays, completed: int, rounds: int) -> bool:
+        """Whether `arrays` of a run after `completed` rounds of `rounds` do not hold every round that was due."""
+        wanted = {done for done in range(1, completed + 1) if self.due(done, rounds)}
+        return not wanted <= set(np.asarray(arrays.get(self.key(ROUND), [])).tolist())
+
+
+@torch.no_grad()
+def check(recorder: Recorder, setup: Setup) -> None:
+    """Try a recorder on two clients that have not trained.
+
+    Raises:
+        ConfigError: it looks after a round that the run does not have, or for what the method does not have.
+    """
+    rounds = setup.protocol.rounds
+    if late := [each for each in recorder.rounds if not 1 <= each <= rounds]:
+        raise ConfigError(f"record={recorder.name}@{late[0]}: the run has rounds 1 to {rounds}")
+    try:
+        recorder.fits(_trial(setup))
+    except ConfigError as error:
+        raise ConfigError(
+            f"record={recorder.name} does not fit {type(setup.method).__name__}: {error}"
+        ) from error
+
+
+def _trial(setup: Setup) -> Moment:
+    ids, clock = torch.arange(min(2, setup.federation.clients)), Clock(0, setup.protocol.rounds)
+    message, memory = opening(setup, ids, clock)
+    server, _ = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
+    ended = []
+    for place, client in enumerate(ids.tolist()):
+        view = setup.client(client, trees.row(message, place), trees.row(memory, place), clock)
+        ended.append(setup.method.finish(setup.method.start(view), view))
+    uploads, kept = (trees.stack(list(each)) for each in zip(*ended, strict=True))
+    return Moment(setup, setup.cohort(ids, clock), message, kept, uploads, setup.federation.placed(server))

@@ -1,0 +1,113 @@
+"""The files of a drawn figure: SCALE/NAME.npz (its arrays), .json (what is said of it), .svg and .png."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.core.errors import Damaged
+from fedbench.core.files import as_npz, write_bytes, write_text
+from fedbench.core.sealed import load_npz
+from fedbench.figures import spec as specs
+from fedbench.figures.judges import judge
+from fedbench.figures.plan import FigurePlan
+from fedbench.figures.spec import SETTINGS
+from fedbench.plots import style
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is said of a drawn figure."""
+
+    name: str
+    scale: str
+    mirrors: str  # as "FedSaC, Figure 1"
+    title: str
+    data: str
+    seeds: tuple[int, ...]
+    command: str
+    claim: str
+    verdict: str
+    shows: str
+    note: str = ""
+
+    @property
+    def caption(self) -> str:
+        """Data, protocol, seeds and command."""
+        count = len(self.seeds)
+        seeds = f"seed {self.seeds[0]}" if count == 1 else f"{count} seeds, mean and one standard deviation"
+        note = f" {self.note}" if self.note else ""
+        return f"{self.mirrors}: {self.title}. {self.data}; {seeds}.{note} {self.command}"
+
+
+def write(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> Drawn:
+    """Keep the arrays of a figure and what is said of them, and draw it."""
+    spec, verdict = plan.spec, judge(plan.spec.name, arrays)
+    changed = f" with {' '.join(plan.wanted.changed)}" if plan.wanted.changed else ""
+    drawn = Drawn(
+        spec.name, plan.scale, spec.mirrors, spec.title, plan.setting.data + changed,
+        tuple(plan.runs.seeds), plan.command(), spec.claim, verdict.word, verdict.shows, spec.note,
+    )  # fmt: skip
+    place = folder / plan.scale / spec.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(place.with_suffix(".npz"), as_npz({key: compact(array) for key, array in arrays.items()}))
+    write_text(place.with_suffix(".json"), json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n")
+    draw(place, drawn, arrays, formats)
+    return drawn
+
+
+def compact(array: Any) -> np.ndarray:
+    """Numbers in single precision: what a figure shows."""
+    found = np.asarray(array)
+    return found.astype(np.float32) if found.dtype == np.float64 else found
+
+
+def draw(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> None:
+    """Draw a figure from its arrays, without any run."""
+    paper, _, number = drawn.name.rpartition("_")
+    function = getattr(importlib.import_module(f"fedbench.plots.{paper}"), number)
+    with style.styled(drawn.name):
+        style.save(function(arrays), place, drawn.caption, formats)
+
+
+def render(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
+    """Judge and draw again what is kept at `place` (no suffix), in the words that its YAML has today."""
+    drawn, arrays = read(place)
+    spec, verdict = specs.load(drawn.name), judge(drawn.name, arrays)
+    drawn = replace(drawn, verdict=verdict.word, shows=verdict.shows, title=spec.title, claim=spec.claim)
+    drawn = replace(drawn, note=spec.note, mirrors=spec.mirrors)
+    write_text(place.with_suffix(".json"), json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n")
+    draw(place, drawn, arrays, formats)
+    return drawn
+
+
+def read(place: Path) -> tuple[Drawn, Arrays]:
+    """What `write` kept at `place` (no suffix).
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    try:
+        content = json.loads(place.with_suffix(".json").read_text(encoding="utf-8"))
+        drawn = Drawn(**{**content, "seeds": tuple(content["seeds"])})
+        arrays = load_npz(place.with_suffix(".npz"))
+        if arrays is None:
+            raise ValueError("no arrays")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = f"{place}.json or .npz is not as it was written"
+        raise Damaged(f"{reason}; python -m fedbench.figure {place.name} makes it again") from error
+    return drawn, arrays
+
+
+def place_of(folder: Path, name: str) -> Path | None:
+    """Where the figure is kept at the scale nearest the paper's (no suffix); None if it has not been made."""
+    places = [folder / scale / name for scale in SETTINGS]
+    return next((place for place in places if place.with_suffix(".json").is_file()), None)

@@ -1,0 +1,137 @@
+"""The figures of FedCollab (Bao et al., ICML 2023). Arrays: see fedbench.figures.read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbench.plots import parts, style
+from fedbench.plots.style import Arrays
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def f1(a: Arrays) -> Figure:
+    """Global or local model, over distance (columns "s=...", at 1 - s) and over quantity ("n=...")."""
+    figure, axes = style.panels(1, 2, height=2.4)
+    names = list(a["columns"])
+    score = a["score/score"].transpose(0, 2, 1)
+    near = [c for c, name in enumerate(names) if name.startswith("s=")]
+    many = [c for c, name in enumerate(names) if name.startswith("n=")]
+    far = [1 - float(names[c][2:]) for c in near]
+    parts.curves(axes[0, 0], far, score[:, :, near], a["rows"], dense=False)
+    axes[0, 0].set(xlabel="distance (1 - s)", ylabel="mean accuracy, %", title="(a) over distance")
+    sizes = [float(names[c][2:]) for c in many]
+    parts.curves(axes[0, 1], sizes, score[:, :, many], a["rows"], dense=False)
+    axes[0, 1].set(xlabel="samples a client", xscale="log", title="(b) over quantity")
+    axes[0, 1].set_xticks(sizes, [names[c][2:] for c in many])
+    axes[0, 1].minorticks_off()
+    style.legend(figure, axes[0, 0])
+    return figure
+
+
+def f3(a: Arrays) -> Figure:
+    """Samples of each label on each client: large and small clients on scales of their own."""
+    counts = a["counts/0/0"]
+    figure, axes = style.panels(1, 2, height=2.3)
+    half = len(counts) // 2
+    for axis, own, start in ((axes[0, 0], counts[:half], 0), (axes[0, 1], counts[half:], half)):
+        left = np.zeros(len(own))
+        for label in np.flatnonzero(counts.sum(0)):
+            look = style.look(int(label))
+            hatch = ("", "///", "...", "xx")[int(label) % 4]
+            axis.bar(
+                np.arange(start, start + len(own)), own[:, label], bottom=left, color=look["color"],
+                hatch=hatch, edgecolor="white", linewidth=0.3, label=f"label {label}",
+            )  # fmt: skip
+            left = left + own[:, label]
+        axis.set(xlabel="client", ylabel="training samples", xticks=range(start, start + len(own)))
+    style.legend(figure, axes[0, 0], 5)
+    return figure
+
+
+def f4(a: Arrays) -> Figure:
+    """The label that each client's type sees in the place of each."""
+    maps = a["label_map"]  # [N, K]
+    types, first = np.unique(maps, axis=0, return_index=True)
+    types = types[np.argsort(first)]
+    figure, ((axis,),) = style.panels(height=1.7, width=style.PAGE)
+    image = axis.imshow(types, aspect="auto")
+    middle = types.max() / 2
+    for (row, column), value in np.ndenumerate(types):
+        axis.text(
+            column, row, str(value), ha="center", va="center", color="white" if value < middle else "black"
+        )
+    ranges = [np.flatnonzero((maps == each).all(1)) for each in types]
+    axis.set_yticks(range(len(types)), [f"clients {own.min()}-{own.max()}" for own in ranges])
+    axis.set(xlabel="label", xticks=range(types.shape[1]))
+    axis.spines[:].set_visible(False)
+    figure.colorbar(image, ax=axis, label="seen as", pad=0.01)
+    return figure
+
+
+def f5(a: Arrays) -> Figure:
+    """Distances between clients by method, and the authors' own where they are of this scenario."""
+    found = {
+        str(name).partition(",")[0]: a[f"array/distances/{r}/0"][0]
+        for r, name in enumerate(a["rows"])
+        if f"array/distances/{r}/0" in a
+    }
+    if "authors" in a:
+        found["FedCollab (authors)"] = a["authors"]
+    across = len(found)
+    figure, axes = style.panels(1, across, height=1.9)
+    for axis, (name, matrix) in zip(axes[0], found.items(), strict=True):
+        image = axis.imshow(matrix, vmin=0.0)
+        axis.set(
+            title=name, xlabel="client", xticks=range(0, len(matrix), 5), yticks=range(0, len(matrix), 5)
+        )
+        axis.spines[:].set_visible(False)
+        figure.colorbar(image, ax=axis, shrink=0.75, location="bottom", pad=0.03)
+    return figure
+
+
+def f6(a: Arrays) -> Figure:
+    """Accuracy and coalitions over C, evenly spaced."""
+    figure, (top, bottom) = style.panels(2, 1, height=1.6, sharex=True)
+    names = list(a["rows"])
+    place = np.arange(len(names))
+    parts.curves(top[0], place, a["score/acc"][:, 0].T[None], ["FedCollab"], dense=False)
+    top[0].set_ylabel("accuracy, %")
+    count = np.array([[len(np.unique(each)) for each in a[f"array/coalition/{r}/0"]] for r in place])
+    parts.curves(bottom[0], place, count.T[None], ["coalitions"], dense=False, start=1)
+    bottom[0].set(ylabel="coalitions", xlabel="C", yscale="log")
+    bottom[0].set_yticks([1, 2, 3, 5, 10, 20], ["1", "2", "3", "5", "10", "20"])
+    bottom[0].minorticks_off()
+    bottom[0].set_xticks(place, names)
+    return figure
+
+
+def f7(a: Arrays) -> Figure:
+    """Accuracy of the newcomer, and of the coalition that it joins, over rounds; Local's dotted."""
+    figure, ((axis,),) = style.panels(height=2.6)
+    clients = a["clients/acc_on_local"]  # [R, C, S, T, N]
+    joined, alone = clients[0, 0], clients[1, 0]
+    rounds = a["round"]
+    lines = [joined[..., 0], alone[..., 0], joined[..., 1:5].mean(-1)]
+    names = ["client 0 (joins)", "client 0 (Local)", "clients 1-4 (its coalition)"]
+    parts.curves(axis, rounds, lines, names)
+    axis.axvline(float(a["join_round"]), color=style.INK, linewidth=0.8, linestyle=":")
+    axis.set(xlabel="round (dotted: client 0 joins)", ylabel="accuracy, %")
+    style.legend(figure, axis, 2)
+    return figure
+
+
+def f8(a: Arrays) -> Figure:
+    """The solver's objective along its way from each order, and when it last improved."""
+    figure, ((left, right),) = style.panels(1, 2, height=2.3)
+    values, step = a["values"], int(a["clients"])
+    left.plot(np.arange(values.shape[1]), values.T, color=style.COLOURS[0], alpha=0.15, linewidth=0.8)
+    left.set(xlabel="inner iterations", ylabel="objective (Eq. 10)")
+    left.grid()
+    edges = np.arange(0, a["iterations"].max() + 2 * step, step) - step / 2  # a pass visits every client
+    right.hist(a["iterations"], bins=edges, color=style.COLOURS[0], rwidth=0.8)
+    right.set(xlabel="inner iterations until a pass moves nobody", ylabel="orders")
+    return figure

@@ -1,0 +1,51 @@
+"""The figures of FedReMa (Liang et al., ECAI 2024). Arrays: see fedbench.figures.read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedbench.plots import parts, style
+from fedbench.plots.style import Arrays
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def f1(a: Arrays) -> Figure:
+    """Accuracy over the samples of a client by method."""
+    figure, ((axis,),) = style.panels(height=2.8)
+    x = [float(name) for name in a["columns"]]
+    parts.curves(axis, x, a["score/score"].transpose(0, 2, 1), a["rows"], dense=False)
+    axis.set(xlabel="samples a client", ylabel="accuracy, %", xscale="log")
+    axis.set_xticks(x, a["columns"])
+    axis.minorticks_off()
+    style.legend(figure, axis, 3)
+    return figure
+
+
+def f3(a: Arrays) -> Figure:
+    """S at four rounds of FedAvg."""
+    S, rounds = a["array/record/similarity/value/0/0"][0], a["array/record/similarity/round/0/0"][0]
+    figure, axes = style.panels(1, len(S), height=2.0)
+    for axis, matrix, done in zip(axes[0], S, rounds, strict=True):
+        image = axis.imshow(matrix, vmin=0, vmax=1)
+        axis.set(title=f"t = {int(done)}", xlabel="client")
+        parts.whole(axis)
+        axis.spines[:].set_visible(False)
+    axes[0, 0].set_ylabel("client")
+    figure.colorbar(image, ax=axes[0], shrink=0.8, pad=0.01, label="S")
+    return figure
+
+
+def f4(a: Arrays) -> Figure:
+    """Accuracy over rounds by method, a panel each s."""
+    figure, axes = style.panels(2, 2, height=2.0, sharex=True)
+    for index, (axis, name) in enumerate(zip(axes.flat, a["columns"], strict=True)):
+        parts.curves(axis, a["round"], a["curve/acc_on_local_pooled"][:, index], a["rows"])
+        axis.set_title(name)
+    for axis in axes[-1]:
+        axis.set_xlabel("round")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy, %")
+    style.legend(figure, axes[0, 0], 5)
+    return figure

@@ -1,0 +1,201 @@
+"""Recorders against their definitions, on small cases; and what a run keeps of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from fedbench import recorders
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
+from fedbench.engine.recording import Moment, Recorder
+from fedbench.methods.parts import subspace
+from fedbench.recorders import RECORDERS, parse
+from fedbench.recorders.models import kernel, outputs
+from fedbench.results.folder import ARRAYS, files_of
+from fedbench.runs import execution
+from fedbench.runs.config import run_key
+from tests.helpers.runs import config
+
+
+def only(name: str) -> Recorder:
+    return parse([name])[0]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Moment:
+    """The last of two rounds of FedAvg with three of four clients, as a recorder sees it."""
+    kept: list[Moment] = []
+
+    class Spy(Recorder):
+        name = "spy"
+
+        def look(self, moment: Moment) -> dict[str, np.ndarray]:
+            kept.append(moment)
+            return {}
+
+    run = config(tmp_path_factory.mktemp("runs"), "method=fedavg", "protocol.rounds=2", "protocol.cohort=3")
+    setup = execution.build(run)[0]
+    simulation = execution.Simulation(setup, execution.pick_trainer(setup, run.hardware), recorders=[Spy()])
+    state = simulation.begin()
+    while not simulation.done(state):
+        simulation.step(state)
+    (moment,) = kept
+    return moment
+
+
+def value(name: str, moment: Moment) -> Any:
+    return only(name).look(moment)["value"]
+
+
+def test_linear_cka_is_its_definition_and_knows_no_rotation_or_scale() -> None:
+    generator = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(30, width, generator=generator, dtype=torch.float64) for width in (4, 6))
+    x, y = X - X.mean(0), Y - Y.mean(0)
+    expected = (y.t() @ x).norm() ** 2 / ((x.t() @ x).norm() * (y.t() @ y).norm())
+    assert float(kernel(X) @ kernel(Y)) == pytest.approx(float(expected))
+    turn, _ = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))
+    assert float(kernel(X) @ kernel(3 * X @ turn + 1)) == pytest.approx(1.0)
+
+
+def test_cka_compares_every_layer_of_those_who_took_part(seen: Moment) -> None:
+    found, ids = value("cka", seen), seen.cohort.ids.tolist()
+    assert found.shape == (3, 4, 4), "the network has three linear maps"
+    (absent,) = set(range(4)) - set(ids)
+    assert np.isnan(found[:, absent]).all()
+    x, _ = seen.setup.federation.gather(seen.setup.federation.global_test[:1])
+    model = trees.row(seen.models, 0)
+    layers = outputs(seen.setup.task, model, x)
+    assert torch.allclose(layers[-1], seen.setup.task.apply(model, x)), "the last layer is the classifier"
+    inside = found[:, ids][:, :, ids]
+    assert np.allclose(inside, inside.transpose(0, 2, 1))
+    assert np.allclose([np.diag(each) for each in inside], 1)
+    assert inside.min() > 0
+
+
+def test_cosines_of_weights_updates_and_classifiers(seen: Moment) -> None:
+    i, j = (seen.cohort.ids.tolist()[place] for place in (0, 2))
+    flat, sent = (trees.flatten(tree) for tree in (seen.models, seen.message))
+    assert value("model_cosine", seen)[i, j] == pytest.approx(
+        float(cosine_similarity(flat[0], flat[2], dim=0)), abs=1e-6
+    )
+    change = flat - sent
+    assert value("update_cosine", seen)[i, j] == pytest.approx(
+        float(cosine_similarity(change[0], change[2], dim=0)), abs=1e-6
+    )
+    rows = seen.models["head.weight"]
+    expected = [float(cosine_similarity(rows[0, c], rows[2, c], dim=0)) for c in range(10)]
+    assert value("classifier_cosine", seen)[:, i, j] == pytest.approx(expected, abs=1e-6)
+
+
+def test_variance_of_updates_is_eq_10(seen: Moment) -> None:
+    names = ("head.weight", "head.bias")
+    change = torch.cat([(seen.uploads[n] - seen.message[n]).flatten(1).double() for n in names], dim=1)
+    mean = sum(change) / 3
+    expected = sum(float((each - mean).norm() ** 2) for each in change)
+    assert float(value("update_variance", seen)) == pytest.approx(expected)
+
+
+def test_similarity_is_of_soft_answers_to_one_feature(seen: Moment) -> None:
+    found, (a, b) = value("similarity", seen), seen.cohort.ids[:2].tolist()
+    task = seen.setup.task
+    first = task.stages[0]  # the whole of a network of linear maps is classifier
+    probe = torch.rand((1, *task.shape_before(first)), generator=seen.generator("similarity"))
+    answers = [
+        (task.apply(trees.row(seen.models, k), probe, since=first)[0].double() / 0.5).softmax(0)
+        for k in (0, 1)
+    ]
+    assert found[a, b] == pytest.approx(float(cosine_similarity(*answers, dim=0)))
+    assert np.array_equal(found, value("similarity", seen), equal_nan=True), "no draw of the run's is used up"
+
+
+def test_complementarity_is_of_the_clients_own_features(seen: Moment) -> None:
+    a, b = seen.cohort.ids[:2].tolist()
+    task, federation = seen.setup.task, seen.setup.federation
+    bases = [
+        subspace.directions(trees.row(seen.models, place), federation.all_of(client), task, 3)
+        for place, client in ((0, a), (1, b))
+    ]
+    angles = torch.linalg.svdvals(bases[0].double().t() @ bases[1].double()).clamp(max=1).arccos()
+    assert value("complementarity", seen)[a, b] == pytest.approx(float(angles.mean().cos()), abs=1e-6)
+
+
+def test_rounds_are_read_off_the_list() -> None:
+    first, second = parse(["cka", "similarity@1", "50", "10"])
+    assert (first.name, first.rounds, second.name, second.rounds) == ("cka", (), "similarity", (1, 10, 50))
+    assert [done for done in range(1, 61) if second.due(done, 60)] == [1, 10, 50]
+    assert [done for done in range(1, 61) if first.due(done, 60)] == [60]
+    assert all(only("update_variance").due(done, 60) for done in range(1, 61))
+    for entries in (["cka@x"], ["cka", "cka"]):
+        with pytest.raises(ConfigError):
+            parse(entries)
+    with pytest.raises(UnknownName, match="cka"):
+        parse(["ckas"])
+
+
+def test_a_run_keeps_what_was_recorded_and_its_numbers(tmp_path: Path) -> None:
+    plain = config(tmp_path / "plain", "method=fedavg")
+    asked = config(tmp_path / "asked", "method=fedavg", "record=[update_variance,similarity@1,3]")
+    assert run_key(plain) == run_key(asked)
+    rows = [execution.execute(each) for each in (plain, asked)]
+    assert rows[0].row["acc"] == rows[1].row["acc"]
+    arrays = files_of(rows[1].folder).npz(ARRAYS)
+    assert arrays["record/update_variance/round"].tolist() == [1, 2, 3, 4]
+    assert arrays["record/similarity/round"].tolist() == [1, 3]
+    assert arrays["record/similarity/value"].shape == (2, 4, 4)
+    again = config(tmp_path / "plain", "method=fedavg", "record=[cka]")
+    with pytest.raises(FedbenchError, match="made without record=cka; force=true"):
+        execution.execute(again)
+    execution.execute(config(tmp_path / "plain", "method=fedavg", "record=[cka]", "force=true"))
+    assert "record/cka/value" in files_of(execution.execute(again).folder).npz(ARRAYS)
+
+
+@pytest.mark.parametrize(
+    ("method", "record", "reason"),
+    [
+        ("local", "update_variance", "Local: its clients are not sent"),
+        ("fedavg", "collaboration", "no collaboration matrix"),
+        ("fedavg", "simplex", "sosicfl"),
+        ("sosicfl", "cka", "one network each"),
+        ("fedavg", "cka@50", "rounds 1 to 4"),
+    ],
+)
+def test_what_a_method_has_not_is_refused_before_anything_trains(
+    tmp_path: Path, method: str, record: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        execution.execute(config(tmp_path, f"method={method}", f"record=[{record}]"))
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_every_recorder_looks_at_some_method(tmp_path: Path) -> None:
+    names = ",".join(name for name in RECORDERS if name != "simplex")
+    run = config(tmp_path, "method=fedsac", f"record=[{names}]", "protocol.rounds=1")
+    arrays = files_of(execution.execute(run).folder).npz(ARRAYS)
+    assert {name.split("/")[1] for name in arrays if name.startswith("record/")} == set(RECORDERS) - {
+        "simplex"
+    }
+    assert recorders.RECORDERS.get("simplex").__doc__
+
+
+def test_accuracy_over_the_simplex_is_that_of_the_models_there(tmp_path: Path) -> None:
+    run = config(
+        tmp_path, "method=sosicfl", "record=[simplex]", "protocol.rounds=1", "protocol.test.pool=false",
+        "method.clusters=2",
+    )  # fmt: skip
+    arrays = files_of(execution.execute(run).folder).npz(ARRAYS)
+    points, overall, local = (arrays[f"record/simplex/{part}"][0] for part in ("points", "global", "local"))
+    assert points.shape == (2000, 3)
+    assert np.allclose(points.sum(1), 1)
+    assert local.shape == (2000, 4)
+    assert np.isfinite(overall).all()
+    assert overall.std() > 0
+    rows = files_of(execution.execute(run).folder).csv("rounds.csv")
+    middle = np.abs(points - 1 / 3).sum(1).argmin()
+    if "acc_on_common" in rows[-1]:
+        assert overall[middle] * 100 == pytest.approx(float(rows[-1]["acc_on_common"]), abs=15)

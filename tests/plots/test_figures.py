@@ -1,0 +1,246 @@
+"""Every figure's drawing on made-up arrays: it has what it was given, at 8 points, told apart without colour."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbench.figures import overview
+from fedbench.figures.judges import judge
+from fedbench.figures.judges.verdict import AGREES, CANNOT, DIFFERS, VERDICTS, all_of, higher
+from fedbench.plots import parts, runs, style
+from fedbench.plots.labels import label_cosine, total_variation
+from fedbench.plots.sheet import sheet
+
+R = np.random.default_rng(0)
+T = np.arange(0, 40, 4)
+SIMPLEX = R.dirichlet(np.ones(3), 300)
+
+
+def grid(rows: list[str], columns: list[str], **more: Any) -> dict[str, Any]:
+    return {"rows": np.array(rows), "columns": np.array(columns), "seeds": np.arange(3), **more}
+
+
+def counts(clients: int, classes: int = 10) -> np.ndarray:
+    return R.integers(1, 50, (clients, classes))
+
+
+def square(*shape: int) -> np.ndarray:
+    return R.random((*shape, shape[-1]))
+
+
+def sensitivity(values: list[str]) -> dict[str, Any]:
+    names = ["homogeneous", "Dirichlet 0.5", "Dirichlet 0.1", "pathological"]
+    return grid(
+        [*values, "FedAvg", "Local"], names, **{"score/score": 80 + R.random((len(values) + 2, 4, 3))}
+    )
+
+
+def curves(rows: list[str], columns: list[str], *names: str) -> dict[str, Any]:
+    shape = (len(rows), len(columns), 3, len(T))
+    return grid(rows, columns, round=T, **{f"curve/{name}": 50 + 9 * R.random(shape) for name in names})
+
+
+def clusters() -> dict[str, Any]:
+    return {
+        "array/positions/0/0": SIMPLEX[None, :12],
+        "array/cluster/0/0": (np.arange(12) % 3)[None],
+        "array/centers/0/0": np.array([[[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]]),
+        "counts/0/0": counts(12),
+    }
+
+
+REMA = ["Local", "FedAvg", "FedPer", "FedPAC", "FedReMa"]
+SOSIC = ["FedAvg", "FedProx", "SosicFL"]
+C = ["0", "1", "4", "6", "8", "10", "1000"]
+TWO = ["s=1", "s=0.5", "s=0", "n=12", "n=60", "n=120"]
+VARIANCE = "array/record/update_variance"
+MADE: dict[str, dict[str, Any]] = {
+    "fedsac_f1": grid(
+        ["alone", "together"], TWO[:3], **{"score/score": R.random((2, 3, 3))},
+        **{f"array/record/model_cosine/value/1/{c}": square(3, 1, 2) for c in range(3)},
+        **{f"counts/0/{c}": counts(2) for c in range(3)},
+    ),
+    "fedsac_f3": grid(
+        ["similarity", "balanced", "complementarity"], ["-"], **{"counts/0/0": counts(6)},
+        **{f"array/record/{n}/value/{r}/0": square(1, 1, 6)
+           for n in ("update_cosine", "complementarity", "collaboration") for r in range(3)},
+    ),
+    "fedsac_f4": grid(["-"], list("abcd"), **{f"counts/0/{c}": counts(3) for c in range(4)}),
+    "fedsac_f5": sensitivity(["0.6", "0.9", "1.2"]),
+    "fedsac_f6": sensitivity(["0.2", "1.4"]),
+    "fedsac_f7": curves(["Local", "FedAvg", "FedSaC"], ["-"], "acc_on_global"),
+    "pfedsim_f1": grid(["-"], ["-"], **{"array/record/cka/value/0/0": square(1, 1, 5, 4)}),
+    "pfedsim_f2": grid(["-"], ["-"], **{"array/record/classifier_cosine/value/0/0": square(3, 1, 10, 4)}),
+    "pfedsim_f3": grid(["-"], ["Dir(0.1)", "Dir(0.5)"], **{f"counts/0/{c}": counts(9) for c in range(2)}),
+    "pfedsim_f5": grid(["-"], ["-"], images=R.random((4, 8, 8, 1)), domains=np.array(list("abcd"))),
+    "sosicfl_f2": grid(["-"], ["-"], **clusters()),
+    "sosicfl_f3": grid(["-"], ["-"], **clusters(), draws=R.dirichlet(np.ones(3), (3, 50))),
+    "sosicfl_f4": curves(SOSIC, ["-"], "acc_on_common", "acc_on_local"),
+    "sosicfl_f5": grid(
+        ["-"], ["-"], **clusters(),
+        **{f"array/record/simplex/{part}/0/0": value[None, None] for part, value in
+           (("points", SIMPLEX), ("global", R.random(300)), ("local", R.random((300, 12))))},
+    ),
+    "sosicfl_f6": grid(
+        SOSIC, ["-"], **{f"{VARIANCE}/value/{r}/0": 1 + R.random((3, 40)) for r in range(3)},
+        **{f"{VARIANCE}/round/0/0": np.arange(1, 41)[None]},
+    ),
+    "sosicfl_f7": grid(
+        ["C=5", "C=10", "FedAvg", "FedProx"], ["0.1", "0.4"], **{"score/acc_on_local": R.random((4, 2, 3))}
+    ),
+    "sosicfl_f8": curves(["FedAvg", "start at 0", "never (500)"], ["-"], "acc_on_local"),
+    "sosicfl_f9": curves([*SOSIC, "SosicFL-All"], ["-"], "acc_on_common", "acc_on_local"),
+    "fedrema_f1": grid(REMA, ["10", "60"], **{"score/score": R.random((5, 2, 3))}),
+    "fedrema_f3": grid(
+        ["-"], ["-"], **{"array/record/similarity/value/0/0": square(1, 4, 20)},
+        **{"array/record/similarity/round/0/0": np.array([[1, 10, 20, 30]])},
+    ),
+    "fedrema_f4": curves(REMA, list("abcd"), "acc_on_local_pooled"),
+    "fedcollab_f1": grid(
+        ["local", "global"], TWO, **{"score/score": R.random((2, 6, 3))},
+        **{f"counts/0/{c}": counts(2) for c in range(6)},
+    ),
+    "fedcollab_f3": grid(["-"], ["-"], **{"counts/0/0": counts(20)}),
+    "fedcollab_f4": grid(["-"], ["-"], label_map=np.stack([np.roll(np.arange(20), k // 5) for k in range(20)])),
+    "fedcollab_f5": grid(
+        ["FedCollab", "FeSEM", "KMeans", "FedCluster, eps1 10"], ["-"],
+        **{f"array/distances/{r}/0": square(1, 20) for r in range(4)},
+    ),
+    "fedcollab_f6": grid(
+        C, ["-"], **{"score/acc": R.random((7, 1, 3))},
+        **{f"array/coalition/{r}/0": R.integers(0, 4, (3, 20)) for r in range(7)},
+    ),
+    "fedcollab_f7": grid(
+        ["joins", "Local"], ["-"], round=T, join_round=np.array(20),
+        **{"clients/acc_on_local": R.random((2, 1, 3, len(T), 20))},
+    ),
+    "fedcollab_f8": grid(
+        ["-"], ["-"], values=np.sort(R.random((9, 60)))[:, ::-1], iterations=R.integers(40, 80, 9),
+        clients=np.array(20),
+    ),
+}  # fmt: skip
+
+
+def test_every_figure_is_drawn_here() -> None:
+    assert sorted(MADE) == sorted(overview.ordered())
+    assert len(MADE) == 28
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_a_figure_is_drawn_and_judged(name: str, tmp_path: Path) -> None:
+    paper, _, number = name.rpartition("_")
+    with style.styled(name):
+        figure = getattr(importlib.import_module(f"fedbench.plots.{paper}"), number)(MADE[name])
+        style.save(figure, tmp_path / name, "a caption " * 9, ("svg",))
+    text = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+    assert "a caption" in text
+    assert figure.get_size_inches()[0] in (style.COLUMN, style.PAGE)
+    for axis in figure.axes:
+        for label in (axis.xaxis.label, axis.yaxis.label, axis.title):
+            assert not label.get_text() or label.get_fontsize() >= style.SIZE
+    found = judge(name, MADE[name])
+    assert found.word in VERDICTS
+    assert found.shows
+
+
+def test_the_same_arrays_are_the_same_file(tmp_path: Path) -> None:
+    from fedbench.plots import fedrema
+
+    for copy in ("a", "b"):
+        with style.styled("fedrema_f1"):
+            style.save(fedrema.f1(MADE["fedrema_f1"]), tmp_path / copy, formats=("svg",))
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_no_two_lines_look_alike_in_grey() -> None:
+    looks = [style.look(index) for index in range(30)]
+    assert len({(str(each["linestyle"]), each["marker"], each["color"]) for each in looks}) == 30
+    first = [(str(each["linestyle"]), each["marker"]) for each in looks[:8]]
+    assert len(set(first)) == 8
+
+
+def test_lines_are_means_with_their_deviation() -> None:
+    figure, ((axis,),) = style.panels()
+    values = np.array([[[1.0, 2.0], [3.0, np.nan]]])
+    parts.curves(axis, [0, 1], values, ["x"])
+    assert axis.lines[0].get_ydata().tolist() == [2.0, 2.0]
+    band = axis.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(2 + np.sqrt(2))
+    assert figure.axes == [axis]
+
+
+def test_distances_of_labels() -> None:
+    q = np.array([[2, 2, 0], [1, 1, 0], [0, 0, 5]])
+    assert total_variation(q).tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+    assert label_cosine(q)[0] == pytest.approx([1, 1, 0])
+
+
+def test_what_counts_as_higher() -> None:
+    assert higher([3, 3.1, 3.2], [1, 1, 1]) is True
+    assert higher([1, 1, 1], [3, 3.1, 3.2]) is False
+    assert higher([1, 3, 2], [2, 1.5, 2.2]) is None
+    assert higher([3], [1]) is None, "one seed tells nothing"
+    assert (all_of([True, None]), all_of([None, False]), all_of([True])) == (None, False, True)
+
+
+def test_verdicts_follow_the_numbers() -> None:
+    def heights(ours: float) -> dict[str, Any]:
+        last = np.broadcast_to(np.array([60.0, 70.0, ours])[:, None, None, None], (3, 1, 3, 2)) + R.random(
+            (3, 1, 3, 2)
+        )
+        return grid(["Local", "FedAvg", "FedSaC"], ["-"], **{"curve/acc_on_global": last})  # fmt: skip
+
+    assert [judge("fedsac_f7", heights(x)).word for x in (90, 50)] == [AGREES, DIFFERS]
+    assert judge("pfedsim_f5", MADE["pfedsim_f5"]).word == CANNOT
+    layers = np.linspace(0.9, 0.2, 4)[:, None, None] * np.ones((4, 5, 5))
+    assert judge("pfedsim_f1", {"array/record/cka/value/0/0": layers[None, None]}).word == AGREES
+    assert judge("pfedsim_f1", {"array/record/cka/value/0/0": layers[None, None, ::-1]}).word == DIFFERS
+    block = np.arange(20) // 5
+    D = (block[:, None] != block).astype(float)
+    from fedbench.figures.judges.fedcollab import separation
+
+    assert (separation(D), separation(1 - D), separation(np.zeros((20, 20)))) == (1.0, 0.0, 0.5)
+
+
+def test_pictures_of_runs_show_what_they_are_given() -> None:
+    figure = runs.gains(np.array([3.0, -1.0, 5.0]))
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    assert heights == [5.0, 3.0, -1.0]
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert labels == ["2", "0", "1"]
+    W = np.kron(np.array([[0, 1], [1, 0]]), np.ones((2, 2)))[:, ::-1] / 2  # clients 0, 1 and 2, 3 together
+    mixed = W[np.ix_([0, 2, 1, 3], [0, 2, 1, 3])]
+    ordered = parts.order(mixed).tolist()
+    assert {frozenset(ordered[:2]), frozenset(ordered[2:])} == {frozenset({0, 2}), frozenset({1, 3})}
+    run = {
+        "round": [0, 5],
+        "acc": [10.0, 60.0],
+        "bytes_up": [0, 1e9],
+        "bytes_down": [0, 1e9],
+        "seconds_total": [0.0, 3.0],
+    }
+    left, right = runs.cost({"a": [run]}, "acc").axes  # fmt: skip
+    assert left.lines[0].get_xdata().tolist() == [0.0, 2.0]
+    assert list(right.lines[0].get_xdata()) == [0.0, 3.0]
+    assert runs.curves({"a": [run, run]}, "acc").axes[0].lines[0].get_ydata().tolist() == [10.0, 60.0]
+    assert runs.client_map(counts(9), np.eye(9)).axes
+    assert runs.client_map(np.array([[3, 1], [1, 3]])).axes
+
+
+def test_methods_that_are_not_told_apart_are_joined() -> None:
+    assert runs._alike(np.array([1.0, 2.0, 2.5, 6.0]), 1.2) == [(0, 1), (1, 2)]
+    figure = runs.critical_difference({"a": 1.0, "b": 2.0, "c": 6.0}, 1.2, 5)
+    assert {"a 1.0", "6.0 c"} <= {text.get_text().strip() for text in figure.axes[0].texts}
+
+
+def test_a_contact_sheet_shows_every_picture(tmp_path: Path) -> None:
+    with style.styled("x"):
+        for name in ("a", "b"):
+            style.save(runs.gains(np.array([1.0])), tmp_path / name, formats=("png",))
+    figure = sheet([tmp_path / "a.png", tmp_path / "b.png"], ["first", "second"])
+    assert [axis.get_title() for axis in figure.axes if axis.images] == ["first", "second"]
