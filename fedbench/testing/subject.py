@@ -106,6 +106,7 @@ class Subject:
         ids: Sequence[int] | None = None,
         clients: Sequence[int] = SIZES,
         dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
         **options: Any,
     ) -> Setup:
         """A run on toy `kind`; `options` go to `setup`."""
@@ -115,7 +116,7 @@ class Subject:
         options = {"cohort": 0.8, "rounds": ROUNDS, "epochs": 1, "score": score, **options}
         if clients is SIZES:
             clients = tuple(max(self.declared.smallest, size) for size in SIZES)
-        return setup(self.method, federation(clients, shape, ids=ids, dtype=dtype), model, **options)
+        return setup(self.method, federation(clients, shape, ids=ids, dtype=dtype, device=device), model, **options)
 
     def run(self, kind: str) -> Run:
         """The run on toy `kind` that all checks share, by the looped engine."""

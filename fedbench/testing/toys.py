@@ -41,6 +41,7 @@ def federation(
     labels: Sequence[Sequence[int]] | None = None,
     tests: int = 6,
     ids: Sequence[int] | None = None,
+    device: torch.device | str = "cpu",
 ) -> Federation:
     """Client k owns sizes[k] training, 3 validation and `tests` test samples; `labels[k]`: the classes it sees.
 
@@ -64,7 +65,7 @@ def federation(
     data = Dataset("toy", x, targets, train, classes, (0.5,) * channels, (0.25,) * channels)
     chosen = list(range(len(sizes)) if ids is None else ids)
     sets: Any = [[split[name][k] for k in chosen] for name in ("train", "val", "test")]
-    made = Federation(data, Partition("toy", seed, "toy", classes, *sets), dtype=dtype)
+    made = Federation(data, Partition("toy", seed, "toy", classes, *sets), device, dtype)
     made.ids = chosen
     return made
 

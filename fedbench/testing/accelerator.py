@@ -1,0 +1,192 @@
+"""A pretend accelerator: tensors that compute on the CPU and obey the rules of a GPU, and what the host waits for.
+
+`with Accelerator() as gpu:` makes the device `meta`, on which torch itself computes nothing, hold real values. What CUDA
+would refuse raises `Misplaced`: tensors of two devices in one operation (but for single numbers of the CPU in pointwise
+arithmetic), a CPU generator for a draw on the device, an operation without a CUDA kernel (where torch is a CUDA build).
+What makes the host wait for the device is counted: reading a value, copies to the CPU or from memory that is not
+pinned, and operations whose kernels read back their output's shape or their input's validity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DEVICE = torch.device("meta")
+READ = ("_local_scalar_dense", "is_nonzero", "equal")  # the result is a value on the host
+READING = (
+    *READ,
+    *("nonzero", "masked_select", "bincount", "multinomial", "repeat_interleave"),
+    *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
+    *("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "_linalg_solve_ex", "linalg_lstsq"),
+)
+INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
+COPYING = ("_to_copy", "copy_", "_foreach_copy_")
+
+
+class Misplaced(RuntimeError):
+    """What CUDA would refuse."""
+
+
+class OnDevice(Tensor):
+    """A tensor that says it is on the device; `value` is on the CPU, laid out alike."""
+
+    value: Tensor
+
+    @staticmethod
+    def __new__(cls, value: Tensor) -> OnDevice:
+        """Around `value`, which may be a view of another one's."""
+        layout = {"strides": value.stride(), "storage_offset": value.storage_offset(), "dtype": value.dtype}
+        made: OnDevice = torch.Tensor._make_wrapper_subclass(cls, value.size(), **layout, device=DEVICE)  # type: ignore[attr-defined]
+        made.value = value
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"OnDevice({self.value})"
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As any tensor's; the address is the value's."""
+        if function is Tensor.data_ptr:
+            return args[0].value.data_ptr()
+        if function is Tensor.tolist:
+            return args[0].cpu().tolist()
+        if function is Tensor.numpy:
+            raise Misplaced("numpy() of a tensor of the device")
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Nothing computes on the device where there is no accelerator."""
+        raise Misplaced(f"{function} on a tensor of the device, outside its accelerator")
+
+
+class Accelerator(TorchDispatchMode):
+    """While it is entered, `device="meta"` is the accelerator. Waits and operations are counted by scope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: dict[str, Counter[str]] = {}
+        self.operations: Counter[str] = Counter()
+        self._scope = ""
+        self._constructors = _Constructors()
+
+    def __enter__(self) -> Self:
+        self._constructors.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._constructors.__exit__(*error)
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Count what the block does under `name`."""
+        before, self._scope = self._scope, name
+        try:
+            yield
+        finally:
+            self._scope = before
+
+    def waited(self, scope: str) -> int:
+        """Waits in a scope so far."""
+        return sum(self.waits.get(scope, Counter()).values())
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operation: by CUDA's rules if a tensor of the device is in it, as it is otherwise."""
+        kwargs = dict(kwargs or {})
+        to = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if to != DEVICE and not any(isinstance(each, OnDevice) for each in tensors):
+            return function(*args, **kwargs)
+        name = function._schema.name.removeprefix("aten::")
+        _check(function, name, args, tensors, kwargs)
+        self.operations[self._scope] += 1
+        if wait := _wait(name, args, tensors, kwargs):
+            self.waits.setdefault(self._scope, Counter())[wait] += 1
+        if to is not None:
+            kwargs["device"] = torch.device("cpu")
+        found = function(*_values(args), **_values(kwargs))
+        written = [a.alias_info is not None and a.alias_info.is_write for a in function._schema.arguments]
+        if any(written):
+            if function._schema.returns:
+                given = [*args, *[kwargs.get(a.name) for a in function._schema.arguments[len(args) :]]]
+                outs = [each for each, changed in zip(given, written, strict=True) if changed]
+                return outs[0] if len(outs) == 1 else tuple(outs)
+            return None
+        stays = name in READ or (to is not None and to != DEVICE)
+        return found if stays else tree_map_only(Tensor, OnDevice, found)
+
+
+class _Constructors(TorchFunctionMode):
+    """What torch would make on `meta` without asking anyone: tensors of Python numbers; and pinned memory."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function is Tensor.pin_memory:
+            copy = args[0].clone()
+            copy.pinned = True
+            return copy
+        if function in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == DEVICE:
+            return function(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
+        return function(*args, **kwargs)
+
+
+def _values(tree: Any) -> Any:
+    return tree_map_only(OnDevice, lambda each: each.value, tree)
+
+
+@functools.cache
+def _runs_on_cuda(function: Any) -> bool:
+    if not torch.backends.cuda.is_built():
+        return True
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(function.name(), "CUDA"))
+
+
+def _check(function: Any, name: str, args: Sequence[Any], tensors: Sequence[Tensor], kwargs: Any) -> None:
+    generator = kwargs.get("generator")
+    if generator is not None and generator.device.type == "cpu":
+        raise Misplaced(f"{name}: a CPU generator for a draw on the device")
+    if not _runs_on_cuda(function):
+        raise Misplaced(f"{function} has no CUDA kernel")
+    if name in COPYING:
+        return
+    indices = [id(each) for each in args[1] if each is not None] if name in INDEXING else []
+    for each in tensors:
+        number = each.dim() == 0 and (torch.Tag.pointwise in function.tags or name in INDEXING)
+        if not (isinstance(each, OnDevice) or id(each) in indices or number):
+            raise Misplaced(f"{name}: a CPU tensor of shape {list(each.shape)} among tensors of the device")
+
+
+def _wait(name: str, args: Sequence[Any], tensors: Sequence[Tensor], kwargs: Any) -> str:
+    """What the host would wait for in an operation; "" if for nothing."""
+    if name in READING:
+        return name
+    if name in COPYING:
+        pinned = all(isinstance(each, OnDevice) or hasattr(each, "pinned") for each in tensors)
+        free = pinned and (kwargs.get("non_blocking") or args[2:] == (True,))
+        if not isinstance(tensors[-1], OnDevice):
+            return "" if free else "copy to the device"
+        to_host = kwargs.get("device") is not None if name == "_to_copy" else not isinstance(tensors[0], OnDevice)
+        return "copy to the host" if to_host and kwargs.get("device") != DEVICE else ""
+    if name in INDEXING:
+        indices = [each for each in args[1] if each is not None]
+        if any(not isinstance(each, OnDevice) for each in indices):
+            return "an index on the host"
+        filled = name != "index" and args[2].numel() == 1
+        return "a mask as an index" if any(each.dtype == torch.bool for each in indices) and not filled else ""
+    return ""

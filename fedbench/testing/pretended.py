@@ -1,0 +1,92 @@
+"""A run on the pretend accelerator beside the same run on the CPU: what fails, how far apart they end, what is waited for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from fedbench.core import trees
+from fedbench.core.trees import Tree
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State, pack, unpack
+from fedbench.engine.train import looped, stacked
+from fedbench.engine.train.trainer import Trainer
+from fedbench.results import checkpoint
+from fedbench.testing.accelerator import DEVICE, Accelerator
+from fedbench.testing.toys import gap, simulate
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a run on the accelerator came to."""
+
+    apart: float  # largest difference from the CPU, of any leaf or score
+    step: int  # waits within local steps, all of them together
+    round: int  # waits of the round with most, scoring included
+    kinds: Counter[str]  # of all rounds
+
+
+def trial(toy: Callable[[torch.device], Setup], build: Callable[[Setup], Trainer]) -> Trial:
+    """The run that `toy` sets up on a device by the engine that `build` makes, with a checkpoint before the last round.
+
+    Raises:
+        Misplaced: CUDA would refuse what the run does. (Or whatever else ends the run.)
+    """
+    there = toy(torch.device("cpu"))
+    expected = simulate(there, build(there))
+    with Accelerator() as gpu, counting(gpu):
+        setup = toy(DEVICE)
+        simulation = Simulation(setup, build(setup))
+        state = simulation.begin()
+        most, kinds, steps = 0, Counter[str](), 0
+        gpu.waits.clear()
+        while not simulation.done(state):
+            if state.round == setup.protocol.rounds - 1:
+                state = through_a_file(state)
+            gpu.waits.clear()
+            simulation.step(state)
+            most = max(most, sum(counts.total() for counts in gpu.waits.values()))
+            kinds += sum(gpu.waits.values(), Counter[str]())
+            steps += gpu.waited("step")
+        found = comparable(state)
+    return Trial(gap(found, comparable(expected)), steps, most, kinds)
+
+
+def comparable(state: State) -> Tree:
+    """All of a state but its timings, on the CPU."""
+    return {name: leaf.cpu() for name, leaf in pack(state)[0].items() if "seconds" not in name}
+
+
+def through_a_file(state: State) -> State:
+    """The state that a checkpoint of `state` restores."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "state"
+        checkpoint.save(file, *pack(state))
+        return unpack(*checkpoint.load(file), DEVICE)
+
+
+@contextmanager
+def counting(gpu: Accelerator) -> Iterator[None]:
+    """Count what local steps do under `step`."""
+
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            with gpu.scope("step"):
+                return function(*args, **kwargs)
+
+        return step
+
+    with (
+        patch.object(looped, "step_once", within(looped.step_once)),
+        patch.object(stacked.StackedTrainer, "_step", within(stacked.StackedTrainer._step)),
+    ):
+        yield
