@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -87,6 +87,11 @@ class Setup:
         """Local steps of the protocol's plain local work on `client`."""
         return schedule.steps(self.federation.size(client), self.protocol.local)
 
+    def learns(self, client: int, stages: Sequence[Stage]) -> bool:
+        """Whether `client` takes a step that has a loss."""
+        size, local = self.federation.size(client), self.protocol.local
+        return any(stage.direction is None and schedule.steps(size, local, stage) > 0 for stage in stages)
+
     def cohort(self, ids: Tensor, clock: Clock, purpose: str = "server") -> Cohort:
         """The clients `ids` [C] as server hooks see them."""
         steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
@@ -140,8 +145,8 @@ class Setup:
             clock,
             message,
             memory,
-            torch.tensor(float(self.federation.size(client))),
-            torch.tensor(float(self.steps(client))),
+            torch.full((), float(self.federation.size(client)), device=self.federation.device),
+            torch.full((), float(self.steps(client)), device=self.federation.device),
             self.protocol.optimizer,
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),

@@ -18,7 +18,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State, pack, unpack
-from fedbench.engine.train import looped, stacked
+from fedbench.engine.train import looped, program
 from fedbench.engine.train.trainer import Trainer
 from fedbench.results import checkpoint
 from fedbench.testing.accelerator import DEVICE, Accelerator
@@ -87,6 +87,6 @@ def counting(gpu: Accelerator) -> Iterator[None]:
 
     with (
         patch.object(looped, "step_once", within(looped.step_once)),
-        patch.object(stacked.StackedTrainer, "_step", within(stacked.StackedTrainer._step)),
+        patch.object(program.Program, "step", within(program.Program.step)),
     ):
         yield

@@ -13,6 +13,7 @@ from torch.func import vmap
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import FedbenchError
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock
 from fedbench.engine.hooks import Calls
@@ -43,16 +44,14 @@ class Stacking(Trainer):
         back = torch.argsort(order)
 
         def merged(parts: Sequence[Tree]) -> Tree:
-            return {k: torch.cat([p[k] for p in parts])[back.to(parts[0][k].device)] for k in parts[0]}
+            return trees.take({k: torch.cat([p[k] for p in parts]) for k in parts[0]}, back)
 
-        counts = {
-            name: (
-                torch.cat([o.counts[name][0] for o in outcomes])[back],
-                torch.cat([o.counts[name][1] for o in outcomes])[back],
-            )
-            for name in outcomes[0].counts
-        }
-        loss = torch.cat([o.loss for o in outcomes])[back]
+        def joined(name: str) -> tuple[Tensor, Tensor]:
+            pair = merged([dict(zip(("correct", "total"), o.counts[name], strict=True)) for o in outcomes])
+            return pair["correct"], pair["total"]
+
+        counts = {name: joined(name) for name in outcomes[0].counts}
+        loss = merged([{"loss": o.loss} for o in outcomes])["loss"]
         return Outcome(
             merged([o.uploads for o in outcomes]), merged([o.memory for o in outcomes]), loss, counts
         )
@@ -90,11 +89,11 @@ class Stacking(Trainer):
         dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
         return Chunk(
             ids.tolist(),
-            {k: (v[0] if dims[k] is None else v).to(device) for k, v in message.items()},
-            {k: v.to(device) for k, v in memory.items()},
+            {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
+            {k: sent(v, device) for k, v in memory.items()},
             dims,
-            self.setup.population.sizes[ids].to(device, torch.float32),
-            torch.tensor([float(self.setup.steps(int(i))) for i in ids], device=device),
+            sent(self.setup.population.sizes[ids].to(torch.float32), device),
+            sent(torch.tensor([float(self.setup.steps(i)) for i in ids.tolist()]), device),
             clock,
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.hooks import portable
@@ -72,11 +73,12 @@ def _one(
     if order.verb == "evaluate":
         counts = trainer.evaluate_one(client, message, memory, order.clock, order.score, known)
         return float("nan"), _plain(counts)
-    outcome = trainer.train_one(client, message, memory, order.clock, order.score)
+    one = torch.tensor([client]), trees.expand(message, 1), trees.expand(memory, 1)
+    outcome = trainer.train(*one, order.clock, order.score)
     for name, tree in (("upload", outcome.uploads), ("kept", outcome.memory)):
         for key, leaf in tree.items():
-            leaves[name][key][row].copy_(leaf)
-    return float(outcome.loss), _plain(outcome.counts)
+            leaves[name][key][row].copy_(leaf[0])
+    return float(outcome.loss), _plain({name: (a[0], b[0]) for name, (a, b) in outcome.counts.items()})
 
 
 def _plain(counts: Counts) -> dict[str, tuple[list[float], list[float]]]:
