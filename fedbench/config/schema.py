@@ -170,6 +170,8 @@ class HardwareConfig(Component):
     # torch threads in this process (more help no small net); 0: torch's own choice
     threads: int = at_least(0, 1)
     chunk: int = at_least(0, 0)  # clients trained at once by the stacked engine; 0: as many as memory takes
+    # on a GPU the steps of the stacked engine are captured once and replayed (CUDA graphs); off: they never are
+    graph: str = one_of("auto", "off")
     tf32: bool = (
         False  # on a GPU: products and convolutions in TensorFloat-32, of which only ten bits are exact
     )

@@ -25,6 +25,7 @@ from fedbench.config.domain import at_least, positive
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
@@ -109,10 +110,13 @@ class FedPAC(Method):
         met = counts > 0
         fresh = uploads["sums"].sum(0) / counts.clamp(min=1).unsqueeze(1)
         body = trees.mean(trees.part(uploads, "body"), cohort.weights)
-        W = weights(uploads["h"], uploads["V"]) if self.collaborate else torch.eye(len(cohort.ids)).to(counts)
+        if self.collaborate:
+            W = weights(uploads["h"], uploads["V"])
+        else:
+            W = torch.eye(len(cohort.ids), dtype=counts.dtype, device=counts.device)
         heads = trees.mix(W, trees.part(uploads, "heads"))
         rows = torch.zeros(len(W), len(server["W"]), dtype=W.dtype, device=W.device)
-        rows[:, cohort.ids.to(W.device)] = W
+        rows[:, sent(cohort.ids, W.device)] = W
         moved = trees.join(heads=heads)
         return {
             **trees.put(server, cohort.ids, {**moved, "W": rows}),

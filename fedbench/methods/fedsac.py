@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedbench.config.domain import at_least, one_of, share
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.methods.parts import simplex, subspace
@@ -69,8 +70,8 @@ class FedSaC(CosineMixing):
         complementarity = subspace.complementarity(uploads["subspace/U"], self.angles == "greedy")
         early = cohort.clock.round < self.alpha_share * cohort.clock.rounds
         alpha = self.alpha if early else 0.0
-        allowed = self._allowed(cohort).to(similarity.device)
-        p = cohort.weights.to(similarity) * allowed
+        allowed = sent(self._allowed(cohort), similarity.device)
+        p = sent(cohort.weights, similarity.device).to(similarity.dtype) * allowed
         p = p / p.sum(1, keepdim=True)
         cost = alpha * complementarity - self.beta * similarity
         return {"*": simplex.closest(p, cost, allowed, self.solver)}

@@ -15,6 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedbench.config.domain import at_least, one_of, positive
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
 from fedbench.methods.parts import simplex
@@ -41,5 +42,5 @@ class PFedGraph(CosineMixing):
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W from sizes and similarity."""
         similarity = self.similarities(server, uploads, cohort)
-        p = cohort.weights.to(similarity)
+        p = sent(cohort.weights, similarity.device).to(similarity.dtype)
         return {"*": simplex.closest(p, -similarity / self.alpha, solver=self.solver)}

@@ -33,6 +33,7 @@ READING = (
     *("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "_linalg_solve_ex", "linalg_lstsq"),
 )
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
+POINTWISE = ("floor_divide",)  # like those that torch tags so, they take numbers from the CPU
 COPYING = ("_to_copy", "copy_", "_foreach_copy_")
 
 
@@ -167,7 +168,9 @@ def _check(function: Any, name: str, args: Sequence[Any], tensors: Sequence[Tens
         return
     indices = [id(each) for each in args[1] if each is not None] if name in INDEXING else []
     for each in tensors:
-        number = each.dim() == 0 and (torch.Tag.pointwise in function.tags or name in INDEXING)
+        number = each.dim() == 0 and (
+            torch.Tag.pointwise in function.tags or name in (*INDEXING, *POINTWISE)
+        )
         if not (isinstance(each, OnDevice) or id(each) in indices or number):
             raise Misplaced(f"{name}: a CPU tensor of shape {list(each.shape)} among tensors of the device")
 

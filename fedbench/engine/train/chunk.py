@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Chunk:
     ids: list[int]
     message: Tree  # shared leaves are stored once, without the axis
     memory: Tree
+    heard: Tree  # see Client
     dims: dict[str, int | None]  # axis of each message leaf: 0, or None where shared
     sizes: Tensor
     steps: Tensor
@@ -35,8 +36,14 @@ class Chunk:
         """The first `count` clients: views."""
         message = {k: v if self.dims[k] is None else v[:count] for k, v in self.message.items()}
         memory = {k: v[:count] for k, v in self.memory.items()}
-        ids = self.ids[:count]
-        return Chunk(ids, message, memory, self.dims, self.sizes[:count], self.steps[:count], self.clock)
+        return replace(
+            self,
+            ids=self.ids[:count],
+            message=message,
+            memory=memory,
+            sizes=self.sizes[:count],
+            steps=self.steps[:count],
+        )
 
 
 @dataclass(frozen=True)

@@ -30,32 +30,35 @@ class LoopedTrainer(LoopedScorer):
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
         """See Trainer.train."""
-        each = [
-            self.train_one(int(i), trees.row(message, k), trees.row(memory, k), clock, score)
-            for k, i in enumerate(ids)
-        ]
+        views = self._views(ids, message, memory, clock)
+        each = [self.train_one(client, view, score) for client, view in zip(ids.tolist(), views, strict=True)]
         return self.settled(gather(each), ids, clock)
 
     def evaluate(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
         """See Trainer.evaluate."""
-        known = Known()
+        known, views = Known(), self._views(ids, message, memory, clock)
         each = [
-            self.evaluate_one(int(i), trees.row(message, k), trees.row(memory, k), clock, score, known)
-            for k, i in enumerate(ids)
+            self.evaluate_one(client, view, score, known)
+            for client, view in zip(ids.tolist(), views, strict=True)
         ]
         return on_host(stack_counts(each))
 
-    def train_one(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Outcome:
+    def _views(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> Iterator[Client]:
+        """Each of the clients `ids` [C] as its hooks see it."""
+        heard = self.setup.heard(message)
+        for k, client in enumerate(ids.tolist()):
+            rows = trees.row(message, k), trees.row(memory, k), clock, trees.row(heard, k)
+            yield self.setup.client(client, *rows)
+
+    def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
         """Local work of one client; trees and results without a client axis, and not settled yet."""
         setup, method = self.setup, self.setup.method
-        view, call = setup.client(client, message, memory, clock), Calls(method, clock, [client])
+        call = Calls(method, view.clock, [client])
         with torch.no_grad():
             work = trees.clone(call("start", method.start, call.view("start", view)))
-        stages = call("stages", method.stages, setup.protocol.local, clock)
+        stages = call("stages", method.stages, setup.protocol.local, view.clock)
         losses = self.descend(client, work, view, stages, "batches")
         with torch.no_grad():
             upload, kept = call("finish", method.finish, work, call.view("finish", view))
@@ -66,13 +69,11 @@ class LoopedTrainer(LoopedScorer):
             model = call("model", method.model, work, call.view("model", view))
         return Outcome(upload, kept, loss, call("predict", self.count, client, model, score))
 
-    def evaluate_one(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str], known: Known
-    ) -> Counts:
+    def evaluate_one(self, client: int, view: Client, score: Sequence[str], known: Known) -> Counts:
         """Scores of one client's personal model as received; `known` lives as long as message and memory."""
         setup, method = self.setup, self.setup.method
-        view, call = setup.client(client, message, memory, clock), Calls(method, clock, [client])
-        stages = call("adapt", method.adapt, setup.protocol.local, clock)
+        call = Calls(method, view.clock, [client])
+        stages = call("adapt", method.adapt, setup.protocol.local, view.clock)
         with torch.no_grad():
             if not stages:
                 model = call("personal", method.personal, call.view("personal", view))

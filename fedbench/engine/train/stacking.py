@@ -36,9 +36,11 @@ class Stacking(Trainer):
         """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`."""
         sizes = self.setup.population.sizes[ids]
         order = torch.sort(sizes, descending=True, stable=True).indices
+        heard = self.setup.heard(message)
 
         def run_rows(rows: Tensor) -> Outcome:
-            return run(self._chunk(ids[rows], trees.take(message, rows), trees.take(memory, rows), clock))
+            given = (trees.take(tree, rows) for tree in (message, memory, heard))
+            return run(self._chunk(ids[rows], *given, clock))
 
         outcomes = self._fitting(order, run_rows)
         back = torch.argsort(order)
@@ -84,13 +86,14 @@ class Stacking(Trainer):
                 torch.cuda.empty_cache()
         return outcomes
 
-    def _chunk(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> Chunk:
+    def _chunk(self, ids: Tensor, message: Tree, memory: Tree, heard: Tree, clock: Clock) -> Chunk:
         device = self.setup.federation.device
         dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
         return Chunk(
             ids.tolist(),
             {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
             {k: sent(v, device) for k, v in memory.items()},
+            heard,
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),
             sent(torch.tensor([float(self.setup.steps(i)) for i in ids.tolist()]), device),
@@ -118,7 +121,7 @@ class Stacking(Trainer):
         ) -> Any:
             fetches = [None if each is None else partial(Batch, *each) for each in (data, held)]
             client = Client(
-                setup.task, chunk.clock, message, memory, size, steps, setup.protocol.optimizer, *fetches
+                setup.task, chunk.clock, message, memory, size, steps, setup.protocol.optimizer, {}, *fetches
             )
             return function(client, **batched)
 
@@ -134,7 +137,8 @@ class Stacking(Trainer):
     def view(self, chunk: Chunk, row: int) -> Client:
         """One client of the chunk as its hooks see it."""
         message = {k: v if chunk.dims[k] is None else v[row] for k, v in chunk.message.items()}
-        return self.setup.client(chunk.ids[row], message, trees.row(chunk.memory, row), chunk.clock)
+        rows = message, trees.row(chunk.memory, row), chunk.clock, trees.row(chunk.heard, row)
+        return self.setup.client(chunk.ids[row], *rows)
 
     def _samples(self, chunk: Chunk, owned: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The samples `owned` by each of the chunk's clients, padded: x [C, n, ...], y [C, n], mask [C, n]."""

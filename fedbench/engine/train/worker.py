@@ -71,8 +71,8 @@ def _one(
     message = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["message"].items()}
     memory = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["memory"].items()}
     if order.verb == "evaluate":
-        counts = trainer.evaluate_one(client, message, memory, order.clock, order.score, known)
-        return float("nan"), _plain(counts)
+        view = trainer.setup.client(client, message, memory, order.clock)
+        return float("nan"), _plain(trainer.evaluate_one(client, view, order.score, known))
     one = torch.tensor([client]), trees.expand(message, 1), trees.expand(memory, 1)
     outcome = trainer.train(*one, order.clock, order.score)
     for name, tree in (("upload", outcome.uploads), ("kept", outcome.memory)):

@@ -21,6 +21,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
@@ -48,6 +49,11 @@ class Coalitions(Method):
     def reads_validation(self) -> frozenset[ClientHook]:
         """As the inner method."""
         return self.inner.reads_validation
+
+    @property
+    def draws_from(self) -> tuple[str, ...]:
+        """As the inner method."""
+        return self.inner.draws_from
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """One coalition of all."""
@@ -79,8 +85,7 @@ class Coalitions(Method):
         members = coalition[cohort.ids]
         base = trees.part(server, "base")
         for k in members.unique().tolist():
-            chosen = members == k
-            own = {key: leaf[chosen.to(leaf.device)] for key, leaf in uploads.items()}
+            own = trees.take(uploads, (members == k).nonzero().flatten())
             updated = self.inner.aggregate(trees.row(base, k), own, members_of(cohort, coalition, k))
             base = trees.put(
                 base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated)
@@ -183,4 +188,4 @@ def _in_places(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
         places[chosen] = torch.full((len(leaf),), begin) if shared else torch.arange(begin, begin + len(leaf))
         begin += len(rows[-1])
     whole = torch.cat(rows)
-    return whole.index_select(0, places.to(whole.device))
+    return whole.index_select(0, sent(places, whole.device))
