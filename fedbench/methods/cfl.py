@@ -72,6 +72,7 @@ class CFL(Coalitions):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Split the clusters that are due, then FedAvg in each."""
+        server = {**server, "coalition": server["coalition"].cpu()}
         if cohort.clock.round >= self.warmup:
             models = trees.flatten(cohort.task.weights(uploads)).double()
             for k, updates, *lengths in self._updates(server, models, cohort):
@@ -85,7 +86,7 @@ class CFL(Coalitions):
 
         `models` [C, P] are the cohort's weights.
         """
-        coalition = server["coalition"].cpu()
+        coalition = server["coalition"]
         centres = trees.flatten(cohort.task.weights(trees.part(server, "base"))).double()
         peak = server.get("peak", torch.zeros(len(coalition), dtype=torch.float64, device=models.device))
         numbers = coalition[cohort.ids].unique().tolist()
@@ -105,7 +106,7 @@ class CFL(Coalitions):
         self, server: Tree, updates: Tensor, cohort: Cohort, k: int, drift: float, longest: float, peak: float
     ) -> Tree:
         """`server` with cluster `k` cut in two if it is due."""
-        base, coalition = trees.part(server, "base"), server["coalition"].cpu().clone()
+        base, coalition = trees.part(server, "base"), server["coalition"].clone()
         members = members_of(cohort, coalition, k)
         unit = 1.0
         if self.relative:
@@ -124,7 +125,7 @@ class CFL(Coalitions):
         new = len(next(iter(base.values())))
         coalition[members.ids[torch.from_numpy(leaving)]] = new
         grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
-        return {**server, "coalition": sent(coalition, server["coalition"].device), **trees.join(base=grown)}
+        return {**server, "coalition": coalition, **trees.join(base=grown)}
 
     def _seen(self, server: Tree, ids: Tensor, similarity: grouping.Array) -> Tensor:
         """1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""

@@ -1,8 +1,8 @@
 """A pretend accelerator: tensors that compute on the CPU and obey the rules of a GPU, and what the host waits for.
 
-`with Accelerator() as gpu:` makes the device `meta`, on which torch itself computes nothing, hold real values. What CUDA
-would refuse raises `Misplaced`: tensors of two devices in one operation (but for single numbers of the CPU in pointwise
-arithmetic), a CPU generator for a draw on the device, an operation without a CUDA kernel (where torch is a CUDA build).
+`with Accelerator() as gpu:` makes the device `meta`, on which torch itself computes nothing, hold real values. What
+CUDA would refuse raises `Misplaced`: tensors of two devices in one operation (but for single numbers of the CPU in
+pointwise arithmetic), a CPU generator for a draw on the device, an operation without a CUDA kernel (where torch is a CUDA build).
 What makes the host wait for the device is counted: reading a value, copies to the CPU or from memory that is not
 pinned, and operations whose kernels read back their output's shape or their input's validity.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,10 +47,16 @@ class OnDevice(Tensor):
     value: Tensor
 
     @staticmethod
-    def __new__(cls, value: Tensor) -> OnDevice:
+    def __new__(cls, value: Tensor) -> Self:
         """Around `value`, which may be a view of another one's."""
-        layout = {"strides": value.stride(), "storage_offset": value.storage_offset(), "dtype": value.dtype}
-        made: OnDevice = torch.Tensor._make_wrapper_subclass(cls, value.size(), **layout, device=DEVICE)  # type: ignore[attr-defined]
+        made: Self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            value.size(),
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=value.dtype,
+            device=DEVICE,
+        )
         made.value = value
         return made
 
@@ -70,29 +76,31 @@ class OnDevice(Tensor):
             return function(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Nothing computes on the device where there is no accelerator."""
-        raise Misplaced(f"{function} on a tensor of the device, outside its accelerator")
+        raise Misplaced(f"{func} on a tensor of the device, outside its accelerator")
 
 
 class Accelerator(TorchDispatchMode):
     """While it is entered, `device="meta"` is the accelerator. Waits and operations are counted by scope."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.waits: dict[str, Counter[str]] = {}
         self.operations: Counter[str] = Counter()
         self._scope = ""
         self._constructors = _Constructors()
 
     def __enter__(self) -> Self:
-        self._constructors.__enter__()
-        super().__enter__()
+        self._constructors.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._constructors.__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._constructors.__exit__(*error)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -142,7 +150,10 @@ class _Constructors(TorchFunctionMode):
             copy = args[0].clone()
             copy.pinned = True
             return copy
-        if function in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == DEVICE:
+        if (
+            function in (torch.tensor, torch.as_tensor)
+            and torch.device(kwargs.get("device") or "cpu") == DEVICE
+        ):
             return function(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
         return function(*args, **kwargs)
 
@@ -168,9 +179,7 @@ def _check(function: Any, name: str, args: Sequence[Any], tensors: Sequence[Tens
         return
     indices = [id(each) for each in args[1] if each is not None] if name in INDEXING else []
     for each in tensors:
-        number = each.dim() == 0 and (
-            torch.Tag.pointwise in function.tags or name in (*INDEXING, *POINTWISE)
-        )
+        number = each.dim() == 0 and (torch.Tag.pointwise in function.tags or name in (*INDEXING, *POINTWISE))
         if not (isinstance(each, OnDevice) or id(each) in indices or number):
             raise Misplaced(f"{name}: a CPU tensor of shape {list(each.shape)} among tensors of the device")
 
@@ -184,12 +193,16 @@ def _wait(name: str, args: Sequence[Any], tensors: Sequence[Tensor], kwargs: Any
         free = pinned and (kwargs.get("non_blocking") or args[2:] == (True,))
         if not isinstance(tensors[-1], OnDevice):
             return "" if free else "copy to the device"
-        to_host = kwargs.get("device") is not None if name == "_to_copy" else not isinstance(tensors[0], OnDevice)
+        to_host = (
+            kwargs.get("device") is not None if name == "_to_copy" else not isinstance(tensors[0], OnDevice)
+        )
         return "copy to the host" if to_host and kwargs.get("device") != DEVICE else ""
     if name in INDEXING:
         indices = [each for each in args[1] if each is not None]
         if any(not isinstance(each, OnDevice) for each in indices):
             return "an index on the host"
         filled = name != "index" and args[2].numel() == 1
-        return "a mask as an index" if any(each.dtype == torch.bool for each in indices) and not filled else ""
+        return (
+            "a mask as an index" if any(each.dtype == torch.bool for each in indices) and not filled else ""
+        )
     return ""

@@ -1,4 +1,4 @@
-"""A run on the pretend accelerator beside the same run on the CPU: what fails, how far apart they end, what is waited for."""
+"""A run on the pretend accelerator beside the same on the CPU: what fails, how far they differ, what is waited for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import torch
 
-from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation

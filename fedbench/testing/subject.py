@@ -116,7 +116,9 @@ class Subject:
         options = {"cohort": 0.8, "rounds": ROUNDS, "epochs": 1, "score": score, **options}
         if clients is SIZES:
             clients = tuple(max(self.declared.smallest, size) for size in SIZES)
-        return setup(self.method, federation(clients, shape, ids=ids, dtype=dtype, device=device), model, **options)
+        return setup(
+            self.method, federation(clients, shape, ids=ids, dtype=dtype, device=device), model, **options
+        )
 
     def run(self, kind: str) -> Run:
         """The run on toy `kind` that all checks share, by the looped engine."""

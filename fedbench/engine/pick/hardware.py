@@ -120,4 +120,4 @@ def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float
 def _stacked(setup: Setup, config: HardwareConfig) -> StackedTrainer:
     device = setup.federation.device
     capture = cuda_capture(device) if device.type == "cuda" and config.graph == "auto" else None
-    return StackedTrainer(setup, config.chunk or fitting_chunk(setup), capture)
+    return StackedTrainer(setup, config.chunk or fitting_chunk(setup, capture), capture)

@@ -58,7 +58,12 @@ class BatchPlan:
 
     @classmethod
     def of(
-        cls, federation: Federation, ids: Sequence[int], drawn: Sequence[Drawn], steps: int = 0, width: int = 0
+        cls,
+        federation: Federation,
+        ids: Sequence[int],
+        drawn: Sequence[Drawn],
+        steps: int = 0,
+        width: int = 0,
     ) -> BatchPlan:
         """What clients `ids` have drawn, in the same order, those with most steps first.
 
@@ -76,7 +81,9 @@ class BatchPlan:
         indices = owned.values[sent(positions + owned.offsets[list(ids)].view(-1, 1, 1), device)]
         active = [count for count in (sizes > 0).sum(0).tolist() if count]
         full = ((sizes == width) | (sizes == 0)).all(0).tolist()[: len(active)]
-        noise = {key: sent(_stacked([leaves[key] for _, leaves in drawn], steps), device) for key in drawn[0][1]}
+        noise = {
+            key: sent(_stacked([leaves[key] for _, leaves in drawn], steps), device) for key in drawn[0][1]
+        }
         return cls(active, full, indices, sent(mask, device), noise)
 
 

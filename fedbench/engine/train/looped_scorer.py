@@ -41,9 +41,7 @@ class LoopedScorer(Trainer):
         wanted |= {part: self.setup.scored.parts[part] for part in parts if part not in counts}
         found = self._count(model, wanted) if wanted else {}
         counts |= {part: found[part] for part in parts if part in found}
-        whole = total(
-            [counts[part] for part in parts], self.setup.task.classes, self.setup.federation.device
-        )
+        whole = total([counts[part] for part in parts], self.setup.task.classes, self.setup.federation.device)
         return {name: whole if name == "global" else found[name] for name in score}
 
     def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:

@@ -20,7 +20,9 @@ class Optimizer:
         self.params = params
         self.axes = axes
         # Steps so far; beside a client axis, where steps are captured, on the device.
-        self.count: int | Tensor = torch.zeros((), dtype=torch.float64, device=params[0].device) if axes and params else 0
+        self.count: int | Tensor = (
+            torch.zeros((), dtype=torch.float64, device=params[0].device) if axes and params else 0
+        )
         moments = {"sgd": 1 if config.momentum else 0, "adam": 2}[config.name]
         self.moments = [[torch.zeros_like(p) for p in params] for _ in range(moments)]
 

@@ -6,7 +6,6 @@ So the same sequence of kernels serves every step with as many rows, and can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -114,8 +113,10 @@ class Program:
 
     def state(self) -> Tree:
         """What the steps go on from beside the work tree, by name."""
-        moments = {f"moment/{k}/{n}": leaf for k, each in enumerate(self.optimizer.moments) for n, leaf in enumerate(each)}
-        return {"at": self.at, "total": self.total, "count": self.optimizer.count, **moments}
+        optimizer = self.optimizer
+        leaves = {f"{k}/{n}": leaf for k, each in enumerate(optimizer.moments) for n, leaf in enumerate(each)}
+        counts = {} if isinstance(optimizer.count, int) else {"count": optimizer.count}
+        return {"at": self.at, "total": self.total, **counts, **trees.join(moments=leaves)}
 
     def over(self, inputs: Tree, state: Tree | None = None) -> Program:
         """The same program on other tensors; without `state` at its beginning."""
@@ -125,9 +126,10 @@ class Program:
         plan = replace(self.plan, indices=own["indices"], mask=own["mask"], noise=trees.part(inputs, "noise"))
         other = Program(self.stacking, self.stage, chunk, trees.part(inputs, "work"), plan).begin()
         if state is not None:
-            other.at, other.total, other.optimizer.count = state["at"], state["total"], state["count"]
+            other.at, other.total = state["at"], state["total"]
+            other.optimizer.count = state.get("count", 0)
             for k, each in enumerate(other.optimizer.moments):
-                each[:] = [state[f"moment/{k}/{n}"] for n in range(len(each))]
+                each[:] = [state[f"moments/{k}/{n}"] for n in range(len(each))]
         return other
 
 

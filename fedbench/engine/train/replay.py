@@ -12,13 +12,12 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fedbench.core.trees import Tree
-from fedbench.engine.contract import Stage
+from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.train.program import Program, copy_all
 
 WARM = 2  # calls before a step is captured: libraries choose kernels and take memory in their first
@@ -67,7 +66,7 @@ class Replayed:
     def _try(self, own: Program, key: tuple[int, bool]) -> None:
         """Capture a step, if that is possible."""
         chunk = own.chunk
-        own.chunk = replace(chunk, clock=Unread())
+        own.chunk = replace(chunk, clock=Unread(0, 0))
         try:
             self._replays[key] = self._capture(own, *key)
         except torch.OutOfMemoryError:
@@ -80,20 +79,19 @@ class Replayed:
             own.chunk = chunk
 
 
-class Unread:
+@dataclass(frozen=True)
+class Unread(Clock):
     """The clock while a step is captured: what a loss reads there would be the same in every later round."""
 
-    def __getattr__(self, name: str) -> Any:
-        """Nothing.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(f"it reads clock.{name}; let `draw` put what depends on it into the batch's noise")
+    def __getattribute__(self, name: str) -> Any:
+        """As any object's; but the round raises RuntimeError."""
+        if name == "round":
+            raise RuntimeError("it reads the round; let `draw` put what depends on it into the batch's noise")
+        return super().__getattribute__(name)
 
 
 def rows_for(active: int, clients: int) -> int:
-    """Rows of the program that serves a step of `active` clients of a chunk: a few more, so that there are few sizes."""
+    """Rows of the program that serves a step of `active` clients of a chunk: a few more, so that sizes are few."""
     rows = clients
     while (fewer := math.ceil(NARROWER * rows)) >= active and fewer < rows:
         rows = fewer
@@ -108,7 +106,9 @@ def _take_out(own: Program, given: Program, begin: int, end: int) -> None:
 
 def _alike(one: Program, other: Program) -> bool:
     """Whether two programs differ in nothing but the values of their tensors."""
-    kinds = [{name: (leaf.shape, leaf.dtype) for name, leaf in each.inputs().items()} for each in (one, other)]
+    kinds = [
+        {name: (leaf.shape, leaf.dtype) for name, leaf in each.inputs().items()} for each in (one, other)
+    ]
     return kinds[0] == kinds[1] and one.chunk.dims == other.chunk.dims and _same(one.stage, other.stage)
 
 

@@ -31,8 +31,15 @@ class StackedTrainer(StackedScorer):
     def __init__(self, setup: Setup, chunk: int, capture: Capture | None = None) -> None:
         """`chunk`: clients trained at once; `capture`: of steps that are to be replayed, None: none are."""
         super().__init__(setup, chunk)
-        self.capture = None if {"loss"} & (setup.method.reads_data | setup.method.reads_validation) else capture
+        gathers = (
+            "loss" in setup.method.reads_data | setup.method.reads_validation
+        )  # all samples, each round others
+        self.capture = None if gathers else capture
         self._replayed: dict[tuple[str, int, int], Replayed] = {}
+
+    def forget(self) -> None:
+        """See Stacking.forget: captured programs."""
+        self._replayed.clear()
 
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()

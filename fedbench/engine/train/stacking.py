@@ -30,6 +30,10 @@ class Stacking(Trainer):
         super().__init__(setup)
         self.chunk = chunk
 
+    def forget(self) -> None:
+        """Give up what is kept from round to round to be faster."""
+        return
+
     def in_chunks(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, run: Callable[[Chunk], Outcome]
     ) -> Outcome:
@@ -39,8 +43,8 @@ class Stacking(Trainer):
         heard = self.setup.heard(message)
 
         def run_rows(rows: Tensor) -> Outcome:
-            given = (trees.take(tree, rows) for tree in (message, memory, heard))
-            return run(self._chunk(ids[rows], *given, clock))
+            own, kept, known = (trees.take(tree, rows) for tree in (message, memory, heard))
+            return run(self._chunk(ids[rows], own, kept, known, clock))
 
         outcomes = self._fitting(order, run_rows)
         back = torch.argsort(order)
@@ -82,6 +86,7 @@ class Stacking(Trainer):
                 begin += self.chunk
                 continue
             # Outside the handler: the exception held the failed chunk's tensors.
+            self.forget()
             if self.setup.federation.device.type == "cuda":
                 torch.cuda.empty_cache()
         return outcomes

@@ -1,7 +1,8 @@
 """Bases of clustered methods: clients are split into coalitions, and a method runs inside each.
 
 There is one of the inner method's servers a coalition; its client hooks are used as they are. The server's leaves are
-`coalition` [N] and, in namespace `base`, the inner servers [K, ...]; K may grow.
+`coalition` [N] and, in namespace `base`, the inner servers [K, ...]; K may grow. `coalition` is read on the host, and
+stays there once it is.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Coalitions(Method):
             base = trees.put(
                 base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated)
             )
-        return {**server, **trees.join(base=base)}
+        return {**server, "coalition": coalition, **trees.join(base=base)}
 
     def common(self, server: Tree, task: Task) -> Tree | None:
         """The inner method's global model, if there is one coalition only."""
