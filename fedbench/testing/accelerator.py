@@ -2,7 +2,7 @@
 
 `with Accelerator() as gpu:` makes the device `meta`, on which torch itself computes nothing, hold real values. What
 CUDA would refuse raises `Misplaced`: tensors of two devices in one operation (but for single numbers of the CPU in
-pointwise arithmetic), a CPU generator for a draw on the device, an operation without a CUDA kernel (where torch is a CUDA build).
+pointwise arithmetic), a CPU generator for a draw on the device, an operation without a CUDA kernel (if torch has any).
 What makes the host wait for the device is counted: reading a value, copies to the CPU or from memory that is not
 pinned, and operations whose kernels read back their output's shape or their input's validity.
 """

@@ -9,7 +9,6 @@ last of these, so that what becomes of the rows no longer matters; rows never mi
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -93,7 +92,7 @@ class Unread(Clock):
 def rows_for(active: int, clients: int) -> int:
     """Rows of the program that serves a step of `active` clients of a chunk: a few more, so that sizes are few."""
     rows = clients
-    while (fewer := math.ceil(NARROWER * rows)) >= active and fewer < rows:
+    while (fewer := int(NARROWER * rows)) >= active:
         rows = fewer
     return rows
 
