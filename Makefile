@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench help install quickstart fast check-method test test-full mutants lint format docs tables report wheel clean
+.PHONY: accelerator bench help install quickstart fast check-method test test-full mutants lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -86,6 +86,9 @@ report: $(INSTALLED) ## write results/index.html: every filled table, its curves
 
 bench: $(INSTALLED) ## time the engines against a plain PyTorch loop, the server side and phases (half an hour)
 	$(BIN)/python scripts/bench.py
+
+accelerator: $(INSTALLED) ## run every method and network under a GPU's rules without one: errors, waits (results/bench)
+	$(BIN)/python scripts/accelerator.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel

@@ -89,7 +89,8 @@ class Accelerator(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.waits: dict[str, Counter[str]] = {}
-        self.operations: Counter[str] = Counter()
+        self.operations: Counter[str] = Counter()  # without views, which launch nothing
+        self.views: Counter[str] = Counter()
         self._scope = ""
         self._constructors = _Constructors()
 
@@ -124,16 +125,18 @@ class Accelerator(TorchDispatchMode):
             return function(*args, **kwargs)
         name = function._schema.name.removeprefix("aten::")
         _check(function, name, args, tensors, kwargs)
-        self.operations[self._scope] += 1
+        arguments = function._schema.arguments
+        views = any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
+        (self.views if views else self.operations)[self._scope] += 1
         if wait := _wait(name, args, tensors, kwargs):
             self.waits.setdefault(self._scope, Counter())[wait] += 1
         if to is not None:
             kwargs["device"] = torch.device("cpu")
         found = function(*_values(args), **_values(kwargs))
-        written = [a.alias_info is not None and a.alias_info.is_write for a in function._schema.arguments]
+        written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
         if any(written):
             if function._schema.returns:
-                given = [*args, *[kwargs.get(a.name) for a in function._schema.arguments[len(args) :]]]
+                given = [*args, *[kwargs.get(a.name) for a in arguments[len(args) :]]]
                 outs = [each for each, changed in zip(given, written, strict=True) if changed]
                 return outs[0] if len(outs) == 1 else tuple(outs)
             return None

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,10 +19,19 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State, pack, unpack
 from fedbench.engine.train import looped, program
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.results import checkpoint
 from fedbench.testing.accelerator import DEVICE, Accelerator
+from fedbench.testing.subject import Subject
 from fedbench.testing.toys import gap, simulate
+
+ENGINES: dict[str, Callable[[Setup], Trainer]] = {
+    "looped": LoopedTrainer,
+    "stacked": partial(StackedTrainer, chunk=99),
+}
+SIZES = (9, 1, 13, 8, 5) * 4  # samples of twenty clients
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,9 @@ class Trial:
     apart: float  # largest difference from the CPU, of any leaf or score
     step: int  # waits within local steps, all of them together
     round: int  # waits of the round with most, scoring included
-    kinds: Counter[str]  # of all rounds
+    kinds: Counter[str]  # waits of all rounds
+    operations: float  # a local step: of a client, or of a chunk
+    views: float  # the same, of operations that launch nothing
 
 
 def trial(toy: Callable[[torch.device], Setup], build: Callable[[Setup], Trainer]) -> Trial:
@@ -42,7 +54,7 @@ def trial(toy: Callable[[torch.device], Setup], build: Callable[[Setup], Trainer
     """
     there = toy(torch.device("cpu"))
     expected = simulate(there, build(there))
-    with Accelerator() as gpu, counting(gpu):
+    with Accelerator() as gpu, counting(gpu) as taken:
         setup = toy(DEVICE)
         simulation = Simulation(setup, build(setup))
         state = simulation.begin()
@@ -57,7 +69,14 @@ def trial(toy: Callable[[torch.device], Setup], build: Callable[[Setup], Trainer
             kinds += sum(gpu.waits.values(), Counter[str]())
             steps += gpu.waited("step")
         found = comparable(state)
-    return Trial(gap(found, comparable(expected)), steps, most, kinds)
+    operations, views = (counts["step"] / len(taken) for counts in (gpu.operations, gpu.views))
+    return Trial(gap(found, comparable(expected)), steps, most, kinds, operations, views)
+
+
+def federated(subject: Subject, kind: str, cohort: int) -> Callable[[torch.device], Setup]:
+    """The toy `kind` with twenty clients, of which `cohort` take part in a round."""
+    sizes = tuple(max(subject.declared.smallest, size) for size in SIZES)
+    return lambda device: subject.toy(kind, clients=sizes, cohort=cohort, device=device)
 
 
 def comparable(state: State) -> Tree:
@@ -74,11 +93,13 @@ def through_a_file(state: State) -> State:
 
 
 @contextmanager
-def counting(gpu: Accelerator) -> Iterator[None]:
-    """Count what local steps do under `step`."""
+def counting(gpu: Accelerator) -> Iterator[list[None]]:
+    """Count what local steps do under `step`; the list grows by one a step."""
+    taken: list[None] = []
 
     def within(function: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
+            taken.append(None)
             with gpu.scope("step"):
                 return function(*args, **kwargs)
 
@@ -88,4 +109,4 @@ def counting(gpu: Accelerator) -> Iterator[None]:
         patch.object(looped, "step_once", within(looped.step_once)),
         patch.object(program.Program, "step", within(program.Program.step)),
     ):
-        yield
+        yield taken
