@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: accelerator bench help install quickstart fast check-method test test-full mutants lint format docs tables report wheel clean
+.PHONY: accelerator bench help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -59,6 +59,10 @@ test-full: lint ## test, and the slow ones
 
 mutants: $(INSTALLED) ## make each error of scripts/mutants.yaml: a test must notice (half an hour)
 	$(BIN)/python scripts/mutants.py
+
+MINUTES ?= 60
+fuzz: $(INSTALLED) ## try the properties with ever new examples for MINUTES=60; writes results/reliability/fuzz.md
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --minutes $(MINUTES)
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .

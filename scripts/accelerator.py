@@ -39,7 +39,7 @@ NETWORKS = {
     "textcnn": (1, 1, 14),
 }
 FIELDS: dict[str, dict[str, object]] = {
-    **dict.fromkeys(("resnet18", "mobilenet_v2", "squeezenet"), {"pretrained": False}),
+    **{name: {"pretrained": False} for name in ("resnet18", "mobilenet_v2", "squeezenet")},
     "textcnn": {"vocabulary": 9},
 }
 HEAD = """# On a pretend accelerator

@@ -15,7 +15,10 @@ import pytest
 from fedbench.config import groups
 from fedbench.config.registry import Registry
 from fedbench.core.errors import ConfigError
+from tests.helpers import examples
 from tests.helpers.runner import FakeRunner
+
+examples.register()
 
 
 @pytest.fixture(scope="session", autouse=True)

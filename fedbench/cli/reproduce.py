@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.cli import command
 from fedbench.config.compose import SETTINGS
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, FedbenchError
 
 if TYPE_CHECKING:
     from fedbench.tables.cell_config import Wish
@@ -140,6 +140,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
     _announce(planned, missing, at_once)
     if request.dry_run:
         return 0
+    _require_cells(planned)
     if missing:
         _run(missing, launcher, table)
     from fedbench.tables.render import write
@@ -156,6 +157,15 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         write(folder)
     print(f"table: {folder / 'table.md'}")
     return 1 if _tell_lacking(planned) else 0
+
+
+def _require_cells(planned: Plan) -> None:
+    """Refuse to write a table without a single cell, as where all of its data is missing."""
+    from fedbench.tables.plan import PENDING
+
+    if not any(entry.jobs for entry in planned.entries):
+        reasons = dict.fromkeys(each.reason for each in planned.entries if each.reason != PENDING)
+        raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
 
 
 def _tell_lacking(planned: Plan) -> int:

@@ -9,6 +9,7 @@ from fedbench.config.domain import Domain
 from fedbench.core.errors import ConfigError, FedbenchError
 
 ALL = "all"
+FORM = re.compile(r"([0-9]{1,15})|([0-9]{1,3}(?:\.[0-9]{1,15})?)\s*%")
 
 
 def parse(text: str) -> int | Fraction:
@@ -17,7 +18,7 @@ def parse(text: str) -> int | Fraction:
     Raises:
         ConfigError: neither.
     """
-    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)\s*%", "100%" if text == ALL else text)
+    match = FORM.fullmatch("100%" if text == ALL else text)
     if match is None:
         raise ConfigError(f"protocol.cohort is a count (5), a share (10%) or all, got {text}{_meant(text)}")
     count, percent = match.groups()

@@ -18,6 +18,7 @@ from fedbench.core.errors import ConfigError, FedbenchError, unknown
 
 DOMAIN = "domain"
 SELECTS = "selects"
+LARGEST = 2**53  # up to here floats hold whole numbers exactly, and a thousand of them added up fit 64 bits
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Domain:
         """One line on `value`, which lies outside."""
         if self.options and isinstance(value, str):
             return unknown(key, value, [str(option) for option in self.options])
+        if isinstance(value, int) and abs(value) > LARGEST:
+            return ConfigError(f"{key} must lie within ±{LARGEST}, got a larger number")
         return ConfigError(f"{key} must {self.rule}, got {value}")
 
 
@@ -117,10 +120,10 @@ def selectors(default: tuple[str, ...], *, among: str = "leaves", may_be_empty: 
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number (and no truth value)."""
+    """Whether `value` is a finite number (and no truth value), and no whole number beyond `LARGEST`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return isinstance(value, int) or math.isfinite(value)
+    return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)
 
 
 ANY = Domain("be finite", "", lambda value: not isinstance(value, float) or math.isfinite(value))

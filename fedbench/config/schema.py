@@ -54,7 +54,7 @@ def parse_augmentation(name: str) -> tuple[str, int]:
         UnknownName: none of these.
         ConfigError: an impossible number.
     """
-    match = re.fullmatch(r"(flip)|(crop|rotate)(\d+)", name)
+    match = re.fullmatch(r"(flip)|(crop|rotate)([0-9]{1,9})", name)
     if match is None:
         raise unknown("protocol.augment", name, ("crop4", "flip", "rotate15"))
     number = int(match[3] or 0)

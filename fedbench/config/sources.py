@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,10 @@ class FileConfigSource(file_config_source.FileConfigSource):
     """
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """See ConfigSource.load_config; raises ConfigError as `yaml_files.check`."""
+        """See ConfigSource.load_config; raises ConfigError as `yaml_files.reading`."""
         file = Path(self.path) / self._normalize_file_name(config_path)
-        if file.is_file():
-            yaml_files.check(file, file.read_bytes())
-        return super().load_config(config_path)
+        with yaml_files.reading(file) if file.is_file() else nullcontext():
+            return super().load_config(config_path)
 
 
 class VirtualSource(ConfigSource):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +23,30 @@ def load(path: Path) -> DictConfig | ListConfig:
     """The content of a file.
 
     Raises:
-        ConfigError: as `check`.
+        ConfigError: as `reading`.
     """
     from omegaconf import OmegaConf
 
+    with reading(path):
+        return OmegaConf.load(path)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around whatever reads the file `path`.
+
+    Raises:
+        ConfigError: as `check`, or a value in it is none.
+    """
     check(path, path.read_bytes())
-    return OmegaConf.load(path)
+    try:
+        yield
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ConfigError(
+            f"{path} holds a value that cannot be read: {' '.join(str(error).split())}"
+        ) from error
 
 
 def check(path: Path, content: bytes) -> None:

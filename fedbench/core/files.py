@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,10 +99,14 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     Floats are written with as many digits as they need to be read back exactly.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
+    cells = [{key: _cell(value) for key, value in row.items()} for row in rows]
+    # A carriage return ends a line for a reader, but does not make the writer quote it.
+    returns = any("\r" in str(text) for row in cells for item in row.items() for text in item)
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    quoting: Literal[0, 1] = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n", quoting=quoting)
     writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    writer.writerows(cells)
     return text.getvalue().encode()
 
 

@@ -7,9 +7,12 @@ leaves behind what it had written when it met the damage.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
+import lzma
 import shutil
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -30,7 +33,13 @@ DAMAGE = (
     zlib.error,
     EOFError,
     RuntimeError,  # zipfile: encrypted, or an unknown compression
+    ValueError,  # names and numbers that cannot be
+    LookupError,
+    OverflowError,
+    struct.error,
+    lzma.LZMAError,
 )
+IMPOSSIBLE = (errno.EINVAL, errno.ENAMETOOLONG)  # places in the archive, and names, that only damage asks for
 TWICE = (FileExistsError, NotADirectoryError, IsADirectoryError)  # two members claim one place
 
 
@@ -54,7 +63,11 @@ def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Re
         single = len(entries) == 1 and entries[0].is_dir() and entries[0].name == target.name
         (entries[0] if single else staging).rename(target)
     except DAMAGE as error:
-        raise DataCorrupt(f"{archive} is damaged ({error}); fetch it again") from error
+        raise _damaged(archive, error) from error
+    except OSError as error:
+        if error.errno not in IMPOSSIBLE:
+            raise
+        raise _damaged(archive, error) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -118,6 +131,10 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
             yield info.name, opened.extractfile(info) if info.isreg() else None, raw.tell()
         while stream.read(1 << 20):  # to the end, where gzip's checksum is
             pass
+
+
+def _damaged(archive: Path, error: Exception) -> DataCorrupt:
+    return DataCorrupt(f"{archive} is damaged ({' '.join(str(error).split())}); fetch it again")
 
 
 def _no_file(archive: Path, name: str) -> DataCorrupt:

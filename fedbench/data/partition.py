@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.errors import DataCorrupt
-from fedbench.core.sealed import load_npz
 from fedbench.data.dataset import Ints
+from fedbench.data.partitions.file import read_arrays
 
 SETS = ("train", "val", "test")
 
@@ -92,12 +92,11 @@ class Partition:
         """Read what `save` wrote.
 
         Raises:
+            DataMissing: there is no such file.
             DataCorrupt: not a file of this form, or a damaged one.
         """
         try:
-            arrays = load_npz(path)
-            if arrays is None:
-                raise DataCorrupt(f"{path} is no .npz of arrays, or a damaged one")
+            arrays = read_arrays(path)
             clients = range(sum(name.startswith("train_") for name in arrays))
             sets = {name: [arrays[f"{name}_{i}"].astype(np.int64) for i in clients] for name in SETS}
             return cls(
@@ -110,5 +109,5 @@ class Partition:
                 label_map=arrays.get("label_map"),
                 **sets,
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise DataCorrupt(f"{path} is no partition written by fedbench ({error})") from error

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedbench.config.schema import TestConfig
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Dataset, Ints
 from fedbench.data.partition import SETS, Partition
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
+from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Pool
 
 
 def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed: int) -> Partition:
@@ -111,6 +111,10 @@ def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
         value = getattr(partition, name)
         if value is not None and value.shape != shape:
             raise ConfigError(f"partition {label}: {name} must have shape {shape}, got {value.shape}")
+    if partition.rotation is not None and not np.isfinite(partition.rotation).all():
+        raise ConfigError(f"partition {label}: rotation must be finite")
+    if partition.corners not in CORNERS:
+        raise unknown(f"corners of partition {label}", partition.corners, CORNERS)
     names = partition.label_map
     if names is not None and not 0 <= names.min() <= names.max() < dataset.classes:
         raise ConfigError(f"partition {label}: label_map must hold labels below {dataset.classes}")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, Damaged
 
 FILE = Path(__file__).with_name("published.csv")
 FILTERS = ("dataset", "partition", "method", "metric", "setting")
@@ -44,8 +46,27 @@ class Published:
 @functools.cache
 def published() -> tuple[Published, ...]:
     """All published values, in the order of the file."""
-    with FILE.open(encoding="utf-8", newline="") as file:
-        return tuple(_value(row) for row in csv.DictReader(file))
+    return read(FILE)
+
+
+def read(path: Path) -> tuple[Published, ...]:
+    """The values in a file of this form.
+
+    Raises:
+        Damaged: it is no such file; says which line.
+    """
+    line = 1
+    try:
+        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""), strict=True)
+        found = []
+        for row in rows:
+            line = rows.line_num
+            found.append(_value(row))
+    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        raise Damaged(
+            f"{path} is damaged in line {line}; bring it back: git restore, or install fedbench again"
+        ) from error
+    return tuple(found)
 
 
 def find(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
@@ -75,6 +96,8 @@ def find(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
 
 def _value(row: Mapping[str, str]) -> Published:
     number = row["mean"].removeprefix(">")
+    if not all(math.isfinite(float(text or 0)) for text in (number, row["std"])):
+        raise ValueError("a value that is not finite")
     _, _, fraction = number.partition(".")
     names = ("paper", "table", "dataset", "partition", "method", "metric", "setting")
     return Published(

@@ -117,7 +117,7 @@ def load_table(folder: Path) -> TableResult:
     is exploratory, notes and findings. So a correction shows at once.
 
     Raises:
-        Damaged: table.json is not as it was written.
+        Damaged: table.json or rows.csv is not as it was written.
     """
     files = files_of(folder)
     content = files.json(TABLE)
@@ -140,8 +140,15 @@ def load_table(folder: Path) -> TableResult:
         circumstances = Circumstances(**{**made, **lists, "seconds": _number(made["seconds"])})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(TABLE, f"it holds no table: {error}") from error
-    clients = {row["column"]: int(row["clients"]) for row in load_rows(folder) if row.get("clients")}
-    return TableResult(table, cells, circumstances, clients)
+    return TableResult(table, cells, circumstances, _clients(folder))
+
+
+def _clients(folder: Path) -> dict[str, int]:
+    """Clients of the runs of each column, where they are known."""
+    rows = [row for row in load_rows(folder) if row.get("clients")]
+    if not all(row["clients"].isdecimal() and int(row["clients"]) and "column" in row for row in rows):
+        raise files_of(folder).damaged(ROWS, "it holds no numbers of clients")
+    return {row["column"]: int(row["clients"]) for row in rows}
 
 
 def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:

@@ -64,6 +64,15 @@ def test_a_run_that_another_process_is_at_is_no_failure_and_is_told_of(
     assert run(tmp_path) == 0, "it is tried again without retry=true"
 
 
+def test_a_table_without_a_cell_is_refused_and_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbench.tables.plan._lacking", lambda *_: "data missing (run this to get it)")
+    assert run(tmp_path) == 2
+    assert "can be filled here: not run: data missing (run this to get it)\n" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
 def test_dry_run_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--dry-run") == 0
     out = capsys.readouterr().out

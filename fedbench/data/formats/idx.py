@@ -6,6 +6,7 @@ torchvision's reader asserts or raises whatever a damaged file leads to, naming 
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zlib
@@ -19,6 +20,8 @@ from fedbench.core.errors import DataCorrupt
 
 GZIP_MAGIC = b"\x1f\x8b"
 UNSIGNED_BYTES = 0x08
+MOST_DIMENSIONS = 8
+CHUNK = 2**20  # bytes read at once
 STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
 
@@ -40,24 +43,31 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     Raises:
         DataCorrupt: damaged compression, another magic, or a length that the dimensions contradict.
     """
-    content = path.read_bytes()
-    if content[:2] == GZIP_MAGIC:
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataCorrupt(f"{path} is truncated or damaged ({error}); fetch it again") from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTES or content[3] == 0:
-        raise DataCorrupt(f"{path} is no idx file of unsigned bytes (it starts with {content[:4].hex()})")
-    rank = content[3]
-    start = 4 + 4 * rank
-    if len(content) < start:
+    try:
+        with path.open("rb") as plain:
+            zipped = plain.read(2) == GZIP_MAGIC
+            plain.seek(0)
+            return _array(path, gzip.GzipFile(fileobj=plain) if zipped else plain)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataCorrupt(f"{path} is truncated or damaged ({error}); fetch it again") from error
+
+
+def _array(path: Path, stream: io.BufferedIOBase) -> NDArray[np.uint8]:
+    """The array in `stream`, of which no more is read than the dimensions say."""
+    magic = stream.read(4)
+    if len(magic) < 4 or magic[:3] != bytes([0, 0, UNSIGNED_BYTES]) or not 0 < magic[3] <= MOST_DIMENSIONS:
+        raise DataCorrupt(f"{path} is no idx file of unsigned bytes (it starts with {magic.hex()})")
+    header = stream.read(4 * magic[3])
+    if len(header) < 4 * magic[3]:
         raise DataCorrupt(f"{path} ends inside its header")
-    dims = struct.unpack(f">{rank}I", content[4:start])
-    if len(content) - start != math.prod(dims):
-        raise DataCorrupt(
-            f"{path} holds {len(content) - start} bytes, its header announces {math.prod(dims)}"
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(dims)
+    dims = struct.unpack(f">{magic[3]}I", header)
+    announced, content = math.prod(dims), bytearray()
+    while chunk := stream.read(min(CHUNK, announced + 1 - len(content))):
+        content += chunk
+    if len(content) != announced or not content:
+        held = f"more than {announced}" if len(content) > announced else len(content)
+        raise DataCorrupt(f"{path} holds {held} bytes, its header announces {announced}")
+    return np.frombuffer(content, np.uint8).reshape(dims)
 
 
 def read_pair(images: Path, labels: Path, size: int, classes: int) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -14,6 +14,14 @@ from fedbench.core.errors import DataCorrupt
 from fedbench.core.progress import Report, silent
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "GIF",
+    "BMP",
+    "WEBP",
+)  # whatever the name says; others may run programs or hold several
+MOST_PIXELS = 2**26  # of an image that is scaled: a damaged header may ask for any memory
 CHUNK = 64  # images a thread decodes between reports
 Images = NDArray[np.uint8]
 
@@ -45,7 +53,11 @@ def _read(path: Path, size: int, resize: bool) -> Images:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            if (width, height) != (size, size) and not (resize and width * height <= MOST_PIXELS):
+                expected = f"{size} x {size}" if not resize else f"at most {MOST_PIXELS:,}"
+                raise DataCorrupt(f"{path} has {width} x {height} pixels, expected {expected}")
             if image.mode == "P" and "transparency" in image.info:
                 image = image.convert("RGBA")
             colour = image.convert("RGB")
@@ -53,11 +65,11 @@ def _read(path: Path, size: int, resize: bool) -> Images:
                 colour = colour.resize((size, size), Image.Resampling.BILINEAR)
     except FileNotFoundError as error:
         raise DataCorrupt(f"{path} is missing; fetch the data set again") from error
+    except DataCorrupt:
+        raise
     except Exception as error:  # a damaged image can fail in any way inside its decoder
-        raise DataCorrupt(f"{path} is no image or a damaged one ({error}); fetch it again") from error
-    if colour.size != (size, size):
-        width, height = colour.size
-        raise DataCorrupt(f"{path} has {width} x {height} pixels, expected {size} x {size}")
+        reason = " ".join(str(error).split())
+        raise DataCorrupt(f"{path} is no image or a damaged one ({reason}); fetch it again") from error
     return np.asarray(colour)
 
 

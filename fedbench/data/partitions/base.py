@@ -110,6 +110,15 @@ def require_clients(num_clients: int, samples: int) -> None:
         )
 
 
+def require_size(num_clients: int, size: int, samples: int) -> None:
+    """Refuse clients of `size` samples each that together are more than there are."""
+    if num_clients * size > samples:
+        raise ConfigError(
+            f"{num_clients} clients of {size} samples need {num_clients * size}, there are {samples}; "
+            "lower partition.size or partition.num_clients"
+        )
+
+
 def require_stock(wanted: Ints, stock: Ints) -> None:
     """Refuse to hand out more samples of a class than there are; both int64 [K]."""
     lacking = wanted - stock

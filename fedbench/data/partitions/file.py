@@ -23,7 +23,11 @@ from fedbench.core.sealed import load_npz
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool
 
-EXTRAS = ("label", "seed", "dataset", "classes", "rotation", "corners", "label_map")
+EXTRAS = {  # what else a file may hold: kinds of NumPy's types, and what that is called
+    **dict.fromkeys(("label", "dataset", "corners"), ("U", "text")),
+    **dict.fromkeys(("seed", "classes", "label_map"), ("iu", "whole numbers")),
+    "rotation": ("iuf", "numbers"),
+}
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,12 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     if arrays is None:
         raise DataCorrupt(f"{path} is no .npz of index arrays, or a damaged one; make it again (numpy.savez)")
     for name, array in arrays.items():
-        if not re.fullmatch(r"(train|val|test)_(0|[1-9]\d*)", name):
+        if not re.fullmatch(r"(train|val|test)_(0|[1-9][0-9]*)", name):
             if name not in EXTRAS:
                 raise DataCorrupt(f"{path}: unknown array '{name}'; expected train_<i>, test_<i>, val_<i>")
+            kinds, called = EXTRAS[name]
+            if array.dtype.kind not in kinds:
+                raise DataCorrupt(f"{path}: '{name}' must be {called}, got {array.dtype} {array.shape}")
         elif array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise DataCorrupt(f"{path}: '{name}' must be a list of integers, got {array.dtype} {array.shape}")
     if "train_0" not in arrays:

@@ -22,6 +22,7 @@ from fedbench.data.partitions.base import (
     evenly,
     largest,
     require_clients,
+    require_size,
     require_stock,
 )
 
@@ -57,6 +58,7 @@ class Fold(PartitionSpec):
                 f"{self.label}: {len(stock)} classes and {self.num_clients} clients do not make {self.folds} folds"
             )
         if self.size is not None:
+            require_size(self.num_clients, self.size, total)
             counts = self._table(self.size, len(stock))
             require_stock(counts.sum(0), stock)
             return counts

@@ -54,10 +54,11 @@ class Groups(PartitionSpec):
             raise ConfigError(
                 f"{self.label}: {len(stock)} classes and {self.num_clients} clients do not make {self.groups} groups"
             )
-        counts = self._table(self.size, len(stock))
-        if (counts.sum(0) <= stock).all():
+        most = min(self.size, int(stock.sum()))
+        counts = self._table(most, len(stock))
+        if most == self.size and (counts.sum(0) <= stock).all():
             return counts
-        fitting = largest(self.size, lambda size: bool((self._table(size, len(stock)).sum(0) <= stock).all()))
+        fitting = largest(most, lambda size: bool((self._table(size, len(stock)).sum(0) <= stock).all()))
         raise ConfigError(
             f"{self.label}: {self.num_clients} clients of {self.size} samples are more than the data set has of "
             f"some label; set partition.size to at most {fitting}, or lower partition.num_clients"

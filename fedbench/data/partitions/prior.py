@@ -14,9 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedbench.config.domain import at_least
-from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients, require_size
 from fedbench.data.partitions.dirichlet import SMALLEST_ALPHA, dirichlet
 
 
@@ -45,11 +44,7 @@ class DirichletPrior(PartitionSpec):
         """
         require_clients(self.num_clients, int(stock.sum()))
         size = self.size or int(stock.sum()) // self.num_clients
-        if size * self.num_clients > stock.sum():
-            raise ConfigError(
-                f"{self.num_clients} clients of {size} samples need {size * self.num_clients}, there are "
-                f"{stock.sum()}; lower partition.size or partition.num_clients"
-            )
+        require_size(self.num_clients, size, int(stock.sum()))
         priors = dirichlet(self.beta, (self.num_clients, len(stock)), rng)
         counts = np.zeros((self.num_clients, len(stock)), dtype=np.int64)
         while (counts.sum(1) < size).any():

@@ -16,6 +16,8 @@ from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, require_clients
 from fedbench.data.partitions.dirichlet import SMALLEST_ALPHA, dirichlet
 
+BATCH = 2000  # draws at once
+
 
 @dataclass(frozen=True)
 class Quantity(PartitionSpec):
@@ -41,16 +43,18 @@ class Quantity(PartitionSpec):
             ConfigError: no draw out of `max_tries` gives every client `min_size` samples.
         """
         require_clients(self.num_clients, samples)
-        shares = dirichlet(self.beta, (self.max_tries, self.num_clients), rng)
-        cuts = np.floor(np.cumsum(shares, 1) * samples).astype(np.int64)
-        cuts[:, -1] = samples  # the cumulative sum may end a rounding error below 1
-        sizes = np.diff(cuts, axis=1, prepend=0)
-        good = np.flatnonzero(sizes.min(1) >= self.min_size)
-        if not len(good):
-            raise ConfigError(
-                f"{self.label}: none of {self.max_tries} draws gave each of {self.num_clients} clients "
-                f"{self.min_size} of {samples} samples; raise partition.beta, or lower partition.min_size or "
-                "partition.num_clients"
-            )
-        first: Ints = sizes[good[0]]
-        return first
+        for done in range(0, self.max_tries, BATCH):
+            tries = min(BATCH, self.max_tries - done)
+            shares = dirichlet(self.beta, (tries, self.num_clients), rng)
+            cuts = np.floor(np.cumsum(shares, 1) * samples).astype(np.int64)
+            cuts[:, -1] = samples  # the cumulative sum may end a rounding error below 1
+            sizes = np.diff(cuts, axis=1, prepend=0)
+            good = np.flatnonzero(sizes.min(1) >= self.min_size)
+            if len(good):
+                first: Ints = sizes[good[0]]
+                return first
+        raise ConfigError(
+            f"{self.label}: none of {self.max_tries} draws gave each of {self.num_clients} clients "
+            f"{self.min_size} of {samples} samples; raise partition.beta, or lower partition.min_size or "
+            "partition.num_clients"
+        )
