@@ -112,10 +112,6 @@ class Accelerator(TorchDispatchMode):
         finally:
             self._scope = before
 
-    def waited(self, scope: str) -> int:
-        """Waits in a scope so far."""
-        return sum(self.waits.get(scope, Counter()).values())
-
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operation: by CUDA's rules if a tensor of the device is in it, as it is otherwise."""
         kwargs = dict(kwargs or {})
@@ -134,12 +130,10 @@ class Accelerator(TorchDispatchMode):
             kwargs["device"] = torch.device("cpu")
         found = function(*_values(args), **_values(kwargs))
         written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
-        if any(written):
-            if function._schema.returns:
-                given = [*args, *[kwargs.get(a.name) for a in arguments[len(args) :]]]
-                outs = [each for each, changed in zip(given, written, strict=True) if changed]
-                return outs[0] if len(outs) == 1 else tuple(outs)
-            return None
+        if any(written) and function._schema.returns:  # the very tensors that were written to
+            given = [*args, *[kwargs.get(a.name) for a in arguments[len(args) :]]]
+            outs = [each for each, changed in zip(given, written, strict=True) if changed]
+            return outs[0] if len(outs) == 1 else tuple(outs)
         stays = name in READ or (to is not None and to != DEVICE)
         return found if stays else tree_map_only(Tensor, OnDevice, found)
 
@@ -153,10 +147,8 @@ class _Constructors(TorchFunctionMode):
             copy = args[0].clone()
             copy.pinned = True
             return copy
-        if (
-            function in (torch.tensor, torch.as_tensor)
-            and torch.device(kwargs.get("device") or "cpu") == DEVICE
-        ):
+        makes = function in (torch.tensor, torch.as_tensor)
+        if makes and torch.device(kwargs.get("device") or "cpu") == DEVICE:
             return function(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
         return function(*args, **kwargs)
 
@@ -167,9 +159,8 @@ def _values(tree: Any) -> Any:
 
 @functools.cache
 def _runs_on_cuda(function: Any) -> bool:
-    if not torch.backends.cuda.is_built():
-        return True
-    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(function.name(), "CUDA"))
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    return bool(has_kernel(function.name(), "CUDA")) or not torch.backends.cuda.is_built()
 
 
 def _check(function: Any, name: str, args: Sequence[Any], tensors: Sequence[Tensor], kwargs: Any) -> None:
@@ -196,16 +187,13 @@ def _wait(name: str, args: Sequence[Any], tensors: Sequence[Tensor], kwargs: Any
         free = pinned and (kwargs.get("non_blocking") or args[2:] == (True,))
         if not isinstance(tensors[-1], OnDevice):
             return "" if free else "copy to the device"
-        to_host = (
-            kwargs.get("device") is not None if name == "_to_copy" else not isinstance(tensors[0], OnDevice)
-        )
-        return "copy to the host" if to_host and kwargs.get("device") != DEVICE else ""
+        to = DEVICE if isinstance(tensors[0], OnDevice) else "cpu"
+        return "copy to the host" if torch.device(kwargs.get("device") or to) != DEVICE else ""
     if name in INDEXING:
         indices = [each for each in args[1] if each is not None]
         if any(not isinstance(each, OnDevice) for each in indices):
             return "an index on the host"
         filled = name != "index" and args[2].numel() == 1
-        return (
-            "a mask as an index" if any(each.dtype == torch.bool for each in indices) and not filled else ""
-        )
+        masked = any(each.dtype == torch.bool for each in indices)
+        return "a mask as an index" if masked and not filled else ""
     return ""

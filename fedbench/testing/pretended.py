@@ -67,7 +67,7 @@ def trial(toy: Callable[[torch.device], Setup], build: Callable[[Setup], Trainer
             simulation.step(state)
             most = max(most, sum(counts.total() for counts in gpu.waits.values()))
             kinds += sum(gpu.waits.values(), Counter[str]())
-            steps += gpu.waited("step")
+            steps += gpu.waits.get("step", Counter[str]()).total()
         found = comparable(state)
     operations, views = (counts["step"] / len(taken) for counts in (gpu.operations, gpu.views))
     return Trial(gap(found, comparable(expected)), steps, most, kinds, operations, views)
