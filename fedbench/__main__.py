@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 
 if __name__ == "__main__":
     sys.exit(main())

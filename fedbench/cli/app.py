@@ -6,11 +6,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from fedbench import __version__
 from fedbench.cli import command
 from fedbench.config import groups
 from fedbench.config.messages import OK
+
+if TYPE_CHECKING:
+    from fedbench.sweeps.jobs import JobOutcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +26,11 @@ def _main(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:  # Hydra would print its own
         print(f"fedbench {__version__}")
         return OK
+    return min((outcome.code for outcome in outcomes_of(arguments) if outcome.code != OK), default=OK)
+
+
+def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
+    """Run what `arguments` ask for; what each of its runs sent back."""
     import hydra
 
     from fedbench.config import sources
@@ -30,7 +39,7 @@ def _main(arguments: Sequence[str]) -> int:
     sources.register()
     with _arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
         hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
-    return min((outcome.code for outcome in outcomes if outcome.code != OK), default=OK)
+    return outcomes
 
 
 def sweep_keys(arguments: Sequence[str]) -> list[str]:

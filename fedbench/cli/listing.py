@@ -162,7 +162,9 @@ def _presets() -> Listing:
             key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value
         }
         whole = {key: value for key, value in config.items() if key not in parts}
-        shown = parameters(_different(config, load_option("method", usual)) if variant else whole) or "-"
+        changes = _different(config, load_option("method", usual)) if variant else {}
+        switched = {key: "null" if value is None else value for key, value in changes.items()}
+        shown = parameters(switched if variant else whole) or "-"
         said = domains(groups.registry("method").get(usual)).split(", ")
         own = ", ".join(text for text in said if text.partition(".")[0] not in parts)
         text = f"as {usual}, but {shown}" if variant else shown

@@ -17,6 +17,8 @@ SETTINGS = (
     "progress",
     "checkpoint",
     "wandb",
+    "tensorboard",
+    "mlflow",
     "save_models",
     "force",
     "stale",

@@ -22,6 +22,7 @@ REGISTRIES = {  # config group -> where its registry is; imported when a compone
     "method": "fedbench.methods:METHODS",
 }
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
+NOT_OF_RUNS = ("figure", "scale", "table")  # folders of YAMLs that other commands read
 
 
 def conf_dir() -> Path:

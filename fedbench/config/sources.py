@@ -40,6 +40,11 @@ class FileConfigSource(file_config_source.FileConfigSource):
         with yaml_files.reading(file) if file.is_file() else nullcontext():
             return super().load_config(config_path)
 
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """See ConfigSource.list; without the groups that no run is composed of."""
+        names: list[str] = super().list(config_path, results_filter)
+        return names if config_path else [name for name in names if name not in groups.NOT_OF_RUNS]
+
 
 class VirtualSource(ConfigSource):
     """Serves `partition/dir0.1` from `partition/dir.yaml`, `method/base/ditto` from `method/ditto.yaml`."""

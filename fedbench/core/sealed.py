@@ -14,13 +14,16 @@ import logging
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.core.errors import Damaged
 from fedbench.core.files import as_json, write_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MANIFEST = "checksums.json"
 CHUNK = 2**20  # bytes read at once
@@ -107,6 +110,14 @@ class Sealed:
         if any(None in row or None in row.values() for row in rows):
             raise self.damaged(name, "its rows differ in length")
         return rows
+
+    def frame(self, name: str) -> pd.DataFrame:
+        """The rows of a CSV file, numbers as such. Raises Damaged as `csv`."""
+        import pandas as pd
+
+        self.csv(name)
+        frame: pd.DataFrame = pd.read_csv(io.BytesIO(self.read(name)))
+        return frame
 
     def npz(self, name: str) -> dict[str, NDArray[Any]]:
         """The arrays of an .npz file. Raises Damaged as `read`."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedbench.config.domain import Component, at_least
 from fedbench.core.errors import DataCorrupt
 from fedbench.core.progress import Report, silent
+from fedbench.core.rng import numpy_rng
 
 Ints = NDArray[np.int64]
 
@@ -117,6 +118,16 @@ def spread(n: int, count: int) -> Ints:
     return np.arange(count, dtype=np.int64) * n // count
 
 
+def stratified_fifth(labels: NDArray[Any], name: str) -> NDArray[np.bool_]:
+    """A mask of 20 % of each class (rounded down), the same for one `name` on every machine: a test split."""
+    rng = numpy_rng(0, name, "test split")
+    mask = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        mask[rng.permutation(members)[: len(members) // 5]] = True
+    return mask
+
+
 def reduced(data: Dataset, limit: int) -> Dataset:
     """At most `limit` evenly spread training samples, and the same share of the test samples."""
     if limit >= data.num_train:
@@ -155,6 +166,11 @@ class DataSource(Component, ABC):
     def label(self) -> str:
         """The name in tables and run folders."""
         return self.name if self.limit is None else f"{self.name}-{self.limit}"
+
+    @property
+    def stamp(self) -> str:
+        """Changes when the files that the data set is read from do; "" for one that is in none."""
+        return ""
 
     def load(self, report: Report = silent) -> Dataset:
         """The data set, reduced to `limit`.

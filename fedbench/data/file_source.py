@@ -127,6 +127,12 @@ class FileSource(DataSource):
             raise DataMissing(f"data set '{self.name}' is in none of: {looked}; to get it, {state.how}")
         return cached_arrays(self._key(files), lambda: self._checked(files, report))
 
+    @property
+    def stamp(self) -> str:
+        """See `DataSource.stamp`."""
+        files = self.locate()
+        return "" if files is None else self._key(files)
+
     def _key(self, files: list[Path]) -> str:
         return source_key(self.name + self.variant + ("-partial" if self.partial else ""), files)
 

@@ -83,7 +83,6 @@ class Simulation:
             outcome = self.trainer.train(ids, message, memory, clock, self.sets if after_training else ())
         self._receive(state, cohort, outcome)
         state.round += 1
-        self.observer.advance(state.round)
         if due:
             scores = {} if setup.protocol.score == "trained" else self.score(state)
             if after_training:
@@ -91,6 +90,7 @@ class Simulation:
                 state.scores |= latest(state.scores, fresh, ids, setup.federation.clients)
                 scores |= competing(state.scores, scores) if scores else state.scores
             self._record(state, scores, float(outcome.loss.nanmean()))
+        self.observer.advance(state.round)
 
     @torch.no_grad()
     def _send(self, state: State, cohort: Cohort) -> tuple[Tree, Tree]:

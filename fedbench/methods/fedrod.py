@@ -5,7 +5,9 @@ of h_G(z) + log n_m,c with n_m,c client m's samples of class c; the personal h_P
 minimises the empirical risk of h_G(z) + h_P(z) and moves neither body nor h_G (Algorithm 1). Body and h_G are
 averaged by n_m / n, h_P stays. The server's model is body + h_G; clients are scored on h_G(z) + h_P(z).
 Choices where the paper is silent: h_P starts at zero, so that a new client predicts as the server does; a class that
-a client lacks has log n = log 1e-8, finite. The variant with a hypernetwork for h_P is left out.
+a client lacks has log n = log 1e-8, finite. The variant with a hypernetwork for h_P is left out. The authors published
+no code. `alone`: h_P(z) without h_G(z), from h_G's initial weights, its risk moving the body too, as FL-bench has it
+(whose clients besides train on from one another's models, as the average that they receive is not loaded).
 Batch normalisation: affine parameters and running statistics below the heads are shared.
 """
 
@@ -17,6 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
@@ -29,7 +32,7 @@ ABSENT = 1e-8  # the count of a class that a client has no sample of
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """A generic head with a balanced loss, a personal one on top of it.
+    """A generic head with a balanced loss, a personal one on top of it or beside it.
 
     Server: * [...], body and generic head
     Memory: own/* [N, ...], the personal head; log_counts [N, K]
@@ -37,13 +40,18 @@ class FedRoD(Method):
     Upload: * [...]
     """
 
+    alone: bool = added(
+        False
+    )  # the personal head predicts by itself and moves the body; false: on top of h_G
+
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Body and generic head on the server; own/<head leaf> and log n_m,c on client m."""
         model = task.init(generator)
-        head = {name: torch.zeros_like(model[name]) for name in task.select(model, ("@head",))}
+        generic = {name: model[name] for name in task.select(model, ("@head",))}
+        head = {name: leaf if self.alone else torch.zeros_like(leaf) for name, leaf in generic.items()}
         counts = population.label_counts.clamp(min=ABSENT).log().float()  # [N, K]
         return model, {**trees.expand(trees.join(own=head), population.clients), "log_counts": counts}
 
@@ -52,11 +60,12 @@ class FedRoD(Method):
         return {**client.message, **trees.join(own=trees.part(client.memory, "own"))}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """Balanced risk of body and h_G plus empirical risk of h_P; no leaf has a gradient from both."""
+        """Balanced risk of body and h_G plus empirical risk of h_P; the body has a gradient from both if `alone`."""
         task = client.task
         z = task.features(work, batch.x, train=True, mask=batch.mask)
         generic = task.head(work, z)
-        personal = generic.detach() + task.head(trees.part(work, "own"), z.detach())
+        own = trees.part(work, "own")
+        personal = task.head(own, z) if self.alone else generic.detach() + task.head(own, z.detach())
         balanced = generic + client.memory["log_counts"]
         return task.criterion(balanced, batch) + task.criterion(personal, batch)
 
@@ -67,6 +76,7 @@ class FedRoD(Method):
         return shared, {**own, "log_counts": client.memory["log_counts"]}
 
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
-        """h_G(z) + h_P(z)."""
+        """h_G(z) + h_P(z), or h_P(z)."""
         z = task.features(model, x)
-        return task.head(model, z) + task.head(trees.part(model, "own"), z)
+        personal = task.head(trees.part(model, "own"), z)
+        return personal if self.alone else task.head(model, z) + personal

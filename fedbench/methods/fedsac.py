@@ -1,15 +1,15 @@
 """FedSaC: Yan et al., Balancing Similarity and Complementarity for Federated Learning, ICML 2024.
 
 Algorithm 1. Clients train on Eq. 9 (see `cosine`), then upload theta_i and U_i, the k leading singular directions of
-their training samples' features before the classifier (Eq. 5). Server: S_ij = cos(theta_i, theta_j) (Eq. 4),
+their training samples' features before the classifier (Eq. 5). Server: S_ij, the cosine of two models (Eq. 4),
 C_ij = cos of the mean principal angle of U_i and U_j (Eqs. 6-7), and row i of W minimises over the simplex
 sum_j (W_ij - p_j)^2 + alpha C_ij W_ij - beta S_ij W_ij (Eq. 8): the projection of p - (alpha C_i - beta S_i) / 2.
 alpha is 0 after 70 % of the rounds (Appendix B.1). Where the text gives way to the authors' code: fields of `cosine`,
 and `angles`, `centred` and the values of alpha, beta, lambda and alpha_share.
-As printed this comes close to FedAvg: models that start alike keep cosines of all but 1 (.9994 and more on digits after
-20 rounds), so that S tells no clients apart, W is p without C and leans to the least alike with it (C_ii = 1), and no C
-counts after 70 % of the rounds. FedCollab's label shift on digits, 20 rounds: 54.3 % (FedAvg 48.6); `similarity` =
-"updates", as in the code, alone makes it 85.7.
+S: Appendix A.2 follows Ye et al., whose code takes cosines of the updates since theta_0 and counts those above .9 as 1;
+so does the default. Printed are cosines of the parameters (Eq. 4, preset `literal`). For models that start alike those
+stay near 1 and tell no clients apart: with C a client mixes with the least alike and loses its own model (C_ii = 1),
+without C W is p. That contradicts Figure 3(d), where with S alone clients mostly keep their own models.
 With 50-100 clients (Appendix D) `collaborators` are drawn each round, for all clients the same; each client mixes
 among them and itself. (The code draws the round's cohort of 10 instead: protocol.cohort=10.)
 Deviation: a client whose features span fewer than k directions uploads as many, and an angle is averaged over the

@@ -2,8 +2,7 @@
 
 Row i of the graph minimises over the simplex alpha sum_j (W_ij - p_j)^2 - sum_j W_ij S_ij, S the cosines between
 models and p_j = n_j / n: the projection of p + S_i / (2 alpha). So it is FedSaC with alpha = 0 and beta = 1 / alpha
-there. The fields shared with FedSaC, and what the code does otherwise, are described in `cosine`; similarity and snap
-follow the code, as what S is taken of is left open in the text.
+there. The fields shared with FedSaC, and where text and code differ, are described in `cosine`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of, positive
+from fedbench.config.domain import at_least, positive
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
@@ -34,8 +33,6 @@ class PFedGraph(CosineMixing):
 
     alpha: float = positive(0.8)  # how much closeness to p counts against similarity
     lam: float = at_least(0, 0.01)
-    similarity: str = one_of("updates", "parameters")
-    snap: float | None = at_least(-1, 0.9)
 
     paper: ClassVar[str] = "Ye et al., ICML 2023"
 

@@ -6,8 +6,10 @@ sum_j Phi_ij omega_j / sum_j Phi_ij over the extractors of all clients, selected
 Phi_ij = - 1/K sum_c log(1 - max(0, cos(phi_i,c, phi_j,c))); Phi is the identity before.
 Paper and authors' code disagree in:
 - `log_of_mean`: the code takes the logarithm once, of the cosines' mean over classes;
-- `self_weight`: Phi_ii is 1 in the paper (the identity), -log(1 - .9999) = 9.21 in the code;
-- `scored`: the code scores a client by the model it trained last, not by the mixture it would be sent.
+- `self_weight`: Phi_ii is 1 in the paper (the identity), -log(1 - .9999) = 9.21 in the code. The paper has Phi in
+  [0, 1]; by Eq. 3 trained classifiers come to 6 on average, so that a client's own extractor weighs 2 % or less;
+- `scored`: "mixed", the mixture that a client would be sent, which the paper calls its personalised model, or "own",
+  what it trained last, as Algorithm 2 may be read too, and as the code has it.
 As in the code, phi_i,c is row c of the classifier's weights, without bias.
 Batch normalisation: affine parameters are part of the extractor and mixed, running statistics never leave a client
 (code; `private`).

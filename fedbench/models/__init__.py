@@ -23,5 +23,7 @@ MODELS: Registry[Model] = Registry(
         "simple_cnn": "fedbench.models.simple_cnn:SimpleCNN",
         "squeezenet": "fedbench.models.vision:SqueezeNet",
         "textcnn": "fedbench.models.cub:TextCNN",
+        "timm": "fedbench.models.library:TimmModel",
+        "torchvision": "fedbench.models.library:TorchvisionModel",
     },
 )

@@ -117,7 +117,7 @@ class ResNet18(Vision):
     def stages(self, net: Any, channels: int) -> nn.Sequential:
         """Stages: stem, layer1 to layer4, pool, head."""
         stem = {
-            "conv": _for_channels(net.conv1, channels),
+            "conv": for_channels(net.conv1, channels),
             "norm": net.bn1,
             "relu": net.relu,
             "pool": net.maxpool,
@@ -136,7 +136,7 @@ class MobileNetV2(Vision):
 
     def stages(self, net: Any, channels: int) -> nn.Sequential:
         """Stages: features, pool, head."""
-        net.features[0][0] = _for_channels(net.features[0][0], channels)
+        net.features[0][0] = for_channels(net.features[0][0], channels)
         stages = {"features": net.features, "pool": GlobalMean(), "head": net.classifier[1]}
         return nn.Sequential(OrderedDict(stages))
 
@@ -156,7 +156,7 @@ class SqueezeNet(Vision):
 
     def stages(self, net: Any, channels: int) -> nn.Sequential:
         """Stages: features, places, head."""
-        net.features[0] = _for_channels(net.features[0], channels)
+        net.features[0] = for_channels(net.features[0], channels)
         convolution = net.classifier[1]
         linear = nn.Linear(convolution.in_channels, convolution.out_channels)
         with torch.no_grad():
@@ -166,7 +166,7 @@ class SqueezeNet(Vision):
         return nn.Sequential(OrderedDict(features=net.features, places=Places(), head=head))
 
 
-def _for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
+def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
     """The same convolution for another number of input channels, drawn anew; itself where nothing changes."""
     if convolution.in_channels == channels:
         return convolution

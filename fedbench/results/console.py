@@ -25,7 +25,7 @@ LOWER_IS_BETTER = ("rsd",)
 
 
 class Progress(Observer):
-    """A progress bar on a terminal; elsewhere a plain line about every tenth of the rounds."""
+    """A progress bar on a terminal or in a notebook; elsewhere a plain line about every tenth of the rounds."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Progress(Observer):
         mode: str = "auto",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`mode`: auto (bar on a terminal, else lines), bar, lines or none. `clock` counts seconds."""
+        """`mode`: auto (bar on a terminal or in a notebook, else lines), bar, lines or none. `clock` counts seconds."""
         self._console = console or _Output()
-        self._mode = ("bar" if self._console.is_terminal else "lines") if mode == "auto" else mode
+        live = self._console.is_terminal or self._console.is_jupyter
+        self._mode = ("bar" if live else "lines") if mode == "auto" else mode
         self._clock = clock
         self._bar: Bar | None = None
         self._rounds = self._first = self._done = self._shown = 0
@@ -79,7 +80,7 @@ class Progress(Observer):
     def record(self, record: Record) -> None:
         """Show the accuracy of the test set the run is judged by."""
         self._accuracy = f"acc {decimals(100 * record.tallies[record.primary()].mean())} %"
-        self.advance(record.round)
+        self._refresh()
 
     def recall(self, result: Mapping[str, Any]) -> None:
         """Say that what follows is not new, and how to make it anew."""
@@ -118,8 +119,10 @@ def run_table(result: Mapping[str, Any]) -> Table:
     for name, heading in COLUMNS.items():
         table.add_row(heading, decimals(result.get(name)))
     table.add_row("read at", f"{result['report']}, {result['test_set']} test set")
-    table.add_row("traffic up", human_bytes(result["bytes_up"]))
-    table.add_row("traffic down", human_bytes(result["bytes_down"]))
+    for way in ("up", "down"):
+        prepared = number(result.get(f"bytes_{way}_prepare"))
+        said = f" ({human_bytes(prepared)} before round 1)" if prepared else ""
+        table.add_row(f"traffic {way}", f"{human_bytes(result[f'bytes_{way}'])}{said}")
     table.add_section()
     for name, value in result.items():
         if name.startswith(TIMING_PREFIX):
@@ -134,7 +137,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     appears twice (same key) counts once; more runs than seeds are shown as such, since they mix configurations.
     """
     table = Table()
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     table.add_column("seeds", justify="right")
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")

@@ -95,6 +95,9 @@ def summarise(
         if rule != "best_val" or history.having(primary, VALIDATION):
             row |= _accuracies(f"acc_{rule}", reading.of(history, primary, rule))
     row |= {"bytes_up": history.last.bytes_up, "bytes_down": history.last.bytes_down}
+    before = history.records[0]
+    if before.round == 0:  # scored untrained, so what had been sent by then was for preparation
+        row |= {"bytes_up_prepare": before.bytes_up, "bytes_down_prepare": before.bytes_down}
     return row | seconds_columns(history.last.seconds) | dict(versions or {})
 
 

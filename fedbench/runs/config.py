@@ -21,8 +21,8 @@ from fedbench.config.schema import (
     RETIRED,
     HardwareConfig,
     ProtocolConfig,
-    SettingsConfig,
 )
+from fedbench.config.settings import SettingsConfig
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # `--help` gets by without torch
     from fedbench.engine.method import Method
 
 NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
-    "dataset": ("root", "download", "model"),
+    "dataset": ("root", "download", "model", "path"),
     "partition": ("path",),
     "model": ("weights", "download"),
 }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedbench.config.schema import CheckpointConfig
+from fedbench.config.settings import CheckpointConfig
 from fedbench.core.errors import FolderInUse
 from fedbench.core.interruption import held
 from fedbench.data.dataset import Dataset
@@ -29,6 +28,7 @@ from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
 from fedbench.results.console import Progress
 from fedbench.results.environment import environment, versions
+from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise
@@ -37,21 +37,15 @@ from fedbench.runs.config import RunConfig, run_key
 from fedbench.runs.places import folder_of, labels_of, standing
 
 PATIENCE = 0.5  # seconds between looks at a reference that another process makes
+REFERENCE = "(the reference of IPR and RSD)"
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run: its row and its folder."""
-
-    row: dict[str, Any]
-    folder: Path
-
-
-def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None) -> RunResult:
+def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
     """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
 
     `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.together.
+    `purpose` is shown beside the method's name: what the run is for.
 
     Raises:
         FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
@@ -67,9 +61,9 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None)
             with folder:
                 if status == "new":
                     folder.clear()
-                row = _simulate(run, key, folder, observer, seating)
+                row = _simulate(run, key, folder, observer, seating, purpose)
         observer.finish(row)
-        return RunResult(row, folder.path)
+        return Run(folder.path, earlier=status == "finished")
     finally:
         observer.close()
 
@@ -80,6 +74,7 @@ def _simulate(
     folder: RunFolder,
     observer: Observer,
     seating: Callable[[Trainer], Trainer] | None,
+    purpose: str,
 ) -> dict[str, Any]:
     setup, partition, dataset = build(run)
     local, local_key = local_reference(run)
@@ -100,7 +95,9 @@ def _simulate(
             folder.begin(fingerprint.code_of(run))
         if resumed:
             state = states.load(folder.checkpoint, key, setup.federation.device, storage)
-        observer.start(labels_of(run), run.protocol.rounds, state.round if resumed else 0)
+        observer.start(
+            replace(labels_of(run), variant=purpose), run.protocol.rounds, state.round if resumed else 0
+        )
         if not resumed:
             state = simulation.begin()
         with state.memory:
@@ -134,15 +131,17 @@ def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: 
 def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
     """Who is told how the run goes on."""
     chosen: list[Observer] = [Progress(mode=run.settings.progress)]
-    wandb = run.settings.wandb
-    if wandb.enabled:
-        from fedbench.results.wandb_log import WandbObserver
-
-        account = {"project": wandb.project, "mode": wandb.mode}
-        chosen.append(
-            WandbObserver(key, folder.path, run.plain, entity=wandb.entity, tags=wandb.tags, **account)
-        )
+    for name, options in run.settings.trackers.items():
+        chosen.append(_tracker(name)(key, folder.path, run.plain, **options))
     return Observers(chosen)
+
+
+def _tracker(name: str) -> Callable[..., Observer]:
+    """The class of an experiment tracker; each imports its library when a run starts."""
+    from fedbench.results.trackers import mlflow, tensorboard, wandb
+
+    classes = (wandb.WandbTracker, tensorboard.TensorBoardTracker, mlflow.MlflowTracker)
+    return {each.name: each for each in classes}[name]
 
 
 def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
@@ -173,7 +172,7 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
 
 def _make_or_wait(reference: RunConfig) -> None:
     try:
-        execute(reference)
+        execute(reference, purpose=REFERENCE)
     except FolderInUse:
         time.sleep(PATIENCE)
 

@@ -63,13 +63,11 @@ def changed(recorded: str, today: str) -> list[str]:
     return [part for part, found in then.items() if _latest(part, found) != now.get(part)]
 
 
-@functools.lru_cache(maxsize=2)
 def load(data: DataSource) -> Dataset:
-    """The data set, read once for all runs of a sweep."""
-    return data.load()
+    """The data set, read once for all runs of a sweep, and again when its files change."""
+    return _load(data, data.stamp)
 
 
-@functools.lru_cache(maxsize=64)
 def content(data: DataSource) -> str:
     """Hash over every sample and label of `data` as loaded.
 
@@ -77,7 +75,17 @@ def content(data: DataSource) -> str:
         DataMissing: it is not on this machine.
         DataCorrupt: a file is truncated, altered or of another format.
     """
-    return load(data).content
+    return _content(data, data.stamp)
+
+
+@functools.lru_cache(maxsize=2)
+def _load(data: DataSource, _: str) -> Dataset:
+    return data.load()
+
+
+@functools.lru_cache(maxsize=64)
+def _content(data: DataSource, stamp: str) -> str:
+    return _load(data, stamp).content
 
 
 @functools.cache

@@ -12,12 +12,13 @@ from fedbench.engine.train.joint import JointSetup
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.together import together
 from fedbench.engine.train.trainer import Trainer
+from fedbench.results.finished import Run
 from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.execution import RunResult, execute
+from fedbench.runs.execution import execute
 from fedbench.runs.places import folder_of, standing
 
 
-def execute_together(runs: Sequence[RunConfig]) -> list[RunResult | Exception]:
+def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
     """`execute` each of `runs`, all on the stacked engine; an error ends its own run and is returned in its place."""
     references = [run.local for run in runs if run.local is not None]
     lacking = {run_key(each): each for each in references if standing(each, folder_of(each)) != "finished"}

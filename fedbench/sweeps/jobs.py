@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import FolderInUse
+from fedbench.results.units import human_seconds
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from fedbench.results.finished import Run
     from fedbench.runs.config import RunConfig
-    from fedbench.runs.execution import RunResult
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,37 @@ class JobOutcome:
     code: int = messages.OK  # exit code
     failure: str = ""  # what to tell the user
     told: bool = False  # the user has been told
+    earlier: bool = False  # the run had been finished by an earlier command
+
+
+@dataclass
+class Count:
+    """Where a sweep whose jobs run in this process, one after the other, stands."""
+
+    first: int  # number of its first job
+    jobs: int
+    made: list[float] = field(default_factory=list)  # seconds of those that were run
+
+    def line(self, number: int) -> str:
+        """What to say before the job with this number."""
+        done = number - self.first
+        left = sum(self.made) / len(self.made) * (self.jobs - done) if self.made else float("nan")
+        ending = f", about {human_seconds(left)} left" if self.made else ""
+        return f"run {done + 1} of {self.jobs}{ending}"
+
+
+@contextmanager
+def counting(first: int, jobs: int) -> Iterator[None]:
+    """Within it jobs that run in this process say which of how many they are, and how long the rest takes."""
+    token = _count.set(Count(first, jobs))
+    try:
+        yield
+    finally:
+        _count.reset(token)
 
 
 PATIENCE = 0.5  # seconds between looks at a run that another process makes
+_count: ContextVar[Count | None] = ContextVar("_count", default=None)
 _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 
@@ -79,8 +108,12 @@ def perform(config: DictConfig) -> JobOutcome:
         plain = run.plain
         if not here:
             run = _among_others(run)
-        result = _execute(run)
-        outcome = JobOutcome(_overrides(), dict(result.row), str(result.folder), plain)
+        result = _counted(run)
+        outcome = JobOutcome(
+            _overrides(), dict(result.row), str(result.folder), plain, earlier=result.earlier
+        )
+        if here and _hydra().mode == RunMode.RUN and run.settings.progress != "none":
+            print(f"folder: {result.folder}")
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
         code, failure = messages.told(error, _sweep_job())
         outcome = JobOutcome(_overrides(), plain=plain, code=code, failure=failure, told=here)
@@ -91,7 +124,19 @@ def perform(config: DictConfig) -> JobOutcome:
     return outcome
 
 
-def _execute(run: RunConfig) -> RunResult:
+def _counted(run: RunConfig) -> Run:
+    """The run's result; says which job of a sweep it is, and notes its time unless it only read what was there."""
+    count = _count.get()
+    if count is not None and run.settings.progress != "none":
+        print(count.line(_hydra().job.num), flush=True)
+    begin = time.monotonic()
+    result = _execute(run)
+    if count is not None and not result.earlier:
+        count.made.append(time.monotonic() - begin)
+    return result
+
+
+def _execute(run: RunConfig) -> Run:
     """The run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
     told = False
     while (result := _unless_in_use(run, told)) is None:
@@ -100,7 +145,7 @@ def _execute(run: RunConfig) -> RunResult:
     return result
 
 
-def _unless_in_use(run: RunConfig, told: bool) -> RunResult | None:
+def _unless_in_use(run: RunConfig, told: bool) -> Run | None:
     from hydra.types import RunMode
 
     from fedbench.runs.execution import execute

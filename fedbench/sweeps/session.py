@@ -52,7 +52,8 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
 def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> list[JobOutcome]:
     """What the runs of `batch` send back; their jobs are numbered from `first`."""
     sweeper.validate_batch_is_legal(batch)
-    return [outcome_of(job) for job in sweeper.launcher.launch(batch, initial_job_idx=first)]
+    with jobs.counting(first, len(batch)):
+        return [outcome_of(job) for job in sweeper.launcher.launch(batch, initial_job_idx=first)]
 
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
         from fedbench.sweeps.table import write
 
         print(f"table and figure: {write(outcomes)}")
+    if earlier := sum(outcome.earlier for outcome in finished):
+        print(f"{earlier} of {len(outcomes)} runs were there already; force=true repeats them")
     if lost := len(outcomes) - len(finished):
         print(
             f"{lost} of {len(outcomes)} runs failed; what failed is said above, and the same command tries it again"

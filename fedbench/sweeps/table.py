@@ -1,4 +1,4 @@
-"""The files of a named sweep: runs.csv, table.csv (mean and spread over seeds), figure.svg and figure.png."""
+"""The files of a named sweep: runs.csv, mean and spread over seeds as table.csv and table.md, figure.svg and .png."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config.compose import SETTINGS
 from fedbench.config.registry import typed
-from fedbench.config.schema import SweepConfig
+from fedbench.config.settings import SweepConfig
 from fedbench.core.errors import unknown
-from fedbench.core.files import replacing
+from fedbench.core.files import replacing, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,9 @@ def write(outcomes: Sequence[JobOutcome]) -> Path:
     runs = tidy(finished, keys)
     folder.mkdir(parents=True, exist_ok=True)
     write_frame(runs, folder / "runs.csv")
-    write_frame(table(runs, keys, config.y), folder / "table.csv")
+    lines = table(runs, keys, config.y)
+    write_frame(lines, folder / "table.csv")
+    write_text(folder / "table.md", markdown(lines, keys))
     write_figure(draw(config, runs, keys), folder)
     return folder
 
@@ -52,7 +54,12 @@ def swept(outcomes: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]
 
 
 def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> str:
-    """`name`, and what the command line changed for all runs: digits must not overwrite Fashion-MNIST."""
+    """The name on the command line; an experiment's own, and what was changed for all of its runs.
+
+    So an experiment on digits does not overwrite the one on Fashion-MNIST.
+    """
+    if "sweep.name" in outcomes[0].overrides:
+        return re.sub(r"[^A-Za-z0-9._+=,-]", "_", name)[:150]
     changed = [
         f"{key}={value}"
         for key, value in outcomes[0].overrides.items()
@@ -97,6 +104,22 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
         lines.append(line)
     filled: pd.DataFrame = pd.DataFrame(lines)
     return filled
+
+
+def markdown(lines: pd.DataFrame, keys: Sequence[str]) -> str:
+    """The table for people: swept values, seeds, and mean ± standard deviation of each metric that any line has."""
+    names = [name for name in lines.columns if f"{name}_std" in lines.columns and lines[name].notna().any()]
+    rows = [[*keys, "seeds", *names], ["---"] * (len(keys) + 1 + len(names))]
+    for line in lines.to_dict("records"):
+        spread = [_mean_std(line[name], line[f"{name}_std"]) for name in names]
+        rows.append([*(str(line[key]) for key in keys), str(line["seeds"]), *spread])
+    return "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |\n" for row in rows)
+
+
+def _mean_std(mean: float, std: float) -> str:
+    if mean != mean:
+        return "-"
+    return f"{mean:.2f}" if std != std else f"{mean:.2f} ± {std:.2f}"
 
 
 def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:

@@ -52,13 +52,13 @@ def run_all(
 def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs that differ in their seeds only, where they would train on the stacked engine.
 
-    None that are logged to wandb, which gives a process one run at a time: all seeds would write to it.
+    None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it.
     """
     from fedbench.engine.pick.hardware import stacks
 
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        if stacks(job.config.hardware) and not job.config.settings.wandb.enabled:
+        if stacks(job.config.hardware) and not job.config.settings.trackers:
             groups.setdefault(run_key(job.config.changed(seed=0)), []).append(job)
     return [group for group in groups.values() if len(group) > 1]
 

@@ -33,6 +33,18 @@ class Scale:
         if not 0 <= self.rounds <= 1:
             raise ConfigError(f"scale.rounds is a share of the rounds in [0, 1], got {self.rounds}")
 
+    @property
+    def words(self) -> str:
+        """What it changes, in a sentence; "" if nothing."""
+        limits = {
+            "epochs a round": self.epochs,
+            "mini-batches a round, where they are counted": self.iterations,
+            "training samples": self.limit,
+        }
+        parts = [f"{self.rounds:.0%} of the rounds but at least {LEAST_ROUNDS}"] if self.rounds < 1 else []
+        parts += [f"{what} at most {most}" for what, most in limits.items() if most is not None]
+        return f"Scale {self.name}: {'; '.join(parts)}." if parts else ""
+
     def overrides(self, plain: Mapping[str, Any]) -> list[str]:
         """Overrides that bring the resolved config `plain` to this scale."""
         protocol, local = plain["protocol"], plain["protocol"]["local"]

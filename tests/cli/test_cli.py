@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import re
 import resource
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from fedbench.config.messages import one_line
 from fedbench.core.errors import ConfigError, DataMissing, UnknownName
 from fedbench.methods.pfedme import PFedMe
 from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
+from fedbench.sweeps import jobs
 from fedbench.sweeps.session import variants
 from tests.helpers.runner import FakeRunner
 
@@ -443,3 +445,20 @@ def test_help_is_quick_and_light_in_any_folder(elsewhere: Path) -> None:
 def test_unknown_names_in_a_registry() -> None:
     with pytest.raises(UnknownName, match="nearest"):
         groups.registry("dataset").get("digitz")
+
+
+def test_a_sweep_says_where_it_stands(toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    runner = FakeRunner()
+    monkeypatch.setattr("fedbench.runs.execution.execute", runner.execute)
+    assert main(["-m", "method=fedavg", "seed=0,1,2"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run ")]
+    assert told[0] == "run 1 of 3"
+    assert re.fullmatch(r"run 3 of 3, about .* left", told[2])
+    assert main(["-m", "method=fedavg", "seed=0,1,2", "progress=none"]) == 0
+    assert "run 1" not in capsys.readouterr().out
+
+
+def test_time_left_counts_the_runs_that_were_made() -> None:
+    count = jobs.Count(first=10, jobs=4, made=[2.0, 4.0])
+    assert count.line(12) == "run 3 of 4, about 6.00 s left"
+    assert jobs.Count(0, 2).line(0) == "run 1 of 2"

@@ -173,6 +173,7 @@ def test_a_variant_shows_what_it_changes() -> None:
     assert rows["fedprox"] == "mu=0.1"
     assert rows["fedavg"] == "-"
     assert rows["fedsac_similarity"] == "as fedsac, but alpha=0"
+    assert rows["fedsac_literal"] == "as fedsac, but similarity=parameters, snap=null"
     assert rows["fedcollab"].startswith("base=fedavg, C=10")
     assert rows["fedcollab, discriminator.*"].startswith("hidden=200, rounds=200")
     assert rows["fedcollab_code"] == "as fedcollab, but discriminator.rounds=2000, discriminator.report=best"

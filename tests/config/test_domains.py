@@ -14,7 +14,8 @@ import pytest
 
 from fedbench.config import groups
 from fedbench.config.domain import DOMAIN, SELECTS, Component, at_least, check
-from fedbench.config.schema import LocalConfig, SettingsConfig, added
+from fedbench.config.schema import LocalConfig, added
+from fedbench.config.settings import SettingsConfig
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.ifca import IFCA

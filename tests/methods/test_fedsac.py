@@ -65,6 +65,11 @@ def uploaded(chosen: Setup, seed: int = 0) -> Tree:
     return {**drawn, "subspace/U": bases(4, 7, 3, seed)}
 
 
+def started(chosen: Setup) -> Tree:
+    """What the server holds for S."""
+    return trees.join(initial=initial(chosen))
+
+
 def cohort(chosen: Setup, at: int = 0) -> Cohort:
     return chosen.cohort(torch.arange(4), Clock(at, 10))
 
@@ -101,9 +106,9 @@ def by_loops(chosen: Setup, uploads: Tree, since: Tree | None = None) -> tuple[n
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.9, 1.4), (0.5, 1.6), (0.0, 1.4), (0.9, 0.0)])
 def test_rows_of_w_are_the_solvers(alpha: float, beta: float) -> None:
-    chosen = setup(FedSaC(alpha=alpha, beta=beta), federation(SIZES))
+    chosen = setup(FedSaC(alpha=alpha, beta=beta, similarity="parameters", snap=None), federation(SIZES))
     uploads = uploaded(chosen)
-    found = chosen.method.graph({}, uploads, cohort(chosen))["*"].numpy()  # type: ignore[attr-defined]
+    found = chosen.method.graph(started(chosen), uploads, cohort(chosen))["*"].numpy()  # type: ignore[attr-defined]
     S, C = by_loops(chosen, uploads)
     np.testing.assert_allclose(found, solved(alpha * C - beta * S, np.array(SIZES) / sum(SIZES)), atol=1e-5)
 
@@ -122,7 +127,7 @@ def test_pfedgraphs_rows_are_the_solvers() -> None:
 @pytest.mark.parametrize("method", [FedSaC(), FedSaC(collaborators=2), PFedGraph()], ids=repr)
 def test_the_printed_programme_gives_the_closed_forms_w(method: FedSaC | PFedGraph) -> None:
     chosen = setup(method, federation(SIZES))
-    uploads, server = uploaded(chosen), trees.join(initial=initial(chosen))
+    uploads, server = uploaded(chosen), started(chosen)
     closed, solved = (
         dataclasses.replace(method, solver=solver).graph(server, uploads, cohort(chosen))["*"]
         for solver in ("closed", "cvxpy")
@@ -135,25 +140,25 @@ def test_complementarity_counts_in_the_first_seven_tenths_of_the_rounds() -> Non
     chosen = setup(FedSaC(), federation(SIZES))
     uploads = uploaded(chosen)
     early, last, after, similarity = (
-        method.graph({}, uploads, cohort(chosen, at))["*"]
+        method.graph(started(chosen), uploads, cohort(chosen, at))["*"]
         for method, at in ((FedSaC(), 0), (FedSaC(), 6), (FedSaC(), 7), (FedSaC(alpha=0.0), 0))
     )
     assert torch.equal(early, last)
     assert torch.equal(after, similarity)
     assert gap({"": early}, {"": after}) > 1e-2
-    assert torch.equal(FedSaC(alpha_share=1.0).graph({}, uploads, cohort(chosen, 9))["*"], early)
+    assert torch.equal(FedSaC(alpha_share=1.0).graph(started(chosen), uploads, cohort(chosen, 9))["*"], early)
 
 
 def test_clients_mix_with_the_drawn_and_themselves() -> None:
     chosen = setup(FedSaC(collaborators=2, beta=0.0, alpha=0.0), federation(SIZES))
-    weights = chosen.method.graph({}, uploaded(chosen), cohort(chosen))["*"]  # type: ignore[attr-defined]
+    weights = chosen.method.graph(started(chosen), uploaded(chosen), cohort(chosen))["*"]  # type: ignore[attr-defined]
     drawn = [j for j in range(4) if bool((weights[:, j] > 0).all())]
     assert len(drawn) == 2
     for i in range(4):
         allowed = sorted({*drawn, i})
         total = sum(SIZES[j] for j in allowed)
         assert weights[i].tolist() == pytest.approx([SIZES[j] / total * (j in allowed) for j in range(4)])
-    again = chosen.method.graph({}, uploaded(chosen), cohort(chosen))["*"]  # type: ignore[attr-defined]
+    again = chosen.method.graph(started(chosen), uploaded(chosen), cohort(chosen))["*"]  # type: ignore[attr-defined]
     assert torch.equal(weights, again)
 
 

@@ -265,6 +265,27 @@ def test_fedrod_by_hand() -> None:
     assert close(shown, logits(w, x) + features(w, x) @ own["weight"].t() + own["bias"], 1e-5)
 
 
+def test_a_personal_head_alone_by_hand() -> None:
+    """Two steps of one loss: balanced softmax of h_G, and cross-entropy of h_P(z), which moves the body too."""
+    chosen = setup(FedRoD(alone=True), federation((9,)), **{**ONE_STEP, "epochs": 2})
+    w = initial(chosen)
+    x, y = samples(chosen, 0)
+    counts = torch.bincount(y, minlength=4).double()
+    v = {**w, "own.weight": w["head.weight"], "own.bias": w["head.bias"]}
+
+    def risks(v: trees.Tree) -> Tensor:
+        mass = counts * logits(v, x).exp()
+        balanced = -(mass / mass.sum(1, keepdim=True))[torch.arange(9), y].log().mean()
+        return balanced + cross_entropy(features(v, x) @ v["own.weight"].t() + v["own.bias"], y)
+
+    for _ in range(2):
+        v = descend(risks, v, 0.2, ("fc", "head", "own"))
+    state = simulate(chosen)
+    assert close(state.server, {name: v[name] for name in w}, 1e-6)  # an absent class counts 1e-8
+    shown = chosen.method.predict(trees.row(models(chosen, state), 0), x, chosen.task)
+    assert close(shown, features(v, x) @ v["own.weight"].t() + v["own.bias"], 1e-5)
+
+
 def test_with_balanced_classes_fedrods_server_is_fedavg() -> None:
     data = federation((8, 16, 4))
     for k in range(3):

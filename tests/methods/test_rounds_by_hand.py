@@ -57,7 +57,7 @@ def principal(model: Tree, x: torch.Tensor, rank: int = 3) -> np.ndarray:
 @pytest.mark.parametrize("similarity", ["parameters", "updates"])
 def test_fedsacs_graph_is_that_of_the_trained_models(similarity: str) -> None:
     """Two clients: C from their features after training, S from their weights, W the projection of Eq. 9's minimum."""
-    method = FedSaC(lam=0.0, alpha=0.9, beta=0.2, similarity=similarity)
+    method = FedSaC(lam=0.0, alpha=0.9, beta=0.2, similarity=similarity, snap=None)
     chosen = setup(method, federation((6, 9)), **FULL)
     start, data = initial(chosen), [samples(chosen, k) for k in (0, 1)]
     trained = [descend(lambda v, x=x, y=y: cross_entropy(logits(v, x), y), start, LR) for x, y in data]  # type: ignore[misc]

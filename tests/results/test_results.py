@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pandas as pd
@@ -30,7 +29,6 @@ from fedbench.results.gather import collect
 from fedbench.results.history import History, Record, deterministic
 from fedbench.results.observer import Labels, Observer, Observers
 from fedbench.results.summary import Reading, client_rows, summarise
-from fedbench.results.wandb_log import WandbObserver
 
 LABELS = Labels("digits", "dir0.1", "mlp", "fedavg", "quick", 3)
 KEY = "0123456789abcdef"
@@ -657,70 +655,6 @@ def test_observers_are_told_everything_in_order():
     tell(Observers([Recorder(calls), Observer(), Recorder(calls)]))
     names = [("start", 3, 1), ("phase", "train"), ("advance", 2), ("record", 2), ("finish", KEY), ("close",)]
     assert calls == [name for name in names for _ in range(2)]
-
-
-class WandbRun:
-    """Stands for wandb's run: keeps the exit codes, and cannot reach its server when it logs."""
-
-    def __init__(self, codes):
-        self.codes, self.config, self.summary = codes, {}, {}
-
-    def module(self):
-        return types.SimpleNamespace(init=lambda **_: self, Settings=dict)
-
-    def define_metric(self, *names, **options):
-        pass
-
-    def log(self, row):
-        raise ConnectionError("no network")
-
-    def finish(self, exit_code):
-        self.codes.append(exit_code)
-
-
-class TestWandb:
-    @pytest.mark.filterwarnings("ignore")  # wandb's own
-    def test_offline(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
-            monkeypatch.setenv(name, str(tmp_path / "home"))
-        observer = WandbObserver(KEY, tmp_path / "run", {"method": {"name": "fedavg", "mu": 0.125}})
-        tell(observer)
-        assert not observer.failed
-        import wandb
-
-        wandb.teardown()  # its service writes the log in the background until it ends
-        (log,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
-        content = log.read_bytes()
-        for text in (b"acc_on_local_pooled", b"fedavg seed 3", b"digits/dir0.1/mlp/quick", b"0.125"):
-            assert text in content
-        assert KEY in log.name
-
-    def test_missing_warns_once_and_the_run_goes_on(self, tmp_path, monkeypatch, caplog):
-        monkeypatch.setitem(sys.modules, "wandb", None)
-        with caplog.at_level(logging.WARNING, "fedbench"):
-            tell(WandbObserver(KEY, tmp_path))
-        assert len(caplog.records) == 1
-        assert "wandb logging is off" in caplog.text
-
-    def test_failing_while_it_logs_warns_once(self, tmp_path, monkeypatch, caplog):
-        monkeypatch.setitem(sys.modules, "wandb", WandbRun([]).module())
-        with caplog.at_level(logging.WARNING, "fedbench"):
-            tell(WandbObserver(KEY, tmp_path))
-        assert len(caplog.records) == 1
-        assert "no network" in caplog.text
-
-    @pytest.mark.parametrize("complete", [True, False])
-    def test_an_interrupted_run_is_marked_as_failed(self, tmp_path, monkeypatch, complete):
-        codes = []
-        run = WandbRun(codes)
-        monkeypatch.setitem(sys.modules, "wandb", run.module())
-        observer = WandbObserver(KEY, tmp_path)
-        observer.start(LABELS, 3, 0)
-        if complete:
-            observer.finish({"acc": 1.0})
-        observer.close()
-        assert codes == [0 if complete else 1]
 
 
 class TestCollect:

@@ -66,8 +66,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FEDBENCH_DATA", str(root / "data"))
         yield
     small_set.cache_clear()
-    fedbench.runs.fingerprint.load.cache_clear()
-    fedbench.runs.fingerprint.content.cache_clear()
+    fedbench.runs.fingerprint._load.cache_clear()
+    fedbench.runs.fingerprint._content.cache_clear()
 
 
 @functools.cache

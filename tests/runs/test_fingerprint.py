@@ -62,8 +62,6 @@ def test_a_run_on_replaced_files_does_not_go_on(tmp_path: Path, monkeypatch: pyt
     before = places.folder_of(run)
     assert before.status() == "partial"
     shutil.rmtree(tmp_path / "a")
-    fingerprint.load.cache_clear()
-    fingerprint.content.cache_clear()
     after = places.folder_of(of_files(tmp_path, "a", 3, "method=local", "checkpoint.rounds=1"))
     assert after.path != before.path
     assert after.status() == "new"
@@ -73,8 +71,6 @@ def test_a_result_is_shown_where_its_data_are_gone(tmp_path: Path) -> None:
     run = of_files(tmp_path, "a", 0, "method=local")
     made = execution.execute(run)
     shutil.rmtree(tmp_path / "a")
-    fingerprint.load.cache_clear()
-    fingerprint.content.cache_clear()
     assert execution.execute(run).row == made.row
 
 

@@ -20,10 +20,10 @@ from fedbench.engine.train.joint import JointSetup, Request
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Outcome, Trainer
 from fedbench.results import checkpoint
+from fedbench.results.finished import Run
 from fedbench.runs import execution as run
 from fedbench.runs import places
 from fedbench.runs.config import RunConfig, resolve
-from fedbench.runs.execution import RunResult
 from fedbench.runs.together import execute_together
 
 SEEDS = (0, 3)
@@ -36,14 +36,14 @@ def configs(folder: Path, *more: str) -> list[RunConfig]:
     return [resolve(compose([*SHORT, *WHERE, f"runs_dir={folder}", f"seed={seed}", *more])) for seed in SEEDS]
 
 
-def finished(results: list[RunResult | Exception]) -> list[RunResult]:
+def finished(results: list[Run | Exception]) -> list[Run]:
     for result in results:
         if isinstance(result, Exception):
             raise result
-    return [result for result in results if isinstance(result, RunResult)]
+    return [result for result in results if isinstance(result, Run)]
 
 
-def same(together: RunResult, alone: RunResult) -> None:
+def same(together: Run, alone: Run) -> None:
     """Equal curves and traffic; models equal but for rounding."""
     for name in ("acc", "bytes_up", "bytes_down", "partition_hash", "key"):
         assert together.row[name] == alone.row[name], name
@@ -163,7 +163,7 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
         patch.setattr(Request, "served_by", failing)
         good, bad = execute_together(configs(tmp_path / "together", *chosen))
     assert isinstance(bad, Diverged)
-    assert isinstance(good, RunResult)
+    assert isinstance(good, Run)
     same(good, run.execute(configs(tmp_path / "alone", *chosen)[0]))
     assert places.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
 

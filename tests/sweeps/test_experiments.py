@@ -90,7 +90,13 @@ def test_an_experiment_ends_in_a_table_and_a_figure(
     assert "C=1000" in capsys.readouterr().out
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
     assert folder.name == "fedcollab_c-dataset=digits-protocol=quick-protocol.rounds=1"
-    assert {file.name for file in folder.iterdir()} == {"runs.csv", "table.csv", "figure.svg", "figure.png"}
+    assert {file.name for file in folder.iterdir()} == {
+        "runs.csv",
+        "table.csv",
+        "table.md",
+        "figure.svg",
+        "figure.png",
+    }
     filled = pd.read_csv(folder / "table.csv")
     assert list(filled["method.C"]) == [0, 1000]
     assert list(filled["seeds"]) == [2, 2]

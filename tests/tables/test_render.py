@@ -52,6 +52,9 @@ def test_a_substitute_is_in_the_title_and_voids_verdicts() -> None:
     title = text.splitlines()[0]
     assert "digits instead of the paper's data" in title
     assert "quick scale" in title
+    said = "- Scale quick: 10% of the rounds but at least 2; epochs a round at most 1; mini-batches a round"
+    assert said in text
+    assert "Scale" not in markdown.render(filled(VALUES, PUBLISHED, made=MADE))
     assert "model=mlp" in title
     assert not set("≈≠?") & set(text)
 

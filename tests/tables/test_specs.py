@@ -190,6 +190,22 @@ def test_fedsac_weighs_similarity_more_where_partitions_are_pathological() -> No
     assert config("fedsac_t1", "FedProx", "C10 pathological").method.mu == 0.01
 
 
+def test_fedsacs_protocol_scores_both_models_and_baselines_one() -> None:
+    rows = load("fedsac_t1").rows
+    scored = {row.label: config("fedsac_t1", row.label, "C10 dir0.1").protocol.score for row in rows}
+    once = {"received": {"FedAvg", "FedProx", "kNN-Per"}, "both": {"pFedGraph", "FedSaC"}}
+    assert {label for label, score in scored.items() if score == "received"} == once["received"]
+    assert {label for label, score in scored.items() if score == "both"} == once["both"]
+    sweeps = ("alpha", "beta", "k", "lambda")
+    assert {composed((f"experiment=fedsac_{name}",)).protocol.score for name in sweeps} == {"both"}
+
+
+def test_fedsacs_code_runs_as_its_readme_does() -> None:
+    run = config("fedsac_t1_open", "FedSaC (code)", "C10 pathological")
+    assert (run.method.alpha, run.method.beta) == (0.9, 1.4)
+    assert (run.protocol.local.iterations, run.protocol.local.batch_size) == (400, 128)
+
+
 def test_fedsac_at_scale_draws_ten_collaborators_of_all_clients() -> None:
     run = config("fedsac_t5", "FedSaC", "100 pathological")
     assert (run.method.collaborators, run.method.alpha) == (10, 0.5)

@@ -18,8 +18,7 @@ from fedbench.config.domain import finite, positive
 from fedbench.core.cache import FORMAT, cached_arrays
 from fedbench.core.errors import DataMissing
 from fedbench.core.progress import Report, silent
-from fedbench.core.rng import numpy_rng
-from fedbench.data.dataset import Availability, Dataset, DataSource
+from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
 
 INSTALL = "pip install scikit-learn"
 
@@ -55,17 +54,7 @@ def _shipped() -> Mapping[str, NDArray[Any]]:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    test = _stratified_fifth(labels)
+    test = stratified_fifth(labels, "digits")
     order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
     x = images.astype(np.uint8).reshape(-1, 1, 8, 8)[order]
     return {"x": x, "y": labels.astype(np.int64)[order], "num_train": np.array([np.sum(~test)])}
-
-
-def _stratified_fifth(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """A mask of 20 % of each class (rounded down), the same on every machine."""
-    rng = numpy_rng(0, "digits", "test split")
-    mask = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        mask[rng.permutation(members)[: len(members) // 5]] = True
-    return mask

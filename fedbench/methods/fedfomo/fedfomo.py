@@ -6,7 +6,9 @@ theta_i + sum_n w+_n (theta_n - theta_i). Server: P_in adds up the w_n that i re
 are sent, ties by lot. For exploration a candidate ranks by lot instead with probability epsilon, which falls by `decay`
 a round. Candidates are all clients, by their latest upload. Validation samples: the protocol's
 (protocol.test.val_fraction; pFedSim's comparison: .2), else the training samples, on which a client that fits its own
-finds nobody better and stays alone. Scored is a client's own latest
+finds nobody better and stays alone. They are held out once and never trained on, as in the authors' code. (FL-bench
+draws them anew each round, so that in time all are trained on; it does not explore, and a client's own model takes one
+of the M places: epsilon=0, M=4.) Scored is a client's own latest
 model. M models cross the network downwards, one upwards; where fewer others exist, copies of its own take their place.
 Batch normalisation: statistics are combined like weights, but are not in the norm.
 """

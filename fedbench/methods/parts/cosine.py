@@ -1,15 +1,16 @@
 """Shared by FedSaC and pFedGraph: similarity of models by cosine, and a pull towards what the server mixed.
 
-Server: S_ij = cos(theta_i, theta_j), or of the updates theta - theta_0. Client: Eq. 9 of FedSaC, min over theta of
-F_i(theta) - lambda cos(theta, theta_tilde_i), theta_tilde_i as received.
+Server: S_ij = cos(theta_i - theta_0, theta_j - theta_0), 1 where that is above .9. Client: Eq. 9 of FedSaC, min over
+theta of F_i(theta) - lambda cos(theta, theta_tilde_i), theta_tilde_i as received.
 
 Where the papers' text and the authors' code (one code base) disagree, a field says which:
 - `attract`: the text subtracts lambda cos, the code adds it, which pushes away from the mixture;
 - `reference`: theta_tilde ("mixed"), or the code's sum_j W_ij theta_j / |theta_j| ("directions", a second model in the
   message), whose own length the code leaves in: lambda <reference, theta> / |theta|;
 - `from_round`: the code has no term in the first round;
-- `similarity`: of "parameters", or, in the code, of "updates" since theta_0;
-- `snap`: the code takes a cosine above .9 for 1.
+- `similarity`: FedSaC prints cosines of "parameters" (Eq. 4), in line with Ye et al. (appendix A.2); the code of either
+  has "updates" since theta_0, the default here;
+- `snap`: the code takes a cosine above .9 for 1, the default too; neither text says so.
 Batch normalisation: statistics are mixed like weights, but are in no cosine.
 """
 
@@ -41,8 +42,8 @@ class CosineMixing(Mixing):
     # what the cosine is taken to: "mixed", or the code's "directions"
     reference: str = one_of("mixed", "directions")
     from_round: int = at_least(0, 0)  # first round with the term, counted from 0; the code: 1
-    similarity: str = one_of("parameters", "updates")  # S is of "parameters", or of "updates" since theta_0
-    snap: float | None = at_least(-1, None)  # cosines above it count as 1; the code: .9; null: none do
+    similarity: str = one_of("updates", "parameters")  # S is of "updates" since theta_0, or of "parameters"
+    snap: float | None = at_least(-1, 0.9)  # cosines above it count as 1; null: none do
     solver: str = added(one_of(*simplex.SOLVERS))  # of the rows of W: the projection, or the QP as printed
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from fedbench.tables import significance
+from fedbench.tables import scale, significance
 from fedbench.tables.agreement import Agreement, agreements
 from fedbench.tables.estimate import spell
 from fedbench.tables.parts import ColumnSpec
@@ -18,7 +18,7 @@ def remarks(layout: Layout) -> list[str]:
     """All of them, in the order in which they are read."""
     table = layout.table
     spec, made = table.spec, table.circumstances
-    said = [*_seeds(table), *_stale(table), *judgement.sentences(layout), *_absent(layout)]
+    said = [*_seeds(table), *_scale(table), *_stale(table), *judgement.sentences(layout), *_absent(layout)]
     if made.trained:
         said += [_agreement(each, spec.headline) for each in agreements(table)]
         said += _significance(table)
@@ -47,6 +47,12 @@ def _seeds(table: TableResult) -> Iterator[str]:
     each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in rows.items()]
     if each:
         yield f"Fewer seeds so far: {'; '.join(each)}."
+
+
+def _scale(table: TableResult) -> Iterator[str]:
+    """What the scale changes, in its own words."""
+    if words := scale.load(table.circumstances.scale).words:
+        yield words
 
 
 def _stale(table: TableResult) -> Iterator[str]:

@@ -1,0 +1,138 @@
+"""fedbench in Python: `run`, `sweep`, `load` and `table`, with what the command line takes and the errors it gives.
+
+Nothing is printed unless asked for (`progress="auto"`); warnings and the failures of a sweep are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.results.finished import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedbench.tables.filled import Filled
+
+QUIET = {"progress": "none"}
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")  # text that Hydra reads as it is
+
+
+def run(*overrides: str, **values: Any) -> Run:
+    """The finished run of a configuration: made, gone on with, or read if it is there.
+
+    Args:
+        overrides: as on the command line, `"method=fedcollab"`, `"method.mu=0.1"`.
+        values: the same for keys that are Python names, `seed=0`, `save_models=True`.
+
+    Raises:
+        FedbenchError: whatever the command line would say in one line.
+    """
+    from fedbench.config.compose import compose
+    from fedbench.runs.config import resolve
+    from fedbench.runs.execution import execute
+
+    with _told():
+        return execute(resolve(compose([*_texts(QUIET), *overrides, *_texts(values)])))
+
+
+def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
+    """One line a finished run of every combination, with its folder; a list or a tuple holds values to combine.
+
+    `sweep("method=local,fedavg", seed=[0, 1])` is `python -m fedbench -m method=local,fedavg seed=0,1`; launchers
+    (`"hydra/launcher=joblib"`), experiments and tuning are asked for in the same words. The failures of single runs
+    are told on standard error; they are missing in what is returned.
+
+    Raises:
+        FedbenchError: no run has a result; the reason of the first.
+    """
+    from fedbench.cli.app import outcomes_of
+    from fedbench.sweeps.table import swept, tidy
+
+    listed = [
+        f"{key}={','.join(map(_text, value))}"
+        if isinstance(value, (list, tuple))
+        else f"{key}={_text(value)}"
+        for key, value in values.items()
+    ]
+    arguments = ["-m", *overrides, *listed]
+    asked = any(text.startswith("progress=") for text in arguments)
+    quiet: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if not asked:
+        arguments += _texts(QUIET)
+        quiet = contextlib.redirect_stdout(io.StringIO())
+    with _told(), quiet:
+        outcomes = outcomes_of(arguments)
+    finished = [outcome for outcome in outcomes if outcome.row is not None]
+    if not finished:
+        reason = next((outcome.failure for outcome in outcomes), "the sweep holds no run")
+        raise FedbenchError(reason.removeprefix("error: "))
+    return tidy(finished, swept(outcomes))
+
+
+def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
+    """All finished runs in or below `folders` (default: `runs`), one line each; see fedbench.results.gather.collect.
+
+    Raises:
+        FedbenchError: there is no such folder.
+    """
+    from fedbench.results.gather import collect
+
+    return collect(folders or ("runs",), config=config)
+
+
+def table(name: str, results: Path | str = "results") -> Filled:
+    """A filled table by its folder's name below `results`/tables, as `fedcollab_t1` or `fedcollab_t1-quick`.
+
+    Raises:
+        FedbenchError: it was not filled; says how.
+    """
+    from fedbench.tables.filled import Filled
+
+    return Filled.named(name, results)
+
+
+def _texts(values: dict[str, Any]) -> list[str]:
+    return [f"{key}={_text(value)}" for key, value in values.items()]
+
+
+def _text(value: Any) -> str:
+    """A value as Hydra's grammar writes it.
+
+    Raises:
+        ConfigError: it has no form there.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, (str, Path)):
+        text = str(value)
+        return text if PLAIN.fullmatch(text) else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    raise ConfigError(f"{value!r} is no value of a key: give a number, a text, true or false, None or a list")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What the command line would say in one line is raised as such, whoever raised it first."""
+    from fedbench.config import messages
+
+    try:
+        yield
+    except FedbenchError:
+        raise
+    except Exception as error:
+        line = messages.one_line(error)
+        if line is None:
+            raise
+        raise FedbenchError(line) from error

@@ -1,0 +1,80 @@
+"""`fedbench COMMAND`: the commands under one name, and what a shell completes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import runpy
+
+import pytest
+
+from fedbench.cli import program
+from fedbench.cli.listing import KINDS
+
+
+def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str) -> list[str]:
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    with contextlib.suppress(SystemExit):  # Hydra's own way to end
+        program.main(["-sc", "query=bash"])
+    return capsys.readouterr().out.split()
+
+
+def test_a_command_is_its_module(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["tables", "--markdown"]) == 0
+    tables = capsys.readouterr().out
+    assert importlib.import_module("fedbench.cli.list").main(["tables", "--markdown"]) == 0
+    assert capsys.readouterr().out == tables
+    assert "| fedcollab_t1 |" in tables
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in program.COMMANDS:
+        with contextlib.suppress(SystemExit):  # argparse
+            program.main([name, "--help"])
+        assert "usage" in capsys.readouterr().out.lower() or name == "reproduce"
+
+
+def test_anything_else_is_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert program.main(["metod=local"]) == 2
+    assert "nearest: method" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["fedbench", "--version"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_module("fedbench", run_name="__main__")
+
+
+def test_help_shows_what_a_run_is_composed_of(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):  # Hydra's own way to end
+        program.main(["--help"])
+    groups = {line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if ": " in line}
+    assert {"method", "dataset", "experiment"} <= groups
+    assert not {"table", "scale", "figure"} & groups
+
+
+@pytest.mark.parametrize(
+    ("line", "among", "not_among"),
+    [
+        ("fedbench ", "reproduce", "table="),
+        ("fedbench re", "report", "list"),
+        ("fedbench met", "method=", "dataset="),
+        ("fedbench method=fedav", "method=fedavg", "method=local"),
+        ("fedbench seed=1 method=fedav", "method=fedavg", "report"),
+        ("fedbench list m", "models", "method="),
+        ("fedbench reproduce ", "table=fedcollab_t1", "method="),
+        ("fedbench prepare ", "digits", "fedavg"),
+    ],
+)
+def test_completion(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    among: str,
+    not_among: str,
+) -> None:
+    offered = completed(monkeypatch, capsys, line)
+    assert among in offered
+    assert not_among not in offered
+
+
+def test_completion_knows_every_listing() -> None:
+    assert set(program.KINDS) == set(KINDS)

@@ -1,0 +1,162 @@
+"""Experiment trackers: what each library is told, read back with the library; their failures never end a run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbench.metrics.accuracy import Tally
+from fedbench.results.history import Record
+from fedbench.results.observer import Labels
+from fedbench.results.trackers.base import Tracker
+from fedbench.results.trackers.mlflow import MlflowTracker
+from fedbench.results.trackers.tensorboard import TensorBoardTracker
+from fedbench.results.trackers.wandb import WandbTracker
+
+LABELS = Labels("digits", "dir0.1", "mlp", "fedavg", "quick", 3)
+KEY = "0123456789abcdef"
+CONFIG = {"method": {"name": "fedavg", "mu": 0.125}}
+ALL = (WandbTracker, TensorBoardTracker, MlflowTracker)
+
+
+def a_record(done: int) -> Record:
+    tally = Tally(np.array([6, done]), np.array([10, 4]))
+    return Record(done, {"local": tally}, 100 * done, 200 * done, {"train": 0.5}, 1.0)
+
+
+def tell(tracker: Tracker, *, resumed: int = 0, rounds: tuple[int, ...] = (1, 2)) -> None:
+    tracker.start(LABELS, 2, resumed)
+    for done in rounds:
+        tracker.record(a_record(done))
+    tracker.finish({"key": KEY, "acc": 55.0, "ipr": None, "rsd": float("nan")})
+    tracker.close()
+
+
+@pytest.mark.filterwarnings("ignore")  # wandb's own
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    tracker = WandbTracker(KEY, tmp_path / "run", CONFIG)
+    tell(tracker)
+    assert not tracker.failed
+    import wandb
+
+    wandb.teardown()  # its service writes the log in the background until it ends
+    (log,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
+    content = log.read_bytes()
+    for text in (b"acc_on_local_pooled", b"fedavg seed 3", b"digits/dir0.1/mlp/quick", b"0.125"):
+        assert text in content
+    assert KEY in log.name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_events(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoardTracker(KEY, tmp_path, CONFIG)
+    tell(tracker)
+    assert not tracker.failed
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    curve = events.Scalars("acc_on_local")
+    assert [event.step for event in curve] == [1, 2]
+    assert [event.value for event in curve] == pytest.approx([42.5, 55.0])
+    assert [event.value for event in events.Scalars("final/acc")] == [55.0]
+    assert "final/ipr" not in events.Tags()["scalars"]
+    assert any("fedavg seed 3" in name for name in events.Tags()["tensors"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_runs(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}" if _has("sqlalchemy") else (tmp_path / "mlruns").as_uri()
+    first = MlflowTracker(KEY, tmp_path, CONFIG, uri=uri)
+    first.start(LABELS, 2, 0)
+    first.record(a_record(1))
+    first.close()
+    assert not first.failed
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("fedbench").experiment_id
+    (run,) = client.search_runs([experiment])
+    assert run.info.status == "FAILED"  # it did not finish
+    tell(MlflowTracker(KEY, tmp_path, CONFIG, uri=uri), resumed=1, rounds=(2,))
+    (run,) = client.search_runs([experiment])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["method.mu"] == "0.125"
+    assert run.data.metrics["final_acc"] == 55.0
+    curve = client.get_metric_history(run.info.run_id, "acc_on_local")
+    assert [(point.step, point.value) for point in curve] == [
+        (1, pytest.approx(42.5)),
+        (2, pytest.approx(55.0)),
+    ]
+
+
+def _has(module: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize("tracker", ALL)
+def test_a_missing_library_is_told_once(
+    tracker: type[Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in ("wandb", "torch.utils.tensorboard", "mlflow.tracking"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with caplog.at_level(logging.WARNING, "fedbench"):
+        tell(tracker(KEY, tmp_path))
+    assert len(caplog.records) == 1
+    assert f"{tracker.name} logging is off" in caplog.text
+
+
+class WandbRun:
+    """Stands for wandb's run: keeps the exit codes, and cannot reach its server when it logs."""
+
+    def __init__(self, codes: list[int]) -> None:
+        self.codes = codes
+        self.config: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+
+    def module(self) -> Any:
+        return types.SimpleNamespace(init=lambda **_: self, Settings=dict)
+
+    def define_metric(self, *names: str, **options: str) -> None:
+        pass
+
+    def log(self, row: dict[str, Any]) -> None:
+        raise ConnectionError("no network")
+
+    def finish(self, exit_code: int) -> None:
+        self.codes.append(exit_code)
+
+
+def test_a_failure_while_it_logs_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", WandbRun([]).module())
+    with caplog.at_level(logging.WARNING, "fedbench"):
+        tell(WandbTracker(KEY, tmp_path))
+    assert len(caplog.records) == 1
+    assert "no network" in caplog.text
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_interrupted_run_is_marked_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setitem(sys.modules, "wandb", WandbRun(codes).module())
+    tracker = WandbTracker(KEY, tmp_path)
+    tracker.start(LABELS, 3, 0)
+    if complete:
+        tracker.finish({"acc": 1.0})
+    tracker.close()
+    assert codes == [0 if complete else 1]

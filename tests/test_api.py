@@ -1,0 +1,161 @@
+"""fedbench in Python: what the command line makes, as objects and data frames."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedbench
+from fedbench import api
+from fedbench.cli.app import main
+from fedbench.core.errors import ConfigError, Damaged, FedbenchError
+
+SHORT = ("protocol.rounds=2", "protocol.local.epochs=1")
+
+
+def test_import_is_light() -> None:
+    code = "import sys, fedbench; print(sorted({'torch', 'hydra', 'pandas', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+    assert set(fedbench.__all__) <= set(dir(fedbench))
+    with pytest.raises(AttributeError, match="nothing"):
+        fedbench.nothing  # noqa: B018
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def finished(runs: Path) -> fedbench.Run:
+    return fedbench.run("method=oracle", *SHORT, runs_dir=runs, save_models=True)
+
+
+def test_a_run_is_the_command_lines(
+    finished: fedbench.Run, runs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["method=oracle", *SHORT, f"runs_dir={runs}"]) == 0
+    assert "finished earlier" in capfd.readouterr().out
+    again = fedbench.run("method=oracle", *SHORT, runs_dir=runs)
+    assert capfd.readouterr() == ("", "")
+    assert again.row == finished.row
+    assert again.folder == finished.folder
+
+
+def test_a_run_holds_its_parts(finished: fedbench.Run) -> None:
+    row, clients = finished.row, finished.clients
+    assert finished.config["protocol"]["rounds"] == 2
+    assert finished.history["round"].iloc[-1] == 2
+    assert finished.history["acc_on_local"].iloc[-1] == pytest.approx(row["acc"])
+    assert clients["acc"].mean() == pytest.approx(row["acc"])
+    assert (clients["gain"] > 0).mean() * 100 == pytest.approx(row["ipr"])
+    assert finished.W is not None
+    assert finished.W.shape == (len(clients), len(clients))
+    np.testing.assert_allclose(finished.W.sum(1), 1)
+    assert any(name.startswith("server/") for name in finished.models)
+
+
+def test_traffic_before_the_first_round_is_told_apart(runs: Path) -> None:
+    collab = fedbench.run("method=fedcollab", *SHORT, runs_dir=runs).row
+    plain = fedbench.run("method=fedavg", *SHORT, runs_dir=runs).row
+    assert plain["bytes_up_prepare"] == plain["bytes_down_prepare"] == 0
+    assert collab["bytes_up"] - collab["bytes_up_prepare"] == plain["bytes_up"]
+    assert collab["bytes_up_prepare"] > plain["bytes_up"]
+
+
+def test_a_run_shows_itself(finished: fedbench.Run) -> None:
+    shown = finished._repr_html_()
+    for text in (f"{finished.row['acc']:.2f}", "oracle", str(finished.folder)):
+        assert text in repr(finished)
+        assert text in shown
+
+
+def test_what_a_run_lacks(runs: Path) -> None:
+    local = fedbench.run("method=local", *SHORT, runs_dir=runs)
+    assert local.W is None
+    assert local.arrays == {}
+    with pytest.raises(FedbenchError, match="save_models=true"):
+        _ = local.models
+
+
+def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
+    run = fedbench.run("method=local", *SHORT, runs_dir=tmp_path)
+    (run.folder / "clients.csv").write_text("client,acc\n0,100\n")
+    with pytest.raises(Damaged):
+        _ = run.clients
+
+
+def test_a_sweep_is_every_combination(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    frame = fedbench.sweep("method=local,fedavg", *SHORT, seed=[0, 1], runs_dir=runs)
+    assert capfd.readouterr() == ("", "")
+    assert list(zip(frame["method"], frame["seed"], strict=True)) == [
+        ("local", 0),
+        ("local", 1),
+        ("fedavg", 0),
+        ("fedavg", 1),
+    ]
+    one = fedbench.run("method=fedavg", *SHORT, seed=1, runs_dir=runs)
+    assert frame["acc"].iloc[3] == one.row["acc"]
+    assert Path(frame["path"].iloc[3]) == one.folder
+
+
+def test_a_sweep_tells_of_its_failures(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    frame = fedbench.sweep("method=fedprox", *SHORT, runs_dir=runs, **{"method.mu": [0.5, -1]})
+    assert list(frame["method.mu"]) == ["0.5"]
+    assert "method.mu must be at least 0" in capfd.readouterr().err
+    with pytest.raises(FedbenchError, match=r"^method=fedprox .*method.mu must be at least 0"):
+        fedbench.sweep("method=fedprox", *SHORT, runs_dir=runs, **{"method.mu": [-2, -1]})
+
+
+def test_load_is_every_run(finished: fedbench.Run, runs: Path) -> None:
+    frame = fedbench.load(runs)
+    mine = frame[frame["path"] == str(finished.folder.resolve())]
+    assert mine["acc"].item() == finished.row["acc"]
+    assert mine["protocol.rounds"].item() == 2
+    with pytest.raises(FedbenchError, match="no such folder"):
+        fedbench.load(runs / "nowhere")
+
+
+def test_a_table_is_the_stored_one() -> None:
+    table = fedbench.table("fedcollab_t1")
+    text = (table.folder / "table.md").read_text()
+    assert repr(table) == text == table._repr_markdown_()
+    chosen = (table.cells[["row", "column", "metric"]] == ["Local", "Label shift", "acc"]).all(axis=1)
+    local = table.cells[chosen]
+    values = table.rows.loc[table.rows["row"] == "Local", "acc"]
+    assert local["mean"].item() == pytest.approx(values.mean())
+    assert pd.api.types.is_integer_dtype(table.curves["round"])
+    assert table.matrices["FedAvg+FedCollab|Label shift|0"].shape == (20, 20)
+    with pytest.raises(FedbenchError, match=r"no filled table .fedcolab_t1.*fedcollab_t1"):
+        fedbench.table("fedcolab_t1")
+
+
+@pytest.mark.parametrize("bad", ["method=nope", "dataset", "protocol.rounds=-1", "method.mu=1"])
+def test_errors_are_the_command_lines(bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FedbenchError) as caught:
+        fedbench.run(bad, runs_dir=tmp_path)
+    assert main([bad, f"runs_dir={tmp_path}"]) == 2
+    assert capsys.readouterr().err.strip() == f"error: {caught.value}"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1e-5, "1e-05"),
+        ("a b'c", r"'a b\'c'"),
+        ([1, None, "x"], "[1,null,x]"),
+        (Path("a/b"), "a/b"),
+    ],
+)
+def test_values_are_written_as_hydra_reads_them(value: object, text: str) -> None:
+    assert api._text(value) == text
+    with pytest.raises(ConfigError, match="no value of a key"):
+        api._text({1})
