@@ -62,7 +62,9 @@ class LoopedTrainer(LoopedScorer):
         losses = self.descend(client, work, view, stages, "batches")
         with torch.no_grad():
             upload, kept = call("finish", method.finish, work, call.view("finish", view))
-        loss = torch.stack(losses).mean().float() if losses else torch.full_like(view.size, torch.nan)
+        loss = (
+            torch.stack(losses).mean().double() if losses else torch.full_like(view.size, torch.nan).double()
+        )
         if not score:
             return Outcome(upload, kept, loss)
         with torch.no_grad():

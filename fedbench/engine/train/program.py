@@ -43,7 +43,7 @@ class Program:
             setup.task, chunk.clock, {}, {}, chunk.sizes[0], chunk.steps[0], setup.protocol.optimizer
         )
         self.moves = moved(self.stage, self.work, names_only)
-        self.total = torch.zeros(len(chunk.ids), device=chunk.sizes.device)  # [C], losses of all steps so far
+        self.total = torch.zeros_like(chunk.sizes, dtype=torch.float64)  # [C], losses of all steps so far
 
     def begin(self) -> Self:
         """At the first step, with an optimiser of its own."""

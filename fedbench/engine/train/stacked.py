@@ -78,7 +78,7 @@ class StackedTrainer(StackedScorer):
 
     def _descend(self, chunk: Chunk, work: Tree, stages: Sequence[Stage], purpose: str) -> Tensor:
         """Train `work` in place through `stages`; mean loss of each client's steps [C], nan without any."""
-        total = torch.zeros_like(chunk.sizes)
+        total = torch.zeros_like(chunk.sizes, dtype=torch.float64)
         count = torch.zeros(len(chunk.ids))
         for place, stage in enumerate(stages):
             program = Program(self, stage, chunk, work, self._plan(chunk, stage, purpose))

@@ -27,7 +27,7 @@ class Outcome:
 
     uploads: Tree
     memory: Tree
-    loss: Tensor  # float32 [C], mean training loss over the local steps (nan where no step had a loss)
+    loss: Tensor  # float64 [C], mean training loss over the local steps (nan where no step had a loss)
     counts: Counts = field(default_factory=dict)  # scores after local training, of the sets asked for
 
 

@@ -89,4 +89,4 @@ def unplain(result: tuple[float, Any]) -> tuple[Tensor, Counts]:
     """(loss, counts) of a row, from the numbers that a process answers with."""
     loss, counts = result
     float64 = partial(torch.tensor, dtype=torch.float64)
-    return torch.tensor(loss), {name: (float64(a), float64(b)) for name, (a, b) in counts.items()}
+    return float64(loss), {name: (float64(a), float64(b)) for name, (a, b) in counts.items()}
