@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedbench.core.version import __version__
+
 if TYPE_CHECKING:
     from fedbench.api import load, run, sweep, table
     from fedbench.core.errors import FedbenchError
     from fedbench.results.finished import Run
 
-__version__ = "0.1.0"
-__all__ = ["FedbenchError", "Run", "load", "run", "sweep", "table"]
+__all__ = ["FedbenchError", "Run", "__version__", "load", "run", "sweep", "table"]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedbench import __version__
 from fedbench.core.files import write_json, write_text
+from fedbench.core.version import __version__
 from fedbench.results.environment import source_commit
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from fedbench import __version__
 from fedbench.cli import command
 from fedbench.config import groups
 from fedbench.config.messages import OK
+from fedbench.core.version import __version__
 
 if TYPE_CHECKING:
     from fedbench.sweeps.jobs import JobOutcome

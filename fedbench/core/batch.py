@@ -36,7 +36,7 @@ class Batch:
     def count(self) -> Tensor:
         """Number of real samples, a scalar."""
         if self.mask is None:
-            return torch.tensor(float(len(self.y)), device=self.y.device)
+            return torch.full((), float(len(self.y)), device=self.y.device)
         return self.mask.sum().to(torch.float32)
 
     def sum(self, values: Tensor) -> Tensor:

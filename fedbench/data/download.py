@@ -19,9 +19,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedbench import __version__
 from fedbench.core.errors import DataCorrupt, DataMissing
 from fedbench.core.progress import Report, silent
+from fedbench.core.version import __version__
 
 BLOCK = 1 << 20  # bytes read at once
 TIMEOUT = 60.0  # seconds without a byte

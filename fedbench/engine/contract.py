@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -87,6 +87,7 @@ class Client:
     size: Tensor  # scalar, training samples n_k
     steps: Tensor  # scalar, local steps of the protocol's plain local work
     optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its lr or momentum
+    heard: Tree = field(default_factory=dict)  # leaves of the message in Method.draws_from, on the CPU
     fetch: Callable[[], Batch] | None = None
     fetch_validation: Callable[[], Batch] | None = None
 

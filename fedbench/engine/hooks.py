@@ -58,6 +58,7 @@ class Calls:
         """`client` as `hook` is given it: with its samples only if the method announced that the hook reads them."""
         return replace(
             client,
+            message={**client.message, **client.heard} if hook == "draw" else client.message,
             fetch=client.fetch if hook in self.method.reads_data else None,
             fetch_validation=client.fetch_validation if hook in self.method.reads_validation else None,
         )

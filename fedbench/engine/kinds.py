@@ -69,10 +69,12 @@ class KindsSetup(Setup):
         """The setup of each kind."""
         return self.parts
 
-    def client(self, client: int, message: Tree, memory: Tree, clock: Clock) -> Client:
+    def client(
+        self, client: int, message: Tree, memory: Tree, clock: Clock, heard: Tree | None = None
+    ) -> Client:
         """See Setup.client."""
         kind = self.parts[int(self.task.kind_of(torch.tensor([client])))]
-        return kind.client(client, kind.task.own(message), kind.task.own(memory), clock)
+        return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, heard)
 
 
 def assemble(

@@ -51,6 +51,11 @@ class Method(Component, ABC):
         return frozenset()
 
     @property
+    def draws_from(self) -> tuple[str, ...]:
+        """Selectors of the message's leaves that `draw` reads, which it is given on the CPU."""
+        return ()
+
+    @property
     def conformance(self) -> Conformance:
         """What it cannot promise; fedbench.testing checks the rest."""
         return Conformance()

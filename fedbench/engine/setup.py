@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.transfer import fetched
 from fedbench.core.trees import Tree
 from fedbench.data import augment
 from fedbench.data.federation import Federation
@@ -92,6 +93,16 @@ class Setup:
         """Local steps of the protocol's plain local work on `client`."""
         return schedule.steps(self.federation.size(client), self.protocol.local)
 
+    def learns(self, client: int, stages: Sequence[Stage]) -> bool:
+        """Whether `client` takes a step that has a loss."""
+        size, local = self.federation.size(client), self.protocol.local
+        return any(stage.direction is None and schedule.steps(size, local, stage) > 0 for stage in stages)
+
+    def heard(self, message: Tree) -> Tree:
+        """The leaves [C, ...] of `message` that `draw` reads, on the CPU."""
+        names = self.task.select(message, self.method.draws_from)
+        return dict(zip(names, fetched([message[name] for name in names]), strict=True))
+
     def cohort(self, ids: Tensor, clock: Clock, purpose: str = "server") -> Cohort:
         """The clients `ids` [C] as server hooks see them."""
         steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
@@ -143,16 +154,22 @@ class Setup:
         x = augment.apply(self.augmentations, x, drawn, self.federation.black)
         return x, {name: leaf for name, leaf in noise.items() if not name.startswith("augment/")}
 
-    def client(self, client: int, message: Tree, memory: Tree, clock: Clock) -> Client:
-        """Client `client` as its hooks see it; its data are fetched when a hook asks."""
+    def client(
+        self, client: int, message: Tree, memory: Tree, clock: Clock, heard: Tree | None = None
+    ) -> Client:
+        """Client `client` as its hooks see it; its data are fetched when a hook asks.
+
+        `heard`: its row of what `heard` returns, where that is not the same as in the message.
+        """
         return Client(
             self.task,
             clock,
             message,
             memory,
-            torch.tensor(float(self.federation.size(client))),
-            torch.tensor(float(self.steps(client))),
+            torch.full((), float(self.federation.size(client)), device=self.federation.device),
+            torch.full((), float(self.steps(client)), device=self.federation.device),
             self.protocol.optimizer,
+            heard or {},
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
         )

@@ -28,6 +28,7 @@ from torch import Tensor
 from fedbench.config.domain import at_least, one_of, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
 from fedbench.engine.method import Method
@@ -71,27 +72,48 @@ class CFL(Coalitions):
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Split the clusters that are due, then FedAvg in each."""
+        server = {**server, "coalition": server["coalition"].cpu()}
         if cohort.clock.round >= self.warmup:
             models = trees.flatten(cohort.task.weights(uploads)).double()
-            coalition = server["coalition"].cpu()
-            for k in coalition[cohort.ids].unique().tolist():
-                server = self._split(server, models, cohort, k)
+            for k, updates, *lengths in self._updates(server, models, cohort):
+                server = self._split(server, updates, cohort, k, *lengths)
         return super().aggregate(server, uploads, cohort)
 
-    def _split(self, server: Tree, models: Tensor, cohort: Cohort, k: int) -> Tree:
-        """`server` with cluster `k` cut in two if it is due; `models` [C, P] are the cohort's weights."""
-        base, coalition = trees.part(server, "base"), server["coalition"].cpu().clone()
+    def _updates(
+        self, server: Tree, models: Tensor, cohort: Cohort
+    ) -> list[tuple[int, Tensor, float, float, float]]:
+        """Of each cluster in the cohort: k, its members' updates [M, P], lengths of their mean, the longest, the peak.
+
+        `models` [C, P] are the cohort's weights.
+        """
+        coalition = server["coalition"]
+        centres = trees.flatten(cohort.task.weights(trees.part(server, "base"))).double()
+        peak = server.get("peak", torch.zeros(len(coalition), dtype=torch.float64, device=models.device))
+        numbers = coalition[cohort.ids].unique().tolist()
+        moved, lengths = [], []
+        for k in numbers:
+            members = members_of(cohort, coalition, k)
+            inside = sent((coalition[cohort.ids] == k).nonzero().flatten(), models.device)
+            updates = models[inside] - centres[k]
+            shares = sent(members.sizes / members.sizes.sum(), models.device)
+            largest = peak[sent(members.served, peak.device)].max()
+            moved.append(updates)
+            lengths.append(torch.stack([(shares @ updates).norm(), updates.norm(dim=1).max(), largest]))
+        found = torch.stack(lengths).tolist()
+        return [(k, updates, *three) for k, updates, three in zip(numbers, moved, found, strict=True)]
+
+    def _split(
+        self, server: Tree, updates: Tensor, cohort: Cohort, k: int, drift: float, longest: float, peak: float
+    ) -> Tree:
+        """`server` with cluster `k` cut in two if it is due."""
+        base, coalition = trees.part(server, "base"), server["coalition"].clone()
         members = members_of(cohort, coalition, k)
-        centre = trees.flatten(cohort.task.weights(trees.take(base, torch.tensor([k])))).double()
-        updates = models[(coalition[cohort.ids] == k).to(models.device)] - centre
-        sizes = members.sizes.to(updates)
-        drift = float(((sizes / sizes.sum()) @ updates).norm())
         unit = 1.0
         if self.relative:
-            inside = (coalition == k).to(server["peak"].device)
-            unit = max(drift, float(server["peak"][inside].max()))
+            unit = max(drift, peak)
+            inside = sent(coalition == k, server["peak"].device)
             server = {**server, "peak": server["peak"].masked_fill(inside, unit)}
-        if not (drift < self.eps1 * unit and float(updates.norm(dim=1).max()) > self.eps2 * unit):
+        if not (drift < self.eps1 * unit and longest > self.eps2 * unit):
             return server
         if len(updates) < 2:
             return server
@@ -103,7 +125,7 @@ class CFL(Coalitions):
         new = len(next(iter(base.values())))
         coalition[members.ids[torch.from_numpy(leaving)]] = new
         grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
-        return {**server, "coalition": coalition.to(server["coalition"].device), **trees.join(base=grown)}
+        return {**server, "coalition": coalition, **trees.join(base=grown)}
 
     def _seen(self, server: Tree, ids: Tensor, similarity: grouping.Array) -> Tensor:
         """1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
@@ -112,7 +134,8 @@ class CFL(Coalitions):
         seen = (
             torch.full((clients, clients), torch.nan, dtype=torch.float64) if seen is None else seen.clone()
         )
-        seen[ids[:, None], ids] = torch.from_numpy(1 - similarity).to(seen.device)
+        ids = sent(ids, seen.device)
+        seen[ids[:, None], ids] = sent(torch.from_numpy(1 - similarity), seen.device)
         return seen
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedbench.config.domain import positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
@@ -52,7 +53,7 @@ class FedDyn(Method):
         message = trees.expand(trees.part(server, "model"), len(cohort.ids))
         if self.weighted:
             mean = cohort.population.sizes[cohort.served].mean()
-            message["mean_size"] = mean.expand(len(cohort.ids)).to(next(iter(server.values())).device)
+            message["mean_size"] = sent(mean.expand(len(cohort.ids)), next(iter(server.values())).device)
         return message
 
     def start(self, client: Client) -> Tree:

@@ -26,6 +26,7 @@ from fedbench.config.domain import at_least, positive, share
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
@@ -55,6 +56,11 @@ class FedGen(Method):
 
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
 
+    @property
+    def draws_from(self) -> tuple[str, ...]:
+        """p(y)."""
+        return ("labels",)
+
     # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
@@ -71,15 +77,16 @@ class FedGen(Method):
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Model, generator, and the label distribution of this server's clients."""
-        return trees.expand({**server, "labels": _shares(server, cohort)}, len(cohort.ids))
+        device = server["generator/0.weight"].device
+        return trees.expand({**server, "labels": sent(_shares(server, cohort), device)}, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """FedAvg's mean, then the generator learns from the uploaded classifiers."""
-        shares = _shares(server, cohort)
+        shares, device = _shares(server, cohort), server["generator/0.weight"].device
 
         def loss(made: Tree, generator: torch.Generator) -> Tensor:
-            drawn = self._draw(1, shares, generator)
-            return self.ensemble_loss(made, uploads, cohort.task, drawn["eps"][0], drawn["y"][0])
+            drawn = {name: sent(leaf[0], device) for name, leaf in self._draw(1, shares, generator).items()}
+            return self.ensemble_loss(made, uploads, cohort.task, drawn["eps"], drawn["y"])
 
         made = trees.part(server, "generator")
         learned = fit(made, loss, self.steps, OptimizerConfig(name="adam", lr=self.lr), cohort.generator)
@@ -107,22 +114,26 @@ class FedGen(Method):
         return _model(client.message)
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
-        """What features of every step are made of: eps [S, B, noise], y [S, B]; eps of own samples: `own`."""
+        """What features of every step are made of: eps [S, B, noise], y [S, B]; eps of own samples: `own`.
+
+        Beside it the round's `decay`.
+        """
         shares = client.message["labels"]
         return {
             **self._draw(steps, shares, generator),
             "own": self._draw(steps, shares, generator)["eps"],
+            "decay": shares.new_full((steps,), self.decay**client.clock.round),
         }
 
     def _draw(self, steps: int, shares: Tensor, generator: torch.Generator) -> Tree:
         eps = torch.randn(steps, self.batch, self.noise, generator=generator)
-        y = torch.multinomial(shares.cpu(), steps * self.batch, replacement=True, generator=generator)
-        return {"eps": eps.to(shares), "y": y.view(steps, self.batch).to(shares.device)}
+        y = torch.multinomial(shares, steps * self.batch, replacement=True, generator=generator)
+        return {"eps": eps.to(shares), "y": y.view(steps, self.batch)}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """F_k + alpha CE(g(G(y, eps)), y) + beta KL(g(G(y_i, eps)) || h(x_i))."""
         task, made = client.task, trees.part(client.message, "generator")
-        decay = self.decay**client.clock.round
+        decay = batch.noise["decay"]
         logits = task.apply(work, batch.x, train=True, mask=batch.mask)
         total = task.criterion(logits, batch)
         if self.generative_weight:
@@ -151,9 +162,9 @@ def generate(made: Tree, eps: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 def _shares(server: Tree, cohort: Cohort) -> Tensor:
-    """P(y) of the clients this server serves, [K]."""
+    """P(y) of the clients this server serves, [K], on the CPU."""
     counts = cohort.population.label_counts[cohort.served].sum(0)
-    return (counts / counts.sum()).to(server["generator/0.weight"])
+    return (counts / counts.sum()).to(server["generator/0.weight"].dtype)
 
 
 def _model(tree: Tree) -> Tree:

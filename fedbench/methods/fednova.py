@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedbench.core import trees
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.fedavg import FedAvg
@@ -44,7 +45,7 @@ class FedNova(FedAvg):
         """The model, moved by - tau_eff sum_k p_k d_k."""
         uploads = dict(uploads)
         steps = uploads.pop("steps")
-        effective = (cohort.weights.to(steps) * steps).sum()
+        effective = (sent(cohort.weights, steps.device) * steps).sum()
         mean = trees.mean(uploads, cohort.weights)
         change = trees.part(mean, "change")
         moved = {name: server[name] - effective.to(leaf.dtype) * leaf for name, leaf in change.items()}

@@ -25,6 +25,7 @@ from fedbench.config.domain import at_least, positive
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.transfer import fetched, sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
@@ -109,13 +110,14 @@ class FedPAC(Method):
         met = counts > 0
         fresh = uploads["sums"].sum(0) / counts.clamp(min=1).unsqueeze(1)
         body = trees.mean(trees.part(uploads, "body"), cohort.weights)
-        W = weights(uploads["h"], uploads["V"]) if self.collaborate else torch.eye(len(cohort.ids)).to(counts)
+        alone = torch.eye(len(cohort.ids), dtype=counts.dtype)
+        W = weights(uploads["h"], uploads["V"]) if self.collaborate else alone
         heads = trees.mix(W, trees.part(uploads, "heads"))
-        rows = torch.zeros(len(W), len(server["W"]), dtype=W.dtype, device=W.device)
-        rows[:, cohort.ids.to(W.device)] = W
-        moved = trees.join(heads=heads)
+        rows = torch.zeros(len(W), len(server["W"]), dtype=W.dtype)
+        rows[:, cohort.ids] = W
+        moved = {**trees.join(heads=heads), "W": sent(rows, counts.device)}
         return {
-            **trees.put(server, cohort.ids, {**moved, "W": rows}),
+            **trees.put(server, cohort.ids, moved),
             **trees.join(body=body),
             "centroids": torch.where(met.unsqueeze(1), fresh, server["centroids"]),
             "seen": server["seen"] | met,
@@ -127,9 +129,9 @@ class FedPAC(Method):
 
 
 def weights(h: Tensor, V: Tensor) -> Tensor:
-    """The matrix W [C, C] of collaborating classifiers from h [C, K, d] and V [C]."""
+    """The matrix W [C, C] of collaborating classifiers from h [C, K, d] and V [C]; solved for, and so, on the CPU."""
     flat = h.flatten(1).double()
-    gram = flat @ flat.t()
+    gram, V = fetched([flat @ flat.t(), V])
     own = gram.diagonal()
     G = own.view(-1, 1, 1) - gram.unsqueeze(2) - gram.unsqueeze(1) + gram.unsqueeze(0)
     return simplex_qp.minimise(G + torch.diag(V.double()))

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedbench.config.domain import at_least, one_of, share
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.methods.parts import simplex, subspace
@@ -77,8 +78,8 @@ class FedSaC(CosineMixing):
 
     def rows(self, cost: Tensor, allowed: Tensor, cohort: Cohort) -> Tensor:
         """The rows of W that minimise Eq. 8 over the clients `allowed` (bool [C, C])."""
-        allowed = allowed.to(cost.device)
-        p = cohort.weights.to(cost) * allowed
+        allowed = sent(allowed, cost.device)
+        p = sent(cohort.weights, cost.device).to(cost.dtype) * allowed
         return simplex.closest(p / p.sum(1, keepdim=True), cost, allowed, self.solver)
 
     def allowed(self, cohort: Cohort) -> Tensor:

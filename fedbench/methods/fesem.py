@@ -25,6 +25,7 @@ from fedbench.config.schema import added
 from fedbench.core import rng, trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort, Preparation
@@ -85,5 +86,5 @@ class FeSEM(KMeans):
         models, centres = (self.vectors(each, cohort.task) for each in (uploads, trees.part(server, "base")))
         nearest = torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
         coalition = server["coalition"].clone()
-        coalition[cohort.ids.to(coalition.device)] = nearest.to(coalition.device)
+        coalition[sent(cohort.ids, coalition.device)] = nearest.to(coalition.device)
         return {**server, "coalition": coalition}

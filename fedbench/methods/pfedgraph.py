@@ -14,6 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedbench.config.domain import at_least, positive
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
 from fedbench.methods.parts import simplex
@@ -38,5 +39,5 @@ class PFedGraph(CosineMixing):
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W from sizes and similarity."""
         similarity = self.similarities(server, uploads, cohort)
-        p = cohort.weights.to(similarity)
+        p = sent(cohort.weights, similarity.device).to(similarity.dtype)
         return {"*": simplex.closest(p, -similarity / self.alpha, solver=self.solver)}

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedbench.config.domain import at_least, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Cohort
@@ -76,7 +77,7 @@ class PFedHN(FedAvg):
     def generate(self, phi: Tree, ids: Tensor) -> Tensor:
         """h(v_i) of the clients `ids`, flat [C, P]."""
         last = self.layers + 1
-        z = phi["embeddings"][ids.to(phi["embeddings"].device)]
+        z = phi["embeddings"][sent(ids, phi["embeddings"].device)]
         for place in range(last + 1):
             z = z @ phi[f"{place}.weight"].t() + phi[f"{place}.bias"]
             z = z.relu() if place < last - 1 else z

@@ -29,6 +29,7 @@ from torch.nn import functional
 from fedbench.config.domain import one_of, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort
 from fedbench.methods.parts.mixing import Library
@@ -75,13 +76,13 @@ class PFedSim(Library):
     def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """Phi's rows, normalised, for the extractor."""
         weights = self.collaboration(server, cohort.population)
-        return {"@body": weights[cohort.ids.to(weights.device)]}
+        return {"@body": weights[sent(cohort.ids, weights.device)]}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the models; update Phi for all pairs of the cohort."""
         updated = super().aggregate(server, uploads, cohort)
         if not self.warm(cohort.clock):
-            ids = cohort.ids.to(server["phi"].device)
+            ids = sent(cohort.ids, server["phi"].device)
             phi = server["phi"].clone()
             phi[ids.unsqueeze(1), ids] = self.similarity(uploads, cohort.task)
             updated["phi"] = phi.fill_diagonal_(0)

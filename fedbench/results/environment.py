@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fedbench
+from fedbench.core.version import __version__
 
 
 def versions() -> dict[str, str]:
@@ -19,7 +19,7 @@ def versions() -> dict[str, str]:
     import torch
 
     found = {
-        "version_fedbench": fedbench.__version__,
+        "version_fedbench": __version__,
         "version_python": platform.python_version(),
         "version_torch": str(torch.__version__),
         "version_numpy": np.__version__,
@@ -61,7 +61,7 @@ def source_commit(source: Path | None = None) -> tuple[str, bool]:
 
     ("", False) for an installed package, even if it is installed somewhere inside another repository.
     """
-    top = (source or Path(fedbench.__file__).parent).resolve().parent
+    top = (source or Path(__file__).parents[1]).resolve().parent
     if not (top / ".git").exists():
         return "", False
     commit = _git(top, "rev-parse", "HEAD")

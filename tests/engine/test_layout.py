@@ -9,7 +9,7 @@ import torch
 
 from fedbench.config import compose
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Clock
+from fedbench.engine.contract import Client, Clock
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.models.task import Task
 from fedbench.runs.config import resolve
@@ -35,13 +35,17 @@ def start(each: LoopedTrainer) -> Tree:
     return each.setup.task.init(torch.Generator().manual_seed(0))
 
 
+def seen_by(each: LoopedTrainer) -> Client:
+    return each.setup.client(0, start(each), {}, Clock(1, 2))
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("model", ["simple_cnn", "lenet5_bn"])
 def test_either_layout_gives_the_same_upload_and_scores(model: str, channels: int) -> None:
     outcomes = []
     for cls in (LoopedTrainer, Contiguous):
         each = trainer(cls, model, channels)
-        outcomes.append(each.train_one(0, start(each), {}, Clock(1, 2), ("local",)))
+        outcomes.append(each.train_one(0, seen_by(each), ("local",)))
     ours, plain = outcomes
     begun = start(trainer(Contiguous, model, channels))
     assert any(not torch.equal(plain.uploads[name], leaf) for name, leaf in begun.items())
@@ -68,6 +72,6 @@ def test_weights_have_channels_last_while_they_train_but_with_batch_norm(
 
     monkeypatch.setattr(Task, "loss", watched)
     each = trainer(LoopedTrainer, model, channels)
-    each.train_one(0, start(each), {}, Clock(1, 2), ())
+    each.train_one(0, seen_by(each), ())
     assert seen
     assert all((stride == 1) == last for stride in seen)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.transfer import sent
 
 SMALLEST_GROWTH = 64 * 2**20  # bytes a file grows by at least
 
@@ -90,11 +91,11 @@ class ResidentRows(Rows):
 
     def read(self, slots: np.ndarray, begin: int, end: int) -> Tensor:
         """See Rows.read."""
-        return self._table[:, begin:end][torch.from_numpy(slots).to(self._table.device)]
+        return self._table[:, begin:end][sent(torch.from_numpy(slots), self._table.device)]
 
     def write(self, slots: np.ndarray, rows: Tensor) -> None:
         """See Rows.write."""
-        self._table[torch.from_numpy(slots).to(self._table.device)] = rows.to(self._table.device)
+        self._table[sent(torch.from_numpy(slots), self._table.device)] = sent(rows, self._table.device)
 
 
 class MappedRows(Rows):

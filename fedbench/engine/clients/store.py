@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedbench.core import trees
 from fedbench.core.errors import CheckpointError
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.clients.layout import RowLayout
 from fedbench.engine.clients.rows import MappedRows, Rows
@@ -58,7 +59,7 @@ class ClientStore(Mapping[str, Tensor]):
         if written.all():
             return {name: self._leaf(name, ids.numpy(), slots) for name in self.layout.spans}
         found = trees.clone(trees.take(self.initial, ids))
-        here = torch.from_numpy(written).to(self.device)
+        here = sent(torch.from_numpy(np.flatnonzero(written)), self.device)
         for name, leaf in found.items():
             leaf[here] = self._leaf(name, ids.numpy()[written], slots[written])
         return found
@@ -85,7 +86,7 @@ class ClientStore(Mapping[str, Tensor]):
         unseen = ~self._checked[clients]
         if unseen.any():
             self._check(clients[unseen], slots[unseen])
-        return self.layout.unpacked(name, self._rows.read(slots, *self.layout.spans[name])).to(self.device)
+        return self.layout.unpacked(name, sent(self._rows.read(slots, *self.layout.spans[name]), self.device))
 
     def _check(self, clients: np.ndarray, slots: np.ndarray) -> None:
         for client, slot in zip(clients, slots, strict=True):
@@ -102,7 +103,7 @@ class ClientStore(Mapping[str, Tensor]):
         if not len(clients):
             return leaf
         dense = leaf.clone(memory_format=torch.contiguous_format)
-        dense[torch.from_numpy(clients).to(self.device)] = self._leaf(name, clients, self._slots[clients])
+        dense[sent(torch.from_numpy(clients), self.device)] = self._leaf(name, clients, self._slots[clients])
         return dense
 
     def __iter__(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from fedbench.core import trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.pick.trial import opening
 from fedbench.engine.setup import Setup
+from fedbench.engine.train.replay import Capture
 from fedbench.engine.train.stacked import StackedTrainer
 
 SHARE = 0.6  # of the free memory that a chunk may take
@@ -22,6 +24,8 @@ COPIES = 5  # of a client's model while it trains: weights, gradient, momentum, 
 ACTIVATION_COPIES = 3  # of every layer's output: itself, its gradient, workspace
 CERTAIN = 4  # times the rough estimate: no method needs so much
 TRIED = 4  # clients that are trained to tell what more would take
+
+log = logging.getLogger("fedbench")
 
 Peak = Callable[[Callable[[], object]], int]  # most bytes that work, which is called, has allocated at once
 
@@ -59,7 +63,7 @@ class Growth:
     trained: int
 
     @classmethod
-    def of(cls, setup: Setup, peak: Peak) -> Growth:
+    def of(cls, setup: Setup, peak: Peak, capture: Capture | None = None) -> Growth:
         """From the peaks of a round of a large client alone, and of a few together and one after the other."""
         sizes = setup.population.sizes
         short = sizes % setup.protocol.local.batch_size != 0  # the padding of a short batch takes memory too
@@ -67,7 +71,7 @@ class Growth:
         clock = Clock(0, setup.protocol.rounds)
 
         def taken(ids: Tensor, chunk: int) -> int:
-            trainer = StackedTrainer(setup, chunk)
+            trainer = StackedTrainer(setup, chunk, capture)
             message, memory = opening(setup, ids, clock)
             given = [
                 leaf for tree in (message, memory) for leaf in tree.values() if not trees.is_shared(leaf)
@@ -90,8 +94,8 @@ class Growth:
         return max(1, min(cohort, int(left / max(1, self.training - self.trained))))
 
 
-def fitting_chunk(setup: Setup) -> int:
-    """Clients that fit in memory at once: at least one, at most the cohort.
+def fitting_chunk(setup: Setup, capture: Capture | None = None) -> int:
+    """Clients that fit in memory at once: at least one, at most the cohort; `capture` as the engine is to have it.
 
     Where the rough estimate is not sure that all do, a GPU is asked: a few clients train there for a round, and what
     they do is thrown away. On a CPU larger chunks gain nothing.
@@ -102,8 +106,9 @@ def fitting_chunk(setup: Setup) -> int:
     if sure == cohort or device.type != "cuda":
         return sure
     try:
-        return Growth.of(setup, partial(gpu_peak, device)).chunk(cohort, budget)
-    except Exception:  # noqa: BLE001 - a trial must not end a run, as it may of a method that needs its preparation first
+        return Growth.of(setup, partial(gpu_peak, device), capture).chunk(cohort, budget)
+    except Exception as error:  # noqa: BLE001 - a trial must not end a run, as it may of a method that needs its preparation first
+        log.warning("no trial told how many clients fit in memory, %d train at once: %s", sure, error)
         return sure
 
 

@@ -18,6 +18,7 @@ from fedbench.engine.pick.footprint import fitting_chunk
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.by_kind import by_kind
 from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.train.replay import cuda_capture
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.engine.train.workers import WorkersTrainer, available_workers
@@ -112,7 +113,8 @@ def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Trainer:
     if setup.at_once == 1:
         return LoopedTrainer(setup)
     stacked = _stacked(setup, config)
-    together = Contender(partial(StackedTrainer, chunk=stacked.chunk), min(stacked.chunk, setup.at_once))
+    same = partial(StackedTrainer, chunk=stacked.chunk, capture=stacked.capture)
+    together = Contender(same, min(stacked.chunk, setup.at_once))
     step = _tried(setup, {"looped": Contender(LoopedTrainer), "stacked": together})
     return LoopedTrainer(setup) if step and step["looped"] < CLEARLY * step["stacked"] else stacked
 
@@ -122,11 +124,14 @@ def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float
     try:
         return pace(setup, contenders)
     except Exception as error:  # noqa: BLE001 - a trial must not end a run; its own errors come in the run
-        log.debug("no engine could be tried: %s", error)
+        log.warning("no engine could be timed, so the default one trains: %s", error)
         return {}
 
 
 def _stacked(setup: Setup, config: HardwareConfig) -> StackedTrainer:
-    chunk = config.chunk or fitting_chunk(setup)
-    convolutions.choose(setup, min(chunk, setup.at_once))
-    return StackedTrainer(setup, chunk)
+    device = setup.federation.device
+    capture = cuda_capture(device) if device.type == "cuda" and config.graph == "auto" else None
+    chunk = config.chunk or fitting_chunk(setup, capture)
+    if capture is not None:  # elsewhere the functions of a lowering cost more host time than they save
+        convolutions.choose(setup, min(chunk, setup.at_once))
+    return StackedTrainer(setup, chunk, capture)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
 from fedbench.engine.contract import Clock
@@ -25,6 +26,7 @@ class Chunk:
     ids: list[int]
     message: Tree  # shared leaves are stored once, without the axis
     memory: Tree
+    heard: Tree  # see Client
     dims: dict[str, int | None]  # axis of each message leaf: 0, or None where shared
     sizes: Tensor
     steps: Tensor
@@ -34,48 +36,63 @@ class Chunk:
         """The first `count` clients: views."""
         message = {k: v if self.dims[k] is None else v[:count] for k, v in self.message.items()}
         memory = {k: v[:count] for k, v in self.memory.items()}
-        ids = self.ids[:count]
-        return Chunk(ids, message, memory, self.dims, self.sizes[:count], self.steps[:count], self.clock)
+        return replace(
+            self,
+            ids=self.ids[:count],
+            message=message,
+            memory=memory,
+            sizes=self.sizes[:count],
+            steps=self.steps[:count],
+        )
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Every mini-batch of a chunk's stage."""
+    """Every mini-batch of a chunk's stage; S: steps of the client with most, if not more."""
 
-    steps: int  # S, of the client with most
-    active: list[int]  # [S] clients that still train at a step: always the first rows
-    full: list[bool]  # [S] whether no active client's batch is short
+    active: list[int]  # clients that still train at each step that one takes: always the first rows
+    full: list[bool]  # whether no active client's batch is short at that step
     indices: Tensor  # int64 [C, S, B] into the data set
     mask: Tensor  # bool [C, S, B]
     noise: Tree  # leaves [C, S, ...]
 
     @classmethod
-    def of(cls, federation: Federation, ids: Sequence[int], drawn: Sequence[Drawn]) -> BatchPlan:
-        """What clients `ids` have drawn, in the same order, those with most steps first."""
-        steps = max(len(order) for order, _ in drawn)
-        width = max((len(chosen) for order, _ in drawn for chosen in order), default=0)
-        positions = torch.zeros(len(drawn), steps, width, dtype=torch.int64)
-        mask = torch.zeros(len(drawn), steps, width, dtype=torch.bool)
-        for row, (order, _) in enumerate(drawn):
-            for step, chosen in enumerate(order):
-                positions[row, step, : len(chosen)] = chosen
-                mask[row, step, : len(chosen)] = True
-        owned = federation.sets["train"]
-        indices = owned.values[(positions + owned.offsets[list(ids)].view(-1, 1, 1)).to(federation.device)]
-        active = [sum(len(order) > step for order, _ in drawn) for step in range(steps)]
-        full = [bool(mask[: active[step], step].all()) for step in range(steps)]
-        noise = {
-            key: pad_sequence([n[key] for _, n in drawn], batch_first=True).to(federation.device)
-            for key in drawn[0][1]
-        }
-        return cls(steps, active, full, indices, mask.to(federation.device), noise)
+    def of(
+        cls,
+        federation: Federation,
+        ids: Sequence[int],
+        drawn: Sequence[Drawn],
+        steps: int = 0,
+        width: int = 0,
+    ) -> BatchPlan:
+        """What clients `ids` have drawn, in the same order, those with most steps first.
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor | None, Tree]:
-        """(indices [A, B], mask [A, B] or None, noise [A, ...]) of the clients active at `step`."""
-        active = self.active[step]
-        mask = None if self.full[step] else self.mask[:active, step]
-        noise = {k: v[:active, step] for k, v in self.noise.items()}
-        return self.indices[:active, step], mask, noise
+        Its tensors have room for `steps` steps of `width` samples at least.
+        """
+        lengths = [[len(chosen) for chosen in order] for order, _ in drawn]
+        steps = max(steps, *map(len, lengths))
+        width = max(width, *(length for each in lengths for length in each), 0)
+        sizes = torch.tensor([[*each, *[0] * (steps - len(each))] for each in lengths])  # [C, S]
+        mask = torch.arange(width) < sizes.unsqueeze(2)
+        positions = torch.zeros(mask.shape, dtype=torch.int64)
+        if chosen := [each for order, _ in drawn for each in order]:
+            positions.masked_scatter_(mask, torch.cat(chosen))
+        owned, device = federation.sets["train"], federation.device
+        indices = owned.values[sent(positions + owned.offsets[list(ids)].view(-1, 1, 1), device)]
+        active = [count for count in (sizes > 0).sum(0).tolist() if count]
+        full = ((sizes == width) | (sizes == 0)).all(0).tolist()[: len(active)]
+        noise = {
+            key: sent(_stacked([leaves[key] for _, leaves in drawn], steps), device) for key in drawn[0][1]
+        }
+        return cls(active, full, indices, sent(mask, device), noise)
+
+
+def _stacked(leaves: Sequence[Tensor], steps: int) -> Tensor:
+    """Leaves [S_k, ...] of clients as one [C, steps, ...], zeros at the end of each."""
+    whole = leaves[0].new_zeros(len(leaves), steps, *leaves[0].shape[1:])
+    for row, leaf in zip(whole, leaves, strict=True):
+        row[: len(leaf)] = leaf
+    return whole
 
 
 def padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fedbench.core import trees
 from fedbench.core.batch import Batch
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.hooks import Calls
 from fedbench.engine.train.looped_scorer import Known, LoopedScorer, lay_out, stack_counts
 from fedbench.engine.train.optim import Optimizer
-from fedbench.engine.train.trainer import Counts, Outcome, check_finite
+from fedbench.engine.train.trainer import Counts, Outcome, on_host
 
 # Bytes of training samples gathered at once: fewer calls, and still in the cache when they are used.
 GATHERED_BYTES = 2**22
@@ -29,50 +30,52 @@ class LoopedTrainer(LoopedScorer):
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
         """See Trainer.train."""
-        each = [
-            self.train_one(int(i), trees.row(message, k), trees.row(memory, k), clock, score)
-            for k, i in enumerate(ids)
-        ]
-        return gather(each)
+        views = self._views(ids, message, memory, clock)
+        each = [self.train_one(client, view, score) for client, view in zip(ids.tolist(), views, strict=True)]
+        return self.settled(gather(each), ids, clock)
 
     def evaluate(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
         """See Trainer.evaluate."""
-        known = Known()
+        known, views = Known(), self._views(ids, message, memory, clock)
         each = [
-            self.evaluate_one(int(i), trees.row(message, k), trees.row(memory, k), clock, score, known)
-            for k, i in enumerate(ids)
+            self.evaluate_one(client, view, score, known)
+            for client, view in zip(ids.tolist(), views, strict=True)
         ]
-        return stack_counts(each)
+        return on_host(stack_counts(each))
 
-    def train_one(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Outcome:
-        """Local work of one client; trees and results without a client axis."""
+    def _views(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> Iterator[Client]:
+        """Each of the clients `ids` [C] as its hooks see it."""
+        heard = self.setup.heard(message)
+        for k, client in enumerate(ids.tolist()):
+            rows = trees.row(message, k), trees.row(memory, k), clock, trees.row(heard, k)
+            yield self.setup.client(client, *rows)
+
+    def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
+        """Local work of one client; trees and results without a client axis, and not settled yet."""
         setup, method = self.setup, self.setup.method
-        view, call = setup.client(client, message, memory, clock), Calls(method, clock, [client])
+        call = Calls(method, view.clock, [client])
         with torch.no_grad():
             work = trees.clone(call("start", method.start, call.view("start", view)))
-        stages = call("stages", method.stages, setup.protocol.local, clock)
+        stages = call("stages", method.stages, setup.protocol.local, view.clock)
         losses = self.descend(client, work, view, stages, "batches")
         with torch.no_grad():
             upload, kept = call("finish", method.finish, work, call.view("finish", view))
-        loss = float(torch.stack(losses).mean()) if losses else float("nan")
-        check_finite(clock, client, loss if losses else 0.0, upload)
+        loss = (
+            torch.stack(losses).mean().double() if losses else torch.full_like(view.size, torch.nan).double()
+        )
         if not score:
-            return Outcome(upload, kept, torch.tensor(loss))
+            return Outcome(upload, kept, loss)
         with torch.no_grad():
             model = call("model", method.model, work, call.view("model", view))
-        return Outcome(upload, kept, torch.tensor(loss), call("predict", self.count, client, model, score))
+        return Outcome(upload, kept, loss, call("predict", self.count, client, model, score))
 
-    def evaluate_one(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str], known: Known
-    ) -> Counts:
+    def evaluate_one(self, client: int, view: Client, score: Sequence[str], known: Known) -> Counts:
         """Scores of one client's personal model as received; `known` lives as long as message and memory."""
         setup, method = self.setup, self.setup.method
-        view, call = setup.client(client, message, memory, clock), Calls(method, clock, [client])
-        stages = call("adapt", method.adapt, setup.protocol.local, clock)
+        call = Calls(method, view.clock, [client])
+        stages = call("adapt", method.adapt, setup.protocol.local, view.clock)
         with torch.no_grad():
             if not stages:
                 model = call("personal", method.personal, call.view("personal", view))
@@ -107,14 +110,15 @@ class LoopedTrainer(LoopedScorer):
     def _batches(self, owned: Tensor, order: list[Tensor], noise: Tree) -> Iterator[Batch]:
         """The batch of each local step of a client with samples `owned`; those of some steps are gathered at once."""
         federation = self.setup.federation
+        noise = {name: sent(leaf, federation.device) for name, leaf in noise.items()}
         for begin in range(0, len(order), self.gathered_batches):
             block = order[begin : begin + self.gathered_batches]
-            x, y = federation.gather(owned[torch.cat(block).to(owned.device)])
+            x, y = federation.gather(owned[sent(torch.cat(block), owned.device)])
             sizes = [len(positions) for positions in block]
             for step, (inputs, labels) in enumerate(
                 zip(x.split(sizes), y.split(sizes), strict=True), start=begin
             ):
-                drawn = {name: leaf[step].to(owned.device) for name, leaf in noise.items()}
+                drawn = trees.row(noise, step)
                 inputs, drawn = self.setup.augmented(inputs, drawn)
                 yield Batch(inputs, labels, None, drawn)
 

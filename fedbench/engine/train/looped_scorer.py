@@ -41,7 +41,7 @@ class LoopedScorer(Trainer):
         wanted |= {part: self.setup.scored.parts[part] for part in parts if part not in counts}
         found = self._count(model, wanted) if wanted else {}
         counts |= {part: found[part] for part in parts if part in found}
-        whole = total([counts[part] for part in parts], self.setup.task.classes)
+        whole = total([counts[part] for part in parts], self.setup.task.classes, self.setup.federation.device)
         return {name: whole if name == "global" else found[name] for name in score}
 
     def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:
@@ -56,15 +56,14 @@ class LoopedScorer(Trainer):
             each: list[Counted] = []
             for indices in samples.split(at_once) if len(samples) else ():
                 x, y = federation.gather(indices)
-                hits, seen = count_correct(method.predict(model, x, task), y, task.classes)
-                each.append((hits.cpu(), seen.cpu()))
-            counts[name] = total(each, task.classes)
+                each.append(count_correct(method.predict(model, x, task), y, task.classes))
+            counts[name] = total(each, task.classes, federation.device)
         return counts
 
 
-def total(each: Sequence[Counted], classes: int) -> Counted:
+def total(each: Sequence[Counted], classes: int, device: torch.device) -> Counted:
     """The sum of several counts; zeros [K] without any."""
-    correct, tested = (torch.zeros(classes, dtype=torch.float64) for _ in range(2))
+    correct, tested = (torch.zeros(classes, dtype=torch.float64, device=device) for _ in range(2))
     for hits, seen in each:
         correct += hits
         tested += seen

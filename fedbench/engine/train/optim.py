@@ -19,7 +19,10 @@ class Optimizer:
         self.config = config
         self.params = params
         self.axes = axes
-        self.count = 0
+        # Steps so far; beside a client axis, where steps are captured, on the device.
+        self.count: int | Tensor = (
+            torch.zeros((), dtype=torch.float64, device=params[0].device) if axes and params else 0
+        )
         moments = {"sgd": 1 if config.momentum else 0, "adam": 2}[config.name]
         self.moments = [[torch.zeros_like(p) for p in params] for _ in range(moments)]
 
@@ -56,9 +59,14 @@ class Optimizer:
         torch._foreach_mul_(second, 0.999)
         torch._foreach_addcmul_(second, grads, grads, value=0.001)
         denominators = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(denominators, (1 - 0.999**self.count) ** 0.5)
+        torch._foreach_div_(denominators, self._scalar((1 - 0.999**self.count) ** 0.5))
         torch._foreach_add_(denominators, 1e-8)
-        torch._foreach_addcdiv_(params, first, denominators, value=-self.config.lr / (1 - 0.9**self.count))
+        torch._foreach_mul_(denominators, self._scalar((1 - 0.9**self.count) / -self.config.lr))
+        torch._foreach_addcdiv_(params, first, denominators)
+
+    def _scalar(self, value: float | Tensor) -> float | Tensor:
+        """A number that depends on the step, as the tensors it is combined with."""
+        return value.to(self.params[0].dtype) if isinstance(value, Tensor) else value
 
 
 def clip(grads: list[Tensor], limit: float, axes: int) -> list[Tensor]:

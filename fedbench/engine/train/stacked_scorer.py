@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedbench.core import trees
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.train.chunk import Chunk, padded
 from fedbench.engine.train.stacking import Stacking
@@ -29,6 +30,7 @@ class StackedScorer(Stacking):
                 model = {k: leaf[:1] for k, leaf in models.items()}
                 correct, total = self._count_on([torch.cat(self.setup.scored.parts)], model)
                 classes = torch.stack([self.setup.scored.classes(client) for client in chunk.ids])
+                classes = sent(classes, correct.device)
                 counts[name] = (correct * classes, total * classes)
             else:
                 counts[name] = self._count_on([self.setup.scored.indices(name, i) for i in chunk.ids], models)
@@ -41,7 +43,7 @@ class StackedScorer(Stacking):
         shape = (len(samples), task.classes)
         correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
         if not indices.numel():
-            return correct.cpu(), total.cpu()
+            return correct, total
         width = max(1, EVALUATION_SAMPLES // len(samples))
         for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
             x, y = federation.gather(block)
@@ -50,4 +52,4 @@ class StackedScorer(Stacking):
             onehot = torch.nn.functional.one_hot(y, task.classes).to(torch.float64)
             correct += (onehot * hits.unsqueeze(-1)).sum(1)
             total += (onehot * real.unsqueeze(-1)).sum(1)
-        return correct.cpu(), total.cpu()
+        return correct, total

@@ -13,6 +13,7 @@ from torch.func import vmap
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import FedbenchError
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock
 from fedbench.engine.hooks import Calls
@@ -29,30 +30,34 @@ class Stacking(Trainer):
         super().__init__(setup)
         self.chunk = chunk
 
+    def forget(self) -> None:
+        """Give up what is kept from round to round to be faster."""
+        return
+
     def in_chunks(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, run: Callable[[Chunk], Outcome]
     ) -> Outcome:
         """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`."""
         sizes = self.setup.population.sizes[ids]
         order = torch.sort(sizes, descending=True, stable=True).indices
+        heard = self.setup.heard(message)
 
         def run_rows(rows: Tensor) -> Outcome:
-            return run(self._chunk(ids[rows], trees.take(message, rows), trees.take(memory, rows), clock))
+            own, kept, known = (trees.take(tree, rows) for tree in (message, memory, heard))
+            return run(self._chunk(ids[rows], own, kept, known, clock))
 
         outcomes = self._fitting(order, run_rows)
         back = torch.argsort(order)
 
         def merged(parts: Sequence[Tree]) -> Tree:
-            return {k: torch.cat([p[k] for p in parts])[back.to(parts[0][k].device)] for k in parts[0]}
+            return trees.take({k: torch.cat([p[k] for p in parts]) for k in parts[0]}, back)
 
-        counts = {
-            name: (
-                torch.cat([o.counts[name][0] for o in outcomes])[back],
-                torch.cat([o.counts[name][1] for o in outcomes])[back],
-            )
-            for name in outcomes[0].counts
-        }
-        loss = torch.cat([o.loss for o in outcomes])[back]
+        def joined(name: str) -> tuple[Tensor, Tensor]:
+            pair = merged([dict(zip(("correct", "total"), o.counts[name], strict=True)) for o in outcomes])
+            return pair["correct"], pair["total"]
+
+        counts = {name: joined(name) for name in outcomes[0].counts}
+        loss = merged([{"loss": o.loss} for o in outcomes])["loss"]
         return Outcome(
             merged([o.uploads for o in outcomes]), merged([o.memory for o in outcomes]), loss, counts
         )
@@ -81,20 +86,22 @@ class Stacking(Trainer):
                 begin += self.chunk
                 continue
             # Outside the handler: the exception held the failed chunk's tensors.
+            self.forget()
             if self.setup.federation.device.type == "cuda":
                 torch.cuda.empty_cache()
         return outcomes
 
-    def _chunk(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> Chunk:
+    def _chunk(self, ids: Tensor, message: Tree, memory: Tree, heard: Tree, clock: Clock) -> Chunk:
         device = self.setup.federation.device
         dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
         return Chunk(
             ids.tolist(),
-            {k: (v[0] if dims[k] is None else v).to(device) for k, v in message.items()},
-            {k: v.to(device) for k, v in memory.items()},
+            {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
+            {k: sent(v, device) for k, v in memory.items()},
+            heard,
             dims,
-            self.setup.population.sizes[ids].to(device, torch.float32),
-            torch.tensor([float(self.setup.steps(int(i))) for i in ids], device=device),
+            sent(self.setup.population.sizes[ids].to(torch.float32), device),
+            sent(torch.tensor([float(self.setup.steps(i)) for i in ids.tolist()]), device),
             clock,
         )
 
@@ -119,7 +126,7 @@ class Stacking(Trainer):
         ) -> Any:
             fetches = [None if each is None else partial(Batch, *each) for each in (data, held)]
             client = Client(
-                setup.task, chunk.clock, message, memory, size, steps, setup.protocol.optimizer, *fetches
+                setup.task, chunk.clock, message, memory, size, steps, setup.protocol.optimizer, {}, *fetches
             )
             return function(client, **batched)
 
@@ -135,7 +142,8 @@ class Stacking(Trainer):
     def view(self, chunk: Chunk, row: int) -> Client:
         """One client of the chunk as its hooks see it."""
         message = {k: v if chunk.dims[k] is None else v[row] for k, v in chunk.message.items()}
-        return self.setup.client(chunk.ids[row], message, trees.row(chunk.memory, row), chunk.clock)
+        rows = message, trees.row(chunk.memory, row), chunk.clock, trees.row(chunk.heard, row)
+        return self.setup.client(chunk.ids[row], *rows)
 
     def _samples(self, chunk: Chunk, owned: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The samples `owned` by each of the chunk's clients, padded: x [C, n, ...], y [C, n], mask [C, n]."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedbench.core.errors import Diverged
+from fedbench.core.transfer import fetched
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
@@ -27,7 +27,7 @@ class Outcome:
 
     uploads: Tree
     memory: Tree
-    loss: Tensor  # float32 [C], mean training loss over the local steps (nan where no step had a loss)
+    loss: Tensor  # float64 [C], mean training loss over the local steps (nan where no step had a loss)
     counts: Counts = field(default_factory=dict)  # scores after local training, of the sets asked for
 
 
@@ -55,6 +55,21 @@ class Trainer(ABC):
     ) -> Counts:
         """Scores of the personal models of clients `ids` [C] as received."""
 
+    def settled(self, outcome: Outcome, ids: Tensor, clock: Clock) -> Outcome:
+        """A trained cohort's outcome with losses and counts on the host, which waits here for the device, once.
+
+        Raises:
+            Diverged: a client's loss or upload is not finite.
+        """
+        floats = [leaf for leaf in outcome.uploads.values() if leaf.is_floating_point()]
+        norms = torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
+        norms, loss, *counts = fetched([norms, outcome.loss, *_flat(outcome.counts)])
+        stages = self.setup.method.stages(self.setup.protocol.local, clock)
+        learned = torch.tensor([self.setup.learns(client, stages) for client in ids.tolist()])
+        if not bool(norms.isfinite().all()) or not bool(loss[learned].isfinite().all()):
+            check_finite(clock, ids.tolist(), loss.masked_fill(~learned, 0), outcome.uploads)
+        return replace(outcome, loss=loss, counts=_named(outcome.counts, counts))
+
     def clock(self) -> float:
         """Seconds on the clock that the simulation's phases are timed by."""
         return time.perf_counter()
@@ -64,24 +79,35 @@ class Trainer(ABC):
         return
 
 
-def check_finite(clock: Clock, client: int, loss: float, upload: Tree) -> None:
-    """Raise Diverged if training of `client` produced a value that is not finite.
+def check_finite(clock: Clock, ids: Sequence[int], loss: Tensor, uploads: Tree) -> None:
+    """Raise Diverged for the first of the clients `ids` whose `loss` [C] or whose row of `uploads` is not finite."""
+    for row, client in enumerate(ids):
+        bad = [name for name, leaf in uploads.items() if not bool(leaf[row].isfinite().all())]
+        if bad or not bool(loss[row].isfinite()):
+            what = f"leaf '{bad[0]}'" if bad else "the training loss"
+            raise Diverged(
+                f"training diverged in round {clock.round + 1} on client {client}: {what} is not finite; "
+                "lower protocol.optimizer.lr or set protocol.optimizer.clip"
+            )
 
-    `loss` is the mean over the steps that had one; a caller whose stages have none passes 0.
-    """
-    floats = {name: leaf for name, leaf in upload.items() if leaf.is_floating_point()}
-    norms = torch.stack(torch._foreach_norm(list(floats.values()))) if floats else torch.zeros(1)
-    if not math.isfinite(loss) or not math.isfinite(float(norms.sum())):
-        bad = [name for name, leaf in floats.items() if not bool(torch.isfinite(leaf).all())]
-        what = f"leaf '{bad[0]}'" if bad else "the training loss"
-        raise Diverged(
-            f"training diverged in round {clock.round + 1} on client {client}: {what} is not finite; "
-            "lower protocol.optimizer.lr or set protocol.optimizer.clip"
-        )
+
+def on_host(counts: Counts) -> Counts:
+    """`counts` on the CPU, in one copy."""
+    return _named(counts, fetched(_flat(counts)))
+
+
+def _flat(counts: Counts) -> list[Tensor]:
+    return [part for pair in counts.values() for part in pair]
+
+
+def _named(like: Counts, flat: Sequence[Tensor]) -> Counts:
+    return {name: (flat[2 * place], flat[2 * place + 1]) for place, name in enumerate(like)}
 
 
 def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
     """(correct, total) per true class, float64 [K], of scores [B, K] against labels, int64 [B]."""
-    correct = scores.argmax(dim=-1) == labels
-    counts = torch.bincount(2 * labels + correct, minlength=2 * classes).view(classes, 2)
-    return counts[:, 1].double(), counts.sum(1).double()
+    kinds = 2 * labels + (scores.argmax(dim=-1) == labels)
+    counts = torch.zeros(2 * classes, dtype=torch.float64, device=labels.device)
+    # Not bincount, for which a GPU makes the host wait.
+    counts = counts.index_add_(0, kinds, torch.ones_like(kinds, dtype=torch.float64)).view(classes, 2)
+    return counts[:, 1], counts.sum(1)

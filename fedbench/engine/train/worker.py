@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.hooks import portable
@@ -70,13 +71,14 @@ def _one(
     message = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["message"].items()}
     memory = {key: leaf[min(row, leaf.shape[0] - 1)] for key, leaf in leaves["memory"].items()}
     if order.verb == "evaluate":
-        counts = trainer.evaluate_one(client, message, memory, order.clock, order.score, known)
-        return float("nan"), _plain(counts)
-    outcome = trainer.train_one(client, message, memory, order.clock, order.score)
+        view = trainer.setup.client(client, message, memory, order.clock)
+        return float("nan"), _plain(trainer.evaluate_one(client, view, order.score, known))
+    one = torch.tensor([client]), trees.expand(message, 1), trees.expand(memory, 1)
+    outcome = trainer.train(*one, order.clock, order.score)
     for name, tree in (("upload", outcome.uploads), ("kept", outcome.memory)):
         for key, leaf in tree.items():
-            leaves[name][key][row].copy_(leaf)
-    return float(outcome.loss), _plain(outcome.counts)
+            leaves[name][key][row].copy_(leaf[0])
+    return float(outcome.loss), _plain({name: (a[0], b[0]) for name, (a, b) in outcome.counts.items()})
 
 
 def _plain(counts: Counts) -> dict[str, tuple[list[float], list[float]]]:
@@ -87,4 +89,4 @@ def unplain(result: tuple[float, Any]) -> tuple[Tensor, Counts]:
     """(loss, counts) of a row, from the numbers that a process answers with."""
     loss, counts = result
     float64 = partial(torch.tensor, dtype=torch.float64)
-    return torch.tensor(loss), {name: (float64(a), float64(b)) for name, (a, b) in counts.items()}
+    return float64(loss), {name: (float64(a), float64(b)) for name, (a, b) in counts.items()}

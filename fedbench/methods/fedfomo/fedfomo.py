@@ -25,6 +25,7 @@ from fedbench.config.domain import at_least, selectors, share
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
@@ -77,7 +78,7 @@ class FedFomo(Method):
         stored = trees.part(server, "model")
         flat = trees.take(stored, peers.flatten())
         models = {name: leaf.reshape(*peers.shape, *leaf.shape[1:]) for name, leaf in flat.items()}
-        return {**trees.join(peer=models), "reported/peers": peers.to(server["P"].device)}
+        return {**trees.join(peer=models), "reported/peers": sent(peers, server["P"].device)}
 
     def peers(self, P: Tensor, cohort: Cohort) -> Tensor:
         """Ids [C, M] of the clients whose models are sent."""
@@ -86,7 +87,7 @@ class FedFomo(Method):
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the models, add the reported weights to P."""
         models = trees.plain(uploads)
-        ids = cohort.ids.to(server["P"].device)
+        ids = sent(cohort.ids, server["P"].device)
         rows = server["P"][ids].scatter_add(
             1, uploads["reported/peers"], uploads["reported/weights"].to(torch.float64)
         )

@@ -15,6 +15,7 @@ from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort
@@ -88,14 +89,15 @@ class RelevantPeers(Method):
         """W [C, C] of the classifiers, Eq. 7 or 10; the identity's row without any choice on record."""
         if bool(server["period/on"]):
             weights = chosen.to(torch.float64)
-            weights = weights if self.uniform else weights * cohort.weights.to(weights)
+            weights = weights if self.uniform else weights * sent(cohort.weights, weights.device)
         else:
-            ids = cohort.ids.to(chosen.device)
+            ids = sent(cohort.ids, chosen.device)
             weights = server["chosen"][ids.unsqueeze(1), ids]
-            alone = torch.eye(len(ids)).to(weights)
+            alone = torch.eye(len(ids), dtype=weights.dtype, device=weights.device)
             weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, alone)
         if self.shuffle:
-            weights = weights[:, torch.randperm(len(weights), generator=cohort.generator).to(weights.device)]
+            order = torch.randperm(len(weights), generator=cohort.generator)
+            weights = weights[:, sent(order, weights.device)]
         weights = functional.normalize(weights, p=1, dim=1)
         return one_by_one(weights) if self.in_turn else weights
 
@@ -114,7 +116,7 @@ class RelevantPeers(Method):
     def _period(self, server: Tree, chosen: Tensor, gaps: Tensor, cohort: Cohort) -> Tree:
         """G with this round's choices, and Eq. 9."""
         counts = server["chosen"].clone()
-        ids = cohort.ids.to(counts.device)
+        ids = sent(cohort.ids, counts.device)
         counts[ids.unsqueeze(1), ids] += chosen.to(counts)
         gap = gaps.mean().to(server["period/largest"])
         largest = torch.maximum(server["period/largest"], gap)

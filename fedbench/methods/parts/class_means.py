@@ -68,7 +68,7 @@ class ClassMeans(Method):
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """The class means of the latest uploads of this server's clients."""
         means, present = self.means(server["sums"], server["counts"])
-        rows = cohort.ids.to(means.device) if len(means) > 1 else torch.zeros_like(cohort.ids)
+        rows = cohort.ids if len(means) > 1 else torch.zeros_like(cohort.ids)
         return trees.take({"classes/means": means, "classes/present": present}, rows)
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:

@@ -1,7 +1,7 @@
 """Bases of clustered methods: clients are split into coalitions, and a method runs inside each.
 
-There is one of the inner method's servers a coalition. The server's leaves are
-`coalition` [N] and, in namespace `base`, the inner servers [K, ...]; K may grow.
+There is one of the inner method's servers a coalition. The server's leaves are `coalition` [N] and, in namespace
+`base`, the inner servers [K, ...]; K may grow. `coalition` is read on the host, and stays there once it is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedbench.core import trees
 from fedbench.core.batch import Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
 from fedbench.methods.parts import grouping
@@ -59,13 +60,12 @@ class Coalitions(Inside):
         members = coalition[cohort.ids]
         base = trees.part(server, "base")
         for k in members.unique().tolist():
-            chosen = members == k
-            own = {key: leaf[chosen.to(leaf.device)] for key, leaf in uploads.items()}
+            own = trees.take(uploads, (members == k).nonzero().flatten())
             updated = self.inner.aggregate(trees.row(base, k), own, members_of(cohort, coalition, k))
             base = trees.put(
                 base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated)
             )
-        return {**server, **trees.join(base=base)}
+        return {**server, "coalition": coalition, **trees.join(base=base)}
 
     def common(self, server: Tree, task: Task) -> Tree | None:
         """The inner method's global model, if there is one coalition only."""
@@ -108,4 +108,4 @@ def _in_places(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
         places[chosen] = torch.full((len(leaf),), begin) if shared else torch.arange(begin, begin + len(leaf))
         begin += len(rows[-1])
     whole = torch.cat(rows)
-    return whole.index_select(0, places.to(whole.device))
+    return whole.index_select(0, sent(places, whole.device))

@@ -82,10 +82,15 @@ class CosineMixing(Mixing):
 
     # ---- client
 
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
+        """The term's weight in this round, [S]."""
+        weight = 0.0 if client.clock.round < self.from_round else self.lam
+        return {"pull": torch.full((steps,), weight if self.attract else -weight, dtype=torch.float64)}
+
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """F_i(theta) - lambda cos(theta, theta_tilde_i)."""
         loss = super().loss(work, client, batch)
-        if client.clock.round < self.from_round or self.lam == 0:
+        if self.lam == 0:
             return loss
         if self.reference == "directions":
             reference, length = trees.part(client.message, "direction"), torch.ones(())
@@ -93,7 +98,7 @@ class CosineMixing(Mixing):
             reference = client.task.weights(trees.plain(client.message))
             length = _norm(reference)
         cosine = trees.dot(reference, work) / (_norm({k: work[k] for k in reference}) * length)
-        return loss - (self.lam if self.attract else -self.lam) * cosine
+        return loss - batch.noise["pull"].to(cosine.dtype) * cosine
 
 
 def _norm(tree: Tree) -> Tensor:

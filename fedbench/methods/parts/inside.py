@@ -39,6 +39,11 @@ class Inside(Method):
         """As the inner method."""
         return self.inner.reads_validation
 
+    @property
+    def draws_from(self) -> tuple[str, ...]:
+        """As the inner method."""
+        return self.inner.draws_from
+
     def start(self, client: Client) -> Tree:
         """As the inner method."""
         return self.inner.start(client)

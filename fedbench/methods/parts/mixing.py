@@ -23,6 +23,7 @@ from torch.nn import functional
 from fedbench.config.domain import selectors
 from fedbench.core import trees
 from fedbench.core.batch import Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort
 from fedbench.engine.method import Method
@@ -162,7 +163,7 @@ def mix_groups(graph: Mapping[str, Tensor], models: Tree, task: Task) -> Tree:
 def scatter(matrix: Tensor, cohort: Cohort) -> Tensor:
     """The rows [C, N] of W over all clients that hold `matrix` [C, C] over the cohort."""
     rows = matrix.new_zeros(len(matrix), cohort.population.clients, dtype=torch.float64)
-    rows[:, cohort.ids.to(rows.device)] = matrix.to(torch.float64)
+    rows[:, sent(cohort.ids, rows.device)] = matrix.to(torch.float64)
     return rows
 
 

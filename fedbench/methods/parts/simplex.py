@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.transfer import sent
 
 SOLVERS = ("closed", "cvxpy")
 PRECISE = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13}  # W is then right to 1e-6
@@ -51,7 +52,7 @@ def _by_cvxpy(p: Tensor, cost: Tensor, most: Tensor) -> Tensor:
         if problem.status != cvxpy.OPTIMAL:
             raise FedbenchError(f"cvxpy finds no row of W ({problem.status}); try method.solver=closed")
         rows.append(torch.from_numpy(w.value))
-    found = torch.stack(rows).to(cost.device).clamp(min=0) * most
+    found = sent(torch.stack(rows), cost.device).clamp(min=0) * most
     return found / found.sum(-1, keepdim=True)
 
 

@@ -31,6 +31,7 @@ from torch import Tensor
 from fedbench.config.domain import at_least, one_of, selectors
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort, Preparation
 from fedbench.engine.method import Method
@@ -67,6 +68,11 @@ class SosicFL(Method):
     sampling: str = one_of("uniform", *SAMPLERS)  # within the subregion, or "unprojected"
 
     paper: ClassVar[str] = "Solution Simplex Clustering, arXiv 2403.03333, 2024"
+
+    @property
+    def draws_from(self) -> tuple[str, ...]:
+        """The client's subregion."""
+        return ("region/*",)
 
     # ---- preparation: a subregion for each client
 
@@ -122,7 +128,7 @@ class SosicFL(Method):
         if cohort.clock.round < self.start_round:
             message["region/radius"] = torch.full_like(message["region/radius"], region.WHOLE)
             center = torch.full_like(center, 1 / self.endpoints)
-        return {**message, "region/center": center[cohort.ids.to(center.device)]}
+        return {**message, "region/center": center[sent(cohort.ids, center.device)]}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average the endpoints and the rest (Eq. 9)."""

@@ -58,14 +58,10 @@ class Stopwatch(LoopedTrainer):
         self.uploads = outcome.uploads
         return outcome
 
-    def train_one(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Outcome:
+    def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
         """See LoopedTrainer.train_one."""
         self._steps = 0.0
-        outcome, seconds = self.timed(
-            lambda: super(Stopwatch, self).train_one(client, message, memory, clock, score)
-        )
+        outcome, seconds = self.timed(lambda: super(Stopwatch, self).train_one(client, view, score))
         self.laps.append(Lap(self.setup.federation.size(client), self._steps, seconds))
         return outcome
 

@@ -1,0 +1,3 @@
+"""The version, which imports nothing."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,217 @@
+"""Steps that are captured once and replayed: the same numbers, for every step, round, cohort and optimiser."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbench.config import groups
+from fedbench.config.schema import HardwareConfig, LocalConfig, OptimizerConfig
+from fedbench.core.batch import Batch
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.pick import hardware
+from fedbench.engine.setup import Setup
+from fedbench.engine.train import replay
+from fedbench.engine.train.program import Program
+from fedbench.engine.train.replay import Capture, rows_for
+from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.lenet5 import LeNet5
+from fedbench.testing.captures import rerun, traced
+from fedbench.testing.runs import equal, everything
+from fedbench.testing.subject import Subject
+from fedbench.testing.toys import federation, gap, setup, simulate
+
+RAGGED = (1, 13, 8, 21, 5, 2)
+OPTIMIZERS = {
+    "adam": OptimizerConfig(name="adam", lr=0.01, weight_decay=0.01),
+    "sgd": OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=0.01, clip=1.0),
+}
+
+
+class Counted:
+    """A capture, and how often it was asked for one."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.kinds: list[tuple[int, bool]] = []
+        self.replays = 0
+
+    def __call__(self, program: Program, rows: int, full: bool) -> Callable[[], None]:
+        self.kinds.append((rows, full))
+        captured = self.capture(program, rows, full)
+
+        def again() -> None:
+            self.replays += 1
+            captured()
+
+        return again
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "WARM", 0)
+
+
+def ragged(optimizer: str, **options: Any) -> Setup:
+    return setup(
+        FedAvg(),
+        federation(RAGGED),
+        rounds=3,
+        cohort=4,
+        optimizer=OPTIMIZERS[optimizer],
+        eval_every=3,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) -> None:
+    """So nothing that Python decides differs from step to step, and a graph may take its place."""
+    chosen, traces = ragged(optimizer), Counted(traced)
+    found = everything(simulate(chosen, StackedTrainer(chosen, 99, traces)))
+    again = everything(simulate(chosen, StackedTrainer(chosen, 99, rerun)))
+    assert equal(found, again)
+    plain = everything(simulate(chosen, StackedTrainer(chosen, 99)))
+    assert gap(found, plain) < 1e-12
+    assert len(traces.kinds) == len(set(traces.kinds)) < traces.replays / 2
+
+
+def test_batch_normalisation_and_several_chunks_are_replayed() -> None:
+    chosen, traces = ragged("sgd"), Counted(traced)
+    images = federation(RAGGED, (1, 16, 16))
+    chosen = replace(
+        chosen, federation=images, task=LeNet5(batch_norm=True).task(images.shape, images.classes)
+    )
+    found = everything(simulate(chosen, StackedTrainer(chosen, 3, traces)))
+    assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 3)))) < 1e-12
+    assert {rows for rows, _ in traces.kinds} <= {1, 2, 3}
+
+
+def test_sizes_are_few_and_large_enough() -> None:
+    for clients in (1, 2, 7, 20, 100):
+        sizes = {active: rows_for(active, clients) for active in range(1, clients + 1)}
+        assert all(active <= rows <= clients for active, rows in sizes.items())
+        assert all(replay.NARROWER * rows < active + 1 for active, rows in sizes.items())
+        assert len(set(sizes.values())) <= 16
+
+
+def test_a_step_is_captured_after_it_has_run_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "WARM", 3)
+    chosen, captures = setup(FedAvg(), federation((16, 16)), rounds=2), Counted(rerun)
+    simulate(chosen, StackedTrainer(chosen, 2, captures))
+    assert captures.kinds == [(2, True)]
+    assert captures.replays == 2 * 4 - 3
+
+
+@dataclass(frozen=True)
+class ReadsTheRound(FedAvg):
+    """A loss that depends on the round, as none should."""
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """FedAvg's, growing."""
+        return super().loss(work, client, batch) * (1 + client.clock.round)
+
+
+def test_a_loss_that_reads_the_round_is_not_captured_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chosen = setup(ReadsTheRound(), federation(RAGGED), rounds=3)
+    with caplog.at_level(logging.WARNING, "fedbench"):
+        found = everything(simulate(chosen, StackedTrainer(chosen, 99, traced)))
+    assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 99)))) < 1e-12
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "ReadsTheRound.loss is not captured, its steps run one by one"
+    ]
+    assert "let `draw` put" in caplog.text
+
+
+@dataclass(frozen=True)
+class Slowing(FedAvg):
+    """A learning rate that falls from round to round."""
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """FedAvg's, slower."""
+        return (Stage(self.loss, lr=0.1 / (1 + clock.round)),)
+
+
+def test_a_stage_that_changes_is_captured_anew() -> None:
+    chosen, captures = setup(Slowing(), federation(RAGGED), rounds=3), Counted(rerun)
+    found = everything(simulate(chosen, StackedTrainer(chosen, 99, captures)))
+    assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 99)))) < 1e-12
+    assert len(captures.kinds) == 3 * len(set(captures.kinds))
+
+
+def test_a_capture_that_memory_does_not_hold_halves_the_chunk() -> None:
+    chosen, refused = setup(FedAvg(), federation(RAGGED), rounds=2), []
+
+    def refusing(program: Program, rows: int, full: bool) -> Callable[[], None]:
+        if len(program.chunk.ids) > 3:
+            refused.append(len(program.chunk.ids))
+            raise torch.OutOfMemoryError
+        return rerun(program, rows, full)
+
+    trainer = StackedTrainer(chosen, 6, refusing)
+    found = everything(simulate(chosen, trainer))
+    assert refused == [6]
+    assert trainer.chunk == 3
+    assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 3)))) < 1e-12
+
+
+def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as it can be told without one: what is called, and in which order."""
+    told: list[Any] = []
+
+    @contextlib.contextmanager
+    def graph(made: Any, **options: Any) -> Iterator[None]:
+        told.append(options)
+        yield
+        told.append("captured")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(
+        torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replayed"))
+    )
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    program: Any = SimpleNamespace(step=lambda rows, *, full: told.append((rows, full)))
+    again = replay.cuda_capture(torch.device("cuda"))(program, 5, True)
+    again()
+    again()
+    options = {"pool": "pool", "capture_error_mode": "thread_local"}
+    assert told == [options, (5, True), "captured", "replayed", "replayed"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "device", "captures"), [("auto", "cuda", True), ("off", "cuda", False), ("auto", "cpu", False)]
+)
+def test_hardware_graph_says_whether_a_gpu_captures(
+    graph: str, device: str, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "cuda_capture", {torch.device(device): rerun}.get)
+    chosen = setup(FedAvg())
+    chosen.federation.device = torch.device(device)
+    trainer = hardware._stacked(chosen, HardwareConfig(graph=graph, chunk=2))
+    assert (trainer.capture is rerun) == captures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "preset", sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
+)
+@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
+def test_every_preset_is_traced_once(preset: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    chosen = Subject.of(preset).toy(kind)
+    with caplog.at_level(logging.WARNING, "fedbench"):
+        found = everything(simulate(chosen, StackedTrainer(chosen, 99, traced)))
+    assert not caplog.records
+    assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 99)))) < 1e-9
