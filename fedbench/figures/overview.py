@@ -51,13 +51,13 @@ def text(found: Sequence[Drawn]) -> str:
     """The page: counts of verdicts, and a line a figure."""
     counts = Counter(each.verdict for each in found)
     lacking = sorted(set(ordered()) - {each.name for each in found})
-    lines = [HEAD, f"{len(found)} figures: " + ", ".join(f"{counts[word]} {word}" for word in VERDICTS) + "."]
+    lines = [HEAD, f"{len(found)} figures: " + ", ".join(f"{word} {counts[word]}" for word in VERDICTS) + "."]
     if lacking:
         lines.append(f"Not made yet: {', '.join(lacking)}.")
     lines += ["", "| figure | claim of the paper | ours | what ours shows | data |", "|---|---|---|---|---|"]
     lines += [
         f"| [{each.mirrors}]({each.scale}/{each.name}.svg) | {each.claim} | {each.verdict} | {each.shows} "
-        f"| {each.data} |"
+        f"| {each.data}; {len(each.seeds)} seed{'s' * (len(each.seeds) > 1)} |"
         for each in found
     ]
     return "\n".join(lines) + "\n"
