@@ -3,7 +3,8 @@
 Two questions, each with a p a client, adjusted by Holm over the clients:
 
 - Is the published value what one more seed of ours would give? t = (published - mean) / (s sqrt(1 + 1/S)), with s
-  pooled over the clients of a group, as S seeds of one client say little: df = (S - 1) |group|.
+  pooled over the clients of a group, as S seeds of one client say little: df = (S - 1) |group|. s is at least that of
+  rounding to whole samples, a sample / sqrt(12): seeds that all give the same share are not known to vary less.
 - Do the two shares of right answers differ, the n test samples of either side taken as independent? Fisher's exact
   test, with our mean rounded to a whole sample. Both sides are scored on the same samples, so this is cautious.
 
@@ -68,10 +69,11 @@ def compare(ours: Floats, published: Floats, samples: int, groups: NDArray[np.in
     if seeds > 1:
         for group in np.unique(groups):
             chosen = groups == group
-            error = math.sqrt(float(ours[:, chosen].var(0, ddof=1).mean()) * (1 + 1 / seeds))
-            gap = np.abs(published - mean)[chosen]
-            df = (seeds - 1) * int(chosen.sum())
-            of_seeds[chosen] = 2 * stats.t.sf(gap / error, df) if error else (gap == 0).astype(float)
+            spread = max(math.sqrt(float(ours[:, chosen].var(0, ddof=1).mean())), _rounding(samples))
+            error = spread * math.sqrt(1 + 1 / seeds)
+            of_seeds[chosen] = 2 * stats.t.sf(
+                np.abs(published - mean)[chosen] / error, (seeds - 1) * int(chosen.sum())
+            )
         of_seeds = np.array(holm(list(of_seeds)))
     right = [np.round(share * samples / 100).astype(int) for share in (mean, published)]
     exact = [
@@ -82,13 +84,19 @@ def compare(ours: Floats, published: Floats, samples: int, groups: NDArray[np.in
     return Clients(mean, std, published, of_seeds, np.array(holm(exact)))
 
 
-def further(ours: Floats, published: float) -> Further:
-    """One published mean over clients beside those of S seeds `ours` [S], at least two."""
+def further(ours: Floats, published: float, samples: int) -> Further:
+    """One published mean over clients beside those of S seeds `ours` [S], at least two; of `samples` test samples."""
     from scipy import stats
 
     mean, std = float(ours.mean()), float(ours.std(ddof=1))
-    half = float(stats.t.ppf(1 - LEVEL / 2, len(ours) - 1)) * std * math.sqrt(1 + 1 / len(ours))
+    spread = max(std, _rounding(samples)) * math.sqrt(1 + 1 / len(ours))
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(ours) - 1)) * spread
     return Further(mean, std, published, mean - half, mean + half)
+
+
+def _rounding(samples: int) -> float:
+    """The standard deviation, in percent, of rounding a share of `samples` to a whole sample."""
+    return 100 / samples / math.sqrt(12)
 
 
 def shares_gaining(

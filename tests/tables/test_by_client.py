@@ -26,9 +26,11 @@ def test_the_spread_is_pooled_over_a_group_and_the_p_values_are_holms() -> None:
     assert found.mean == pytest.approx([91, 82, 50, 50])
     error = math.sqrt((1 + 4) / 2 * (1 + 1 / 3))  # the variances of the first two clients are 1 and 4
     p = 2 * stats.t.sf(4 / error, 4)
-    assert found.of_seeds == pytest.approx(
-        [3 * p, 1, 1, 0]
-    )  # the last group does not vary, so any gap is one
+    still = math.sqrt(1 / 12) * math.sqrt(
+        1 + 1 / 3
+    )  # the last group does not vary: as rounding to a sample would
+    q = 2 * stats.t.sf(1 / still, 4)
+    assert found.of_seeds == pytest.approx([3 * p, 1, 1, 4 * q])
 
 
 def test_the_exact_test_counts_samples() -> None:
@@ -46,11 +48,13 @@ def test_one_seed_has_no_spread() -> None:
 
 
 def test_one_more_seed() -> None:
-    found = further(np.array([80.0, 82, 84]), 86.0)
+    found = further(np.array([80.0, 82, 84]), 86.0, 100)
     half = stats.t.ppf(0.975, 2) * 2 * math.sqrt(4 / 3)
     assert (found.low, found.high) == (pytest.approx(82 - half), pytest.approx(82 + half))
     assert found.inside
-    assert not further(np.array([80.0, 82, 84]), 93.0).inside
+    same = further(np.array([0.0, 0.0]), 0.1, 1000)  # one sample
+    assert same.high == pytest.approx(stats.t.ppf(0.975, 1) * 0.1 / math.sqrt(12) * math.sqrt(1.5))
+    assert not further(np.array([80.0, 82, 84]), 93.0, 100).inside
 
 
 def test_shares_gaining_against_the_own_and_all_other_locals() -> None:

@@ -59,7 +59,9 @@ def means(arrays: Arrays, shown: Sequence[str]) -> Iterator[str]:
         for group, chosen in GROUPS.items():
             if len(ours) < 2:
                 continue
-            found = further(ours[:, chosen].mean(1), float(published[chosen].mean()))
+            found = further(
+                ours[:, chosen].mean(1), float(published[chosen].mean()), SAMPLES * int(chosen.sum())
+            )
             yield line(
                 LABELS[key],
                 group,
