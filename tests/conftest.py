@@ -72,6 +72,7 @@ class ToyFold:
 @dataclass(frozen=True)
 class ToyNet:
     width: int = 200
+    classifier: str = "own"
 
 
 @dataclass(frozen=True)

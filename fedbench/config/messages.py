@@ -122,13 +122,11 @@ def _unknown_key(key: str, cause: OmegaConfBaseException) -> str:
     where = parent._get_full_key("")
     missing = str(cause.key) if cause.key is not None else key.rpartition(".")[2]
     prefix = f"{where}." if where else ""
+    if where in REGISTRIES and OmegaConf.is_interpolation(parent, "name"):  # model=auto
+        named = f"{where}={parent['name']}"
+        return f"unknown key '{key}': keys of a model need the model named first: {named} {key}=..."
     if where in REGISTRIES and set(parent) == {"name"}:
-        name = parent["name"]
-        if OmegaConf.is_interpolation(parent, "name"):  # model=auto
-            return (
-                f"unknown key '{key}': keys of a model need the model named first: {where}={name} {key}=..."
-            )
-        return f"unknown key '{key}': {where}={name} has none"
+        return f"unknown key '{key}': {where}={parent['name']} has none"
     return f"unknown key '{key}'; nearest: {_prefixed(prefix, missing, _keys(parent))}"
 
 
