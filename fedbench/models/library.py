@@ -38,10 +38,9 @@ class LibraryModel(Model):
 
     @property
     def label(self) -> str:
-        """The architecture, with a hash of its weights if there are any."""
-        if self.weights is None:
-            return str(self.architecture)
-        return f"{self.architecture}-{weights.file_hash(self._file())}"
+        """The library and the architecture, with a hash of its weights if there are any."""
+        found = "" if self.weights is None else weights.file_hash(self._file())
+        return "-".join(part for part in (self.library, self.architecture, found) if part)
 
     @abstractmethod
     def names(self) -> list[str]:

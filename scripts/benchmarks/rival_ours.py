@@ -19,6 +19,7 @@ from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.engine.train.workers import WorkersTrainer, available_workers
 from fedbench.models.blocks import MaxPool2
+from fedbench.models.convolution import Conv2d
 
 
 def export(setup: Setup, rounds: int, path: Path) -> None:
@@ -51,6 +52,8 @@ def in_torch_s_layers(net: nn.Module) -> nn.Module:
     """`net` with torch's own layers in the place of fedbench's, in place, so that it unpickles without fedbench."""
     for name, child in net.named_children():
         net.add_module(name, nn.MaxPool2d(2) if isinstance(child, MaxPool2) else in_torch_s_layers(child))
+        if type(child) is Conv2d:
+            child.__class__ = nn.Conv2d
     return net
 
 

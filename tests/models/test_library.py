@@ -60,7 +60,7 @@ def test_weights_of_a_file_fill_the_body(tmp_path: Path) -> None:
     first = next(module for module in net.modules() if isinstance(module, nn.Conv2d))
     assert torch.equal(leaves["body.layers.0.weight"], first.weight)
     assert leaves["head.weight"].shape[0] == 4
-    assert model.label.startswith("mnasnet0_5-")
+    assert model.label.startswith("torchvision-mnasnet0_5-")
     other = TorchvisionModel(architecture="resnet18", weights=str(file))
     with pytest.raises(DataCorrupt, match="no state dict of torchvision's resnet18"):
         other.begin()
@@ -97,5 +97,5 @@ def test_a_run_of_it(engine: str, tmp_path: Path) -> None:
         f"hardware.engine={engine}",
         runs_dir=tmp_path,
     )
-    assert run.row["model"] == "shufflenet_v2_x0_5"
+    assert run.row["model"] == "torchvision-shufflenet_v2_x0_5"
     assert run.row["acc"] > 0

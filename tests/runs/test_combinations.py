@@ -31,6 +31,7 @@ from tests.helpers.tiers import tiered
 
 CONF = groups.conf_dir()
 CLASSES = {
+    "captioned": 20,
     "cifar10": 10,
     "cifar100": 100,
     "cinic10": 10,
@@ -43,6 +44,7 @@ CLASSES = {
     "synthetic": 10,
     "tiny_imagenet": 200,
 }
+OWN = ("images", "npz")  # a user's: tested in test_own_data
 SCRATCH = ("resnet18", "mobilenet_v2", "squeezenet")  # their weights are tested in test_networks
 
 
@@ -74,7 +76,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def small_set(name: str) -> dict[str, Any]:
     """The config of a data set, written with 60 samples of each of the first ten labels, few of each other one."""
     chosen = option("dataset", name)
-    if name in ("digits", "synthetic"):  # which are small
+    if name in ("digits", "synthetic", "captioned"):  # which are small
         return chosen
     counts = np.full(CLASSES[name], 12 if CLASSES[name] <= 100 else 6)
     counts[:10] = 60
@@ -91,6 +93,7 @@ def small(name: str, classes: int, split: Path) -> dict[str, Any]:
         "groups_s": {"size": 6},
         "label_shift": {"min_small": 1, "min_test": 1},
         "fold": {"num_clients": 10},
+        "fold_code": {"num_clients": 2, "size": 10},
         "dir_prior": {"num_clients": 20},
         "dir": {"alpha": 0.5},
         "domain": {"clients_per_domain": 3},
@@ -139,7 +142,7 @@ SMALLEST = {"name": "mlp", "hidden": [8]}
 
 
 def test_every_option_takes_part() -> None:
-    assert options("dataset") == sorted(CLASSES)
+    assert options("dataset") == sorted((*CLASSES, *OWN))
     assert set(SCRATCH) < set(options("model"))
 
 
@@ -150,6 +153,7 @@ NO_PARTITION = {  # (data set, partition): why not; "*" any other
     ("cifar100", "pathological"): "10 clients of 2 classes leave out some of 100",
     ("cub", "pathological"): "10 clients of 2 classes leave out some of 200",
     ("tiny_imagenet", "pathological"): "10 clients of 2 classes leave out some of 200",
+    **{(name, "fedcollab_label_shift_seed0"): "divides fashion_mnist" for name in CLASSES},
     **{(name, "domain"): "made of domains" for name in CLASSES if name != "domainnet"},
 }
 
@@ -162,7 +166,7 @@ def test_every_partition_divides_every_data_set_or_says_why_not(
     if reason is not None:  # as it stands, with the papers' parameters
         with pytest.raises(FedbenchError, match=reason):
             trains(dataset, option("partition", partition), SMALLEST)
-        if partition == "domain":
+        if partition in ("domain", "fedcollab_label_shift_seed0"):
             return
     split = tmp_path / "split.npz"
     np.savez(
@@ -193,10 +197,17 @@ NO_MODEL = {  # (data set, model): why not
     },
     **{
         ("digits", name): "does not fit inputs of shape"
-        for name in ("cub_cnn", "fedrema_cnn", "fedrema_alexnet", "squeezenet")
+        for name in ("cub_cnn", "fedrema_cnn", "fedrema_alexnet", "fedrema_alexnet_code", "squeezenet")
     },
     **{("synthetic", name): "does not fit inputs of shape" for name in ("cnn5", "squeezenet")},
-    **{(name, "textcnn"): "reads captions" for name in CLASSES if name != "cub"},
+    **{
+        (name, model): "reads captions"
+        for name in CLASSES
+        for model in ("textcnn", "cub_pair", "small_pair")
+        if name not in ("cub", "captioned")
+    },
+    **{(name, "torchvision"): "takes the name of a network" for name in CLASSES},
+    **{(name, "timm"): "takes the name of a network|needs timm" for name in CLASSES},
 }
 
 

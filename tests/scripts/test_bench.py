@@ -54,7 +54,7 @@ def test_an_engine_that_trains_something_else_is_not_timed(
         """Skips the optimiser's steps."""
 
         def descend(self, *_: Any) -> list[Any]:
-            return []
+            return [torch.zeros(())]
 
     monkeypatch.setattr(bench.rounds, "LoopedTrainer", Lazy)
     with pytest.raises(AssertionError, match=r"engines differ from the plain loop: \{'looped'"):

@@ -127,6 +127,7 @@ class ImageFolder(OwnData):
 
     name: ClassVar[str] = "images"
 
+    model: str = "lenet5"
     size: int = at_least(1, 32)  # pixels of a side
 
     @property
