@@ -93,7 +93,7 @@ def small(name: str, classes: int, split: Path) -> dict[str, Any]:
         "groups_s": {"size": 6},
         "label_shift": {"min_small": 1, "min_test": 1},
         "fold": {"num_clients": 10},
-        "fold_code": {"num_clients": 2, "size": 10},
+        "fold_code": {"num_clients": 5, "size": 5},
         "dir_prior": {"num_clients": 20},
         "dir": {"alpha": 0.5},
         "domain": {"clients_per_domain": 3},
