@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.errors import Damaged
-from fedbench.core.files import as_npz, write_bytes, write_text
-from fedbench.core.sealed import load_npz
+from fedbench.core.files import as_npz
+from fedbench.core.sealed import Sealed
 from fedbench.figures import spec as specs
 from fedbench.figures.judges import judge
 from fedbench.figures.plan import FigurePlan
@@ -58,8 +57,8 @@ def write(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str]
     )  # fmt: skip
     place = folder / plan.scale / spec.name
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(place.with_suffix(".npz"), as_npz({key: compact(array) for key, array in arrays.items()}))
-    write_text(place.with_suffix(".json"), json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n")
+    kept = as_npz({key: compact(array) for key, array in arrays.items()})
+    files_of(place).write({f"{place.name}.npz": kept, f"{place.name}.json": _said(drawn)})
     draw(place, drawn, arrays, formats)
     return drawn
 
@@ -84,7 +83,7 @@ def render(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
     spec, verdict = specs.load(drawn.name), judge(drawn.name, arrays)
     drawn = replace(drawn, verdict=verdict.word, shows=verdict.shows, title=spec.title, claim=spec.claim)
     drawn = replace(drawn, note=spec.note, mirrors=spec.mirrors)
-    write_text(place.with_suffix(".json"), json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n")
+    files_of(place).write({f"{place.name}.json": _said(drawn)})
     draw(place, drawn, arrays, formats)
     return drawn
 
@@ -95,16 +94,21 @@ def read(place: Path) -> tuple[Drawn, Arrays]:
     Raises:
         Damaged: it is not as it was written.
     """
+    files = files_of(place)
+    content, arrays = files.json(f"{place.name}.json"), files.npz(f"{place.name}.npz")
     try:
-        content = json.loads(place.with_suffix(".json").read_text(encoding="utf-8"))
-        drawn = Drawn(**{**content, "seeds": tuple(content["seeds"])})
-        arrays = load_npz(place.with_suffix(".npz"))
-        if arrays is None:
-            raise ValueError("no arrays")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = f"{place}.json or .npz is not as it was written"
-        raise Damaged(f"{reason}; python -m fedbench.figure {place.name} makes it again") from error
-    return drawn, arrays
+        return Drawn(**{**content, "seeds": tuple(content["seeds"])}), arrays
+    except (TypeError, KeyError) as error:
+        raise files.damaged(f"{place.name}.json", "it is of another version") from error
+
+
+def files_of(place: Path) -> Sealed:
+    """The files of the figures beside `place` (no suffix) that are read back."""
+    return Sealed(place.parent, f"python -m fedbench.figure {place.name} makes it again")
+
+
+def _said(drawn: Drawn) -> bytes:
+    return (json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def place_of(folder: Path, name: str) -> Path | None:
