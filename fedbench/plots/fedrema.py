@@ -26,15 +26,7 @@ def f1(a: Arrays) -> Figure:
 def f3(a: Arrays) -> Figure:
     """S at four rounds of FedAvg."""
     S, rounds = a["array/record/similarity/value/0/0"][0], a["array/record/similarity/round/0/0"][0]
-    figure, axes = style.panels(1, len(S), height=2.0)
-    for axis, matrix, done in zip(axes[0], S, rounds, strict=True):
-        image = axis.imshow(matrix, vmin=0, vmax=1)
-        axis.set(title=f"t = {int(done)}", xlabel="client")
-        parts.whole(axis)
-        axis.spines[:].set_visible(False)
-    axes[0, 0].set_ylabel("client")
-    figure.colorbar(image, ax=axes[0], shrink=0.8, pad=0.01, label="S")
-    return figure
+    return parts.matrices(S, [f"t = {int(done)}" for done in rounds], "client", "S", height=2.0)
 
 
 def f4(a: Arrays) -> Figure:

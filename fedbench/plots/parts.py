@@ -12,6 +12,7 @@ from fedbench.plots import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -67,6 +68,19 @@ def heat(
     scale.outline.set_visible(False)
     scale.set_label(unit)
     return image
+
+
+def matrices(values: Any, titles: Iterable[str], of: str, unit: str, *, height: float) -> Figure:
+    """A figure of matrices [N, N] between 0 and 1 side by side: `of` what they are, `unit` of the common scale."""
+    figure, axes = style.panels(1, len(values), height=height)
+    for axis, matrix, title in zip(axes[0], values, titles, strict=True):
+        image = axis.imshow(matrix, vmin=0, vmax=1)
+        axis.set(title=title, xlabel=of)
+        whole(axis)
+        axis.spines[:].set_visible(False)
+    axes[0, 0].set_ylabel(of)
+    figure.colorbar(image, ax=axes[0], shrink=0.7, pad=0.01, label=unit)
+    return figure
 
 
 def whole(axis: Axes) -> None:

@@ -18,15 +18,8 @@ NAMES = ("i", "i'", "j", "k")
 def f1(a: Arrays) -> Figure:
     """Linear CKA of every two models, a panel a layer."""
     layers = a["array/record/cka/value/0/0"][0, 0]
-    figure, axes = style.panels(1, len(layers), height=1.9)
-    for index, (axis, matrix) in enumerate(zip(axes[0], layers, strict=True)):
-        image = axis.imshow(matrix, vmin=0, vmax=1)
-        axis.set(title=f"layer {index}", xlabel="model")
-        parts.whole(axis)
-        axis.spines[:].set_visible(False)
-    axes[0, 0].set_ylabel("model")
-    figure.colorbar(image, ax=axes[0], shrink=0.7, pad=0.01, label="CKA")
-    return figure
+    titles = [f"layer {index}" for index in range(len(layers))]
+    return parts.matrices(layers, titles, "model", "CKA", height=1.9)
 
 
 def f2(a: Arrays) -> Figure:

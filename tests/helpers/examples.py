@@ -6,9 +6,11 @@ tests.
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import HealthCheck, settings
 
 from fedbench.config.messages import one_line
+from fedbench.data.dataset import Dataset
 
 PATIENT = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
@@ -35,3 +37,15 @@ def line_of(error: Exception) -> str:
     assert line, f"a traceback: {error!r}"
     assert "\n" not in line
     return line
+
+
+FORTY = Dataset(
+    "toy",
+    np.zeros((40, 1, 2, 2), np.uint8),
+    np.arange(40) % 4,
+    30,
+    4,
+    (0.5,),
+    (0.5,),
+    domain=np.arange(40) % 2,
+)

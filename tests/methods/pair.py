@@ -19,7 +19,6 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.kinds import KindsSetup, joined
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.by_kind import KindsTrainer
 from fedbench.engine.train.looped import LoopedTrainer
@@ -28,6 +27,7 @@ from fedbench.models.base import Model
 from fedbench.models.cub import TextCNN
 from fedbench.models.joint_task import JointTask
 from fedbench.models.mlp import MLP
+from fedbench.testing import toys
 
 KIND = (0, 0, 1, 1, 1)
 SIZES = (9, 14, 6, 11, 8)
@@ -75,15 +75,7 @@ def trainer(chosen: Setup, build: Callable[[Setup], Trainer] = LoopedTrainer) ->
 
 def simulate(chosen: Setup, build: Callable[[Setup], Trainer] = LoopedTrainer) -> State:
     """All rounds of a run."""
-    engine = trainer(chosen, build)
-    simulation = Simulation(chosen, engine)
-    try:
-        state = simulation.begin()
-        while not simulation.done(state):
-            simulation.step(state)
-    finally:
-        engine.close()
-    return state
+    return toys.simulate(chosen, trainer(chosen, build))
 
 
 def personal(chosen: Setup, state: State) -> list[Tree]:

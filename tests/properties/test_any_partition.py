@@ -21,7 +21,7 @@ from fedbench.data.partition import SETS, Partition
 from fedbench.data.partitions import PARTITIONS
 from fedbench.data.partitions.base import PartitionSpec
 from fedbench.data.split import held_out, make_partition
-from tests.helpers.examples import line_of, tried
+from tests.helpers.examples import FORTY, line_of, tried
 
 NAMES = [name for name in PARTITIONS if name != "file"]
 WHOLE = ("homo", "dir", "domain", "label_groups", "pathological", "quantity")  # hand out every sample
@@ -162,22 +162,10 @@ def test_any_partition_comes_back_from_its_file(
         assert federation.population.label_counts.sum() == sum(map(len, made.train))
 
 
-DATA = Dataset(
-    "toy",
-    np.zeros((40, 1, 2, 2), np.uint8),
-    np.arange(40) % 4,
-    30,
-    4,
-    (0.5,),
-    (0.5,),
-    domain=np.arange(40) % 2,
-)
-
-
 def test_a_split_that_is_no_promise_would_be_noticed() -> None:
     """The checks above are not empty: a sample on two clients fails them."""
     twice = Partition(
         "toy", 0, "toy", 4, [np.arange(3), np.arange(2, 5)], [np.arange(0)] * 2, [np.arange(5, 6)] * 2
     )
     with pytest.raises(AssertionError):
-        check_promises(twice, DATA, Protocol(), pooled=False)
+        check_promises(twice, FORTY, Protocol(), pooled=False)

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import FedbenchError
-from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.partition import SETS, Partition
 from fedbench.data.partitions import PARTITIONS
 from fedbench.data.split import make_partition
-from tests.helpers.examples import line_of, tried
+from tests.helpers.examples import FORTY, line_of, tried
 
 integers = st.lists(st.integers(-2, 60), max_size=6).map(lambda values: np.array(values, dtype=np.int64))
 anything = st.one_of(
@@ -38,16 +37,6 @@ named = st.one_of(
     st.sampled_from(
         ["rotation", "corners", "label_map", "dataset", "label", "seed", "classes", "nonsense", "train_01"]
     ),
-)
-DATA = Dataset(
-    "toy",
-    np.zeros((40, 1, 2, 2), np.uint8),
-    np.arange(40) % 4,
-    30,
-    4,
-    (0.5,),
-    (0.5,),
-    domain=np.arange(40) % 2,
 )
 
 
@@ -79,15 +68,15 @@ def test_any_arrays_as_a_split(
             line_of(error)
         try:
             spec = PARTITIONS.build({"name": "file", "path": str(path), "shared": shared})
-            partition = make_partition(spec, DATA, protocol, 0)
-            federation = Federation(DATA, partition)
+            partition = make_partition(spec, FORTY, protocol, 0)
+            federation = Federation(FORTY, partition)
         except FedbenchError as error:
             line_of(error)
             return
     trained = {int(sample) for part in (*partition.train, *partition.val) for sample in part}
     assert not trained & {int(sample) for part in partition.test for sample in part}
     assert bool((federation.x.to(float).isfinite()).all())
-    assert all(0 <= int(label) < DATA.classes for label in federation.y)
+    assert all(0 <= int(label) < FORTY.classes for label in federation.y)
     for name in ("train", "test"):
         given_arrays = {**whole, **other}
         for client in range(len(partition)):
