@@ -65,7 +65,8 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
                     folder.clear()
                 row = _simulate(run, key, folder, observer, seating, purpose)
         observer.finish(row)
-        return Run(folder.path, earlier=status == "finished")
+        changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
+        return Run(folder.path, earlier=status == "finished", code_changed=tuple(changed))
     finally:
         observer.close()
 

@@ -33,6 +33,7 @@ class JobOutcome:
     failure: str = ""  # what to tell the user
     told: bool = False  # the user has been told
     earlier: bool = False  # the run had been finished by an earlier command
+    code_changed: tuple[str, ...] = ()  # the parts of the code that are not what made it
 
 
 @dataclass
@@ -110,7 +111,12 @@ def perform(config: DictConfig) -> JobOutcome:
             run = _among_others(run)
         result = _counted(run)
         outcome = JobOutcome(
-            _overrides(), dict(result.row), str(result.folder), plain, earlier=result.earlier
+            _overrides(),
+            dict(result.row),
+            str(result.folder),
+            plain,
+            earlier=result.earlier,
+            code_changed=result.code_changed,
         )
         if here and _hydra().mode == RunMode.RUN and run.settings.progress != "none":
             print(f"folder: {result.folder}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages
 from fedbench.core.errors import ConfigError
+from fedbench.results.units import remark
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome
 
@@ -94,6 +95,8 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     if finished and len(outcomes) > 1:
         _compare(outcomes)
+    if said := remark(part for outcome in finished for part in outcome.code_changed):
+        print(said)
     if finished and (finished[0].plain.get("sweep") or {}).get("name"):
         from fedbench.sweeps.table import write
 
@@ -136,6 +139,10 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
     from fedbench.results.console import comparison_table
 
     named = zip(outcomes, variants([outcome.overrides for outcome in outcomes]), strict=True)
-    rows = [{**outcome.row, "variant": variant} for outcome, variant in named if outcome.row is not None]
+    rows = [
+        {**outcome.row, "variant": variant, "code_changed": outcome.code_changed}
+        for outcome, variant in named
+        if outcome.row is not None
+    ]
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(comparison_table(rows))
