@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from fedbench.config.settings import CheckpointConfig
 from fedbench.core.errors import FolderInUse
-from fedbench.core.interruption import held
+from fedbench.core.interruption import held, pause
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
 from fedbench.data.split import make_partition
@@ -122,7 +122,8 @@ def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: 
     saved = time.monotonic()
     with held() as signals:
         while not simulation.done(state):
-            simulation.step(state)
+            if not signals.asked:  # which it may be before the first round, by another run of this process
+                simulation.step(state)
             by_time = 0 < rule.seconds <= time.monotonic() - saved
             by_round = rule.rounds > 0 and state.round % rule.rounds == 0
             if signals.asked or ((by_time or by_round) and not simulation.done(state)):
@@ -184,7 +185,7 @@ def _make_or_wait(reference: RunConfig) -> None:
     try:
         execute(reference, purpose=REFERENCE)
     except FolderInUse:
-        time.sleep(PATIENCE)
+        pause(PATIENCE)
 
 
 def _write(

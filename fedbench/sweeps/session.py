@@ -54,7 +54,8 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
     """What the runs of `batch` send back; their jobs are numbered from `first`."""
     sweeper.validate_batch_is_legal(batch)
     with jobs.counting(first, len(batch)):
-        return [outcome_of(job) for job in sweeper.launcher.launch(batch, initial_job_idx=first)]
+        folder = Path(sweeper.config.hydra.sweep.dir)
+        return [outcome_of(job) for job in jobs.launch(sweeper.launcher, folder, batch, first)]
 
 
 if TYPE_CHECKING:
