@@ -53,6 +53,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
     """
     key, folder = run_key(run), folder_of(run)
     observer = observers(run, key, folder)
+    fingerprint.warn_of_edits(run)
     try:
         status = "new" if run.settings.force else standing(run, folder)
         if status == "finished":

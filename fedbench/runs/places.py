@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,8 +14,6 @@ from fedbench.runs.config import RunConfig, resolve, run_key
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-log = logging.getLogger("fedbench")
 
 
 def folder_of(run: RunConfig) -> RunFolder:
@@ -50,7 +46,7 @@ def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
     if run.settings.stale == "error":
         raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
     if tell:
-        _warn_once(f"{reason}; stale=rerun makes it again")
+        fingerprint.warn_once(f"{reason}; stale=rerun makes it again")
     return status
 
 
@@ -67,11 +63,6 @@ def changed_since(folder: Path) -> list[str]:
         return fingerprint.changed(code, fingerprint.code_of(run))
     except FedbenchError:
         return []
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
 
 
 def labels_of(run: RunConfig) -> Labels:
