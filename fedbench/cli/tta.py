@@ -40,9 +40,9 @@ def show(runs: Sequence[Path], percent: float | None, baseline: Path | None, tes
     Raises:
         FedbenchError: a folder holds no finished run, or was not scored on `test_set`.
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from fedbench.results.console import Output
     from fedbench.results.units import remark
     from fedbench.runs.places import changed_since
 
@@ -50,7 +50,7 @@ def show(runs: Sequence[Path], percent: float | None, baseline: Path | None, tes
     table = Table("run", "rounds", "seconds", "MB", "times fewer rounds", title=title, title_justify="left")
     for line in lines:
         table.add_row(*line)
-    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console = Output() if sys.stdout.isatty() else Output(width=140)
     console.print(table)
     folders = [*([baseline] if baseline else []), *runs]
     if said := remark(part for folder in folders for part in changed_since(folder)):

@@ -34,7 +34,7 @@ class Progress(Observer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`mode`: auto (bar on a terminal or in a notebook, else lines), bar, lines or none. `clock` counts seconds."""
-        self._console = console or _Output()
+        self._console = console or Output()
         live = self._console.is_terminal or self._console.is_jupyter
         self._mode = ("bar" if live else "lines") if mode == "auto" else mode
         self._clock = clock
@@ -193,8 +193,8 @@ def _grouped(
     return groups
 
 
-class _Output(Console):
-    """Standard output, of which somebody may read the first lines only (`| head`): the run goes on."""
+class Output(Console):
+    """Standard output, of which somebody may read the first lines only (`| head`): what runs goes on."""
 
     def on_broken_pipe(self) -> None:
         """Print to nobody from now on; rich would end the process."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import FolderInUse
@@ -227,7 +227,7 @@ def _hydra() -> Any:
 
 def _overrides() -> dict[str, str]:
     """The overrides of the running job."""
-    pairs = (override.lstrip("+").partition("=") for override in _hydra().overrides.task)
+    pairs = (override.lstrip("+").partition("=") for override in _task())
     return {key: value for key, _, value in pairs}
 
 
@@ -238,7 +238,14 @@ def _sweep_job() -> str:
     hydra = _hydra()
     if hydra.mode != RunMode.MULTIRUN:
         return ""
-    return " ".join(override.lstrip("+") for override in hydra.overrides.task)
+    return " ".join(override.lstrip("+") for override in _task())
+
+
+def _task() -> list[str]:
+    """The overrides as they were written: what `${...}` in them stands for may be what cannot be found."""
+    from omegaconf import OmegaConf
+
+    return cast("list[str]", OmegaConf.to_container(_hydra().overrides.task, resolve=False))
 
 
 sources.register_resolvers()  # on import: a launcher's process reads the config before it calls `perform`

@@ -135,9 +135,7 @@ def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _compare(outcomes: Sequence[JobOutcome]) -> None:
     """Print all rows of a sweep as one table; what failed still counts as one of the values that were swept."""
-    from rich.console import Console
-
-    from fedbench.results.console import comparison_table
+    from fedbench.results.console import Output, comparison_table
 
     named = zip(outcomes, variants([outcome.overrides for outcome in outcomes]), strict=True)
     rows = [
@@ -145,5 +143,5 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
         for outcome, variant in named
         if outcome.row is not None
     ]
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(comparison_table(rows))
