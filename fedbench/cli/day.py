@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from rich.console import Console
 
 from fedbench.core.errors import ConfigError
 from fedbench.engine.pick.arithmetic import DEVICES, Peaks, found_peaks, peaks
+from fedbench.results.console import Output
 from fedbench.tables import day
 from fedbench.tables.cell_config import Wish
 from fedbench.tables.spec import TableSpec
@@ -22,7 +22,7 @@ def show(tables: Sequence[TableSpec], wish: Wish, name: str) -> None:
         ConfigError: this machine has none that is.
     """
     device = peaks(name) if name else _here()
-    console = Console(highlight=False)
+    console = Output(highlight=False)
     for line in day.drawn(day.needed(tables, wish), device, name or torch.cuda.get_device_name()):
         console.print(line)
 

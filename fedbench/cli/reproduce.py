@@ -166,11 +166,10 @@ def planned(request: Request, overrides: Sequence[str]) -> Plan:
 
 def _show(filled: TableResult, folder: Path) -> None:
     """The table, where it was written, and what to look at next."""
-    from rich.console import Console
-
+    from fedbench.results.console import Output
     from fedbench.tables.render import terminal
 
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(terminal.render(filled))
     print(
         f"table: {folder / 'table.md'}; with curves and matrices: python -m fedbench.report {folder.parents[1]}"
@@ -228,12 +227,11 @@ def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: S
 
 def _announce(planned: Plan, missing: Sequence[Job], at_once: int) -> None:
     """The plan: cells, runs, what is there, what cannot be run, how long the rest takes."""
-    from rich.console import Console
-
+    from fedbench.results.console import Output
     from fedbench.tables.estimate import told
     from fedbench.tables.plan import PENDING
 
-    console = Console(highlight=False)
+    console = Output(highlight=False)
     jobs = planned.jobs
     failed = sum(1 for job in planned.missing() if job.failure)
     done = len(jobs) - len(planned.missing())
