@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedbench.report.curves import CLIENTS, LEVELS, packed, runs_behind
 
 from fedbench.core.errors import FedbenchError
 from fedbench.report.__main__ import main
 from fedbench.report.build import build
-from fedbench.report.curves import CLIENTS, LEVELS, packed, runs_behind
 from fedbench.report.view import KINDS, TableView, view
 from fedbench.tables.result import TableResult
 from tests.report.toys import CLOSE, TAG, judged_table, stored
