@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fedbench.report.build import build
-
 if TYPE_CHECKING:
     from playwright import sync_api
 
@@ -34,16 +32,13 @@ def started() -> Iterator[sync_api.Browser]:
 def opened(
     browser: sync_api.Browser, results: Path, address: str = "", **options: Any
 ) -> Iterator[sync_api.Page]:
-    """The page of the tables below `results`, at `address` (a hash)."""
-    out = results / "index.html"
-    if not out.exists():
-        build(results, out)
+    """`results`/index.html at `address` (a hash)."""
     context = browser.new_context(**options)
     page, wrong = context.new_page(), []
     page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: wrong.append(request.url) if request.url.startswith("http") else None)
-    page.goto(out.as_uri() + address)
+    page.goto((results / "index.html").as_uri() + address)
     yield page
     context.close()
     assert wrong == []

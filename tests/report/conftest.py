@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from fedbench.report.build import build
 from tests.report import browsing
 from tests.report.toys import stored
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    """The toy tables on disk."""
-    return stored(tmp_path)
+@pytest.fixture(scope="package")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy tables on disk, and their page; nobody changes them."""
+    root = stored(tmp_path_factory.mktemp("results"))
+    build(root, root / "index.html")
+    return root
 
 
 @pytest.fixture(scope="package")

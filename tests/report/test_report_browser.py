@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedbench.cli import reproduce
+from fedbench.report.build import build
 from tests.report import browsing
 from tests.report.browsing import shown
 from tests.report.toys import CLOSE, TAG
@@ -67,9 +68,9 @@ def test_keyboard_alone_reaches_opens_and_leaves_a_cell(opened: Any) -> None:
     opened.keyboard.press("Escape")
     assert opened.locator("#tip").is_hidden()
     opened.keyboard.press("Enter")
-    assert opened.locator("dialog").is_visible()
+    assert opened.locator("#cell").is_visible()
     opened.keyboard.press("Escape")
-    assert opened.locator("dialog").is_hidden()
+    assert opened.locator("#cell").is_hidden()
     assert opened.evaluate(current) == "1-0-0"
     opened.keyboard.press("Tab")
     opened.keyboard.press("Tab")
@@ -156,6 +157,7 @@ def test_real_results(browser: Any, tmp_path: Path) -> None:
     ]
     where = ["substitute=digits", f"results={tmp_path}", f"runs_dir={tmp_path / 'runs'}", "jobs=1"]
     assert reproduce.main([*asked, *where]) == 0
+    build(tmp_path, tmp_path / "index.html")
     for page in browsing.opened(browser, tmp_path):
         assert "on digits instead of the paper's data" in page.locator("#tables h2").inner_text()
         kinds = {cell.get_attribute("data-kind") for cell in page.locator("td[data-kind]").all()}

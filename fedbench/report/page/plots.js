@@ -46,7 +46,7 @@ const Plots = (() => {
     const low = Math.min(...values), high = Math.max(...values);
     const room = 0.05 * (high - low) || 0.5;
     for (const { y } of traces) cut = cut || y.some((value) => value !== null && value < low - room);
-    return { title: { text: cut ? `${title} (the first values lie below)` : title }, range: [low - room, high + room] };
+    return { title: { text: cut ? `${title} (first values below)` : title }, range: [low - room, high + room] };
   }
 
   const HORIZONTAL = { round: "round", megabytes: "megabytes sent, spread evenly over the rounds", seconds: "seconds, spread evenly over the rounds" };
