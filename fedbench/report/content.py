@@ -22,7 +22,6 @@ def content(
     spec, made = table.spec, table.circumstances
     return {
         "id": folder,
-        "title": table.title,
         "cells": cells,
         "rows": [{"label": row.label, "overrides": row.overrides} for row in spec.rows],
         "columns": [_column(table, column, runs) for column in spec.columns],

@@ -83,7 +83,7 @@ def view(
         cell["name"] = f"{spec.rows[row].label}, {where}, {spec.metrics[metric].label}"
     return TableView(
         folder=folder,
-        title=table.title,
+        title=_title(table),
         name=_name(table),
         setting=f"{account.setting(table).replace('`', '')}; {account.data(table)}",
         paper=spec.paper,
@@ -95,6 +95,15 @@ def view(
         content=known,
         behind=packed(behind),
     )
+
+
+def _title(table: TableResult) -> str:
+    """The table's title; on other data than the paper's, what was run comes first."""
+    made = table.circumstances
+    if not made.substitute:
+        return table.title
+    own = dataclasses.replace(table, circumstances=dataclasses.replace(made, substitute=""))
+    return f"{_name(table)}, in the place of {own.title}"
 
 
 def _name(table: TableResult) -> str:

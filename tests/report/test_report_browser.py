@@ -159,7 +159,9 @@ def test_real_results(browser: Any, tmp_path: Path) -> None:
     assert reproduce.main([*asked, *where]) == 0
     build(tmp_path, tmp_path / "index.html")
     for page in browsing.opened(browser, tmp_path):
-        assert "on digits instead of the paper's data" in page.locator("#tables h2").inner_text()
+        assert "fedcollab_t1 on digits, in the place of" in page.locator("#tables h2").inner_text()
+        heading = page.locator("thead th[data-column]").first.inner_text().split("\n")
+        assert heading == ["digits, label_shift", "in place of Fashion-MNIST, Label shift"]
         kinds = {cell.get_attribute("data-kind") for cell in page.locator("td[data-kind]").all()}
         assert kinds == {"open", "alone", "missing"}  # never a verdict on substitute data
         page.select_option("[name=dataset]", "digits")

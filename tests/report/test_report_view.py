@@ -161,7 +161,8 @@ def test_a_table_on_other_data_claims_none_of_the_paper_s() -> None:
     runs = [{"key": "k", "column": "Label shift", "partition": "label_shift"}]
     shown = view(dataclasses.replace(table, circumstances=made), "folder", runs, {}, [])
     assert shown.name == "fedcollab_t1 on digits"
-    assert shown.title.endswith("(on digits instead of the paper's data; quick scale)")
+    assert shown.title.startswith("fedcollab_t1 on digits, in the place of FedCollab")
+    assert shown.title.endswith("(quick scale)")
     assert shown.groups == ()
     (column,) = shown.content["columns"]  # the other one did not run
     assert (column["name"], column["note"]) == (

@@ -23,6 +23,25 @@ const Clients = (() => {
     }, `Weights of ${found.clients} clients' uploads in each other's models, seed ${found.seed}`);
   }
 
+  // 0, 1, 2, 5 as "0–2, 5"; the rest of many is counted.
+  function ranges(clients) {
+    const found = [];
+    for (const client of clients) {
+      const last = found[found.length - 1];
+      if (last && last[1] === client - 1) last[1] = client;
+      else found.push([client, client]);
+    }
+    const words = found.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`));
+    return words.slice(0, 6).join(", ") + (words.length > 6 ? ", …" : "");
+  }
+
+  // Around values, with room for a label.
+  function roomy(values) {
+    const low = Math.min(...values), high = Math.max(...values);
+    const room = 0.2 * (high - low) || 1;
+    return [low - room, high + room];
+  }
+
   // Clients at one place are one mark: its size is their number.
   async function map(box, found) {
     if (!found) return Plots.say(box, NONE);
@@ -33,15 +52,15 @@ const Clients = (() => {
       places.get(key).clients.push(client);
     });
     const marks = [...places.values()];
-    const few = (clients) => clients.slice(0, 6).join(", ") + (clients.length > 6 ? ` and ${clients.length - 6} more` : "");
     const coalitions = new Set(found.group).size;
     await Plots.draw(box, [{
-      x: marks.map((m) => m.x), y: marks.map((m) => m.y), text: marks.map((m) => few(m.clients)), mode: marks.length <= 12 ? "markers+text" : "markers",
+      x: marks.map((m) => m.x), y: marks.map((m) => m.y), text: marks.map((m) => ranges(m.clients)), mode: marks.length <= 12 ? "markers+text" : "markers",
       textposition: "top center", cliponaxis: false, hovertemplate: "clients %{text}<extra></extra>",
       marker: { size: marks.map((m) => 9 + 5 * Math.sqrt(m.clients.length - 1)), symbol: marks.map((m) => Plots.symbol(m.group)), color: marks.map((m) => Plots.colour(m.group)) },
     }], {
-      height: 320, hovermode: "closest", margin: { l: 60, r: 60, t: 24, b: 44 },
-      xaxis: { title: { text: "first component of the rows of the matrix" } }, yaxis: { title: { text: "second component" } },
+      height: 320, hovermode: "closest", 
+      xaxis: { title: { text: "first component of the rows" }, range: roomy(marks.map((m) => m.x)) },
+      yaxis: { title: { text: "second component" }, range: roomy(marks.map((m) => m.y)) },
     }, `${found.group.length} clients in ${coalitions} groups that take from the same clients`);
   }
 
