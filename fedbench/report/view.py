@@ -11,6 +11,7 @@ from typing import Any
 
 from fedbench.report.behind import packed
 from fedbench.report.content import content, groups
+from fedbench.report.ranks import Diagram, diagram
 from fedbench.tables import account
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
@@ -46,6 +47,7 @@ class TableView:
     counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
     remarks: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
+    ranks: Diagram | None
     content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
     behind: str  # packed: curves, matrices, clients
 
@@ -92,6 +94,7 @@ def view(
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
         remarks=tuple(remarks(Layout(table))),
         links=tuple(links),
+        ranks=diagram(table, folder),
         content=known,
         behind=packed(behind),
     )
