@@ -35,13 +35,13 @@ SIZES = (9, 14, 6, 11, 8)
 NETWORKS: dict[str, Model] = {"image": MLP(hidden=(8,)), "text": TextCNN(vocabulary=20, width=8)}
 
 
+QUICK: dict[str, dict[str, Any]] = {"fedbn": {"private": ["*.bias"]}, "fediot": {"steps": 5}}
 UNLIKE = tuple(name for name in METHODS if METHODS.get(name).unlike)  # methods that serve several kinds
 
 
 def serving(name: str, **fields: Any) -> Method:
     """The method `name` with `fields`, quick on these networks, which have no batch normalisation."""
-    own = {"fedbn": {"private": ["*.bias"]}, "fediot": {"steps": 5}}.get(name, {})
-    return METHODS.build({"name": name, **own, **fields})
+    return METHODS.build({"name": name, **QUICK.get(name, {}), **fields})
 
 
 def data(train: int = 80, test: int = 24) -> Dataset:
