@@ -58,6 +58,7 @@ def pair(
     ids: Sequence[int] | None = None,
     networks: dict[str, Model] | None = None,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float64,
     **options: Any,
 ) -> KindsSetup:
     """The federation; `ids`: its clients in that order, each with its own data, kind and randomness."""
@@ -69,9 +70,7 @@ def pair(
     held = [rows[:2] for rows in own]
     partition = Partition("pair", 0, "pair", 4, [rows[2:] for rows in own], held, tests)
     networks = networks or NETWORKS
-    federations = [
-        Federation(each.view(whole), partition, device, torch.float64) for each in networks.values()
-    ]
+    federations = [Federation(each.view(whole), partition, device, dtype) for each in networks.values()]
     for federation in federations:
         federation.ids = chosen
     tasks = [net.task(f.shape, f.classes) for net, f in zip(networks.values(), federations, strict=True)]

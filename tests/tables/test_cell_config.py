@@ -46,7 +46,9 @@ def test_a_cell_is_composed_once(composed: list[object], monkeypatch: pytest.Mon
     assert len(composed) == 1
     assert list(first) == list(again), "in the same order"
     monkeypatch.setenv("FEDBENCH_RUNS", "there")
-    assert (first["runs_dir"], cell()["runs_dir"]) == ("here", "there"), "what the environment says is not kept"
+    assert (first["runs_dir"], cell()["runs_dir"]) == ("here", "there"), (
+        "what the environment says is not kept"
+    )
     assert cell("seed=3")["seed"] == 3
     assert len(composed) == 2
 

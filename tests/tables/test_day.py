@@ -68,7 +68,9 @@ def test_what_clients_train_before_they_are_scored_is_counted() -> None:
 
 def test_each_kind_of_client_is_counted_on_its_network() -> None:
     chosen = ["dataset=captioned", "model=small_pair", "partition=homo", "partition.num_clients=4"]
-    both = Demand.of(resolve(compose([*BASE, "method=fedavg", *chosen, "dataset.train=100", "dataset.test=40"])))
+    both = Demand.of(
+        resolve(compose([*BASE, "method=fedavg", *chosen, "dataset.train=100", "dataset.test=40"]))
+    )
     assert [each.cohort for each in both] == [1, 1]
     assert both[0].work.flops != both[1].work.flops
     assert sum(each.client_steps for each in both) == demand().client_steps
