@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedbench.cli import command, reproduce, tta
+from fedbench.cli import list as list_command
 from fedbench.cli.app import main
 from fedbench.config import groups, yaml_files
 from fedbench.config.messages import told
@@ -170,3 +171,15 @@ def test_a_reader_that_leaves_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> No
         for done in range(1, 4):
             progress.start(Labels(*"dpmfq", 0), 3, 0)
             progress.advance(done)
+
+
+def test_a_reader_that_leaves_ends_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of itself rich ends the process: a table that is being filled would stay half filled."""
+    with unread(monkeypatch):
+        assert list_command.main(["methods"]) == 0
+
+
+@pytest.mark.parametrize("value", ["${seed}", "${nosuch:1}"])
+def test_an_override_that_stands_for_nothing(value: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["method=local", f"seed={value}"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
