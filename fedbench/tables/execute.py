@@ -160,7 +160,8 @@ def _watching(jobs: Sequence[Job], watch: Watch | None) -> Iterator[None]:
         yield
         return
     done = threading.Event()
-    waiting, finished = list(jobs), []
+    waiting = list(jobs)
+    finished: list[Job] = []
 
     def look() -> None:
         now = [job.finished for job in waiting]  # once it is, it stays so
