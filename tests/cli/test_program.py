@@ -95,7 +95,12 @@ def test_bash_completes_after_the_line_of_the_docs(tmp_path: Path) -> None:
     script = f'{line}\n{keys}\necho "${{COMPREPLY[@]}}"\ncomplete -p fedbench'
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", script], check=True, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True
+        ["bash", "-c", script],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
     )
     offered, installed = done.stdout.splitlines()
     assert offered.split() == ["table=fedsac_t1", "table=fedsac_t1_open"]
