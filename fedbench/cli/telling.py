@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     """The plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
-    from rich.console import Console
-
+    from fedbench.results.console import Output
     from fedbench.tables.needs import told
     from fedbench.tables.plan import PENDING
 
-    console = Console(highlight=False)
+    console = Output(highlight=False)
     jobs = plan.jobs
     failed = sum(1 for job in plan.missing() if job.failure)
     done = len(jobs) - len(plan.missing())
@@ -46,11 +45,10 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
 
 def show(filled: TableResult) -> None:
     """The table, as the terminal takes it."""
-    from rich.console import Console
-
+    from fedbench.results.console import Output
     from fedbench.tables.render import terminal
 
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(terminal.render(filled))
 
 

@@ -33,13 +33,13 @@ def _main(arguments: Sequence[str]) -> int:
             f"usage: python -m fedbench.watch table=NAME [KEY=VALUE ...] [{ONCE}]\n\n{__doc__.partition('.')[2]}"
         )
         return 0 if arguments else 2
-    from rich.console import Console
     from rich.live import Live
 
     from fedbench.cli.request import planned, read
+    from fedbench.results.console import Output
 
     plan = planned(*read([text for text in arguments if text != ONCE]))[0]
-    console = Console()
+    console = Output()
     if ONCE in arguments:
         console.print(state(plan))
     else:
