@@ -124,6 +124,16 @@ def test_chosen_rows_are_laid_over_each_other_and_compared_client_by_client(
         assert not page.is_checked(f"{T} [data-pick='0']")
 
 
+def test_keyboard_alone_compares(opened: Any) -> None:
+    opened.locator(f"{T} [data-cell='0-0-0']").focus()
+    for key in ("ArrowLeft", "Space", "ArrowDown", "Space", "c"):
+        opened.keyboard.press(key)
+    opened.wait_for_selector("#paired .barlayer")
+    opened.keyboard.press("Escape")
+    assert shown(opened, "dialog") == []
+    assert opened.evaluate("document.activeElement.dataset.pick") == "1"
+
+
 def test_runs_on_other_partitions_are_not_paired(opened: Any) -> None:
     for row in (1, 2):
         opened.check(f"{T} [data-pick='{row}']")

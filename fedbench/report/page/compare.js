@@ -114,6 +114,9 @@ const Compare = (() => {
   }
 
   $("tables").addEventListener("change", (event) => { if (event.target.matches("[data-pick]")) row(event.target); });
+  $("tables").addEventListener("keydown", (event) => {
+    if (event.key === "c" && !event.ctrlKey && !event.metaKey && !event.altKey) show();
+  });
   $("compare").addEventListener("click", show);
   $("clear").addEventListener("click", () => set([]));
   $("copy-comparison").addEventListener("click", () => copy(Address.link({ runs: chosen, comparing: true }), $("comparison-copied"), null));
@@ -121,7 +124,7 @@ const Compare = (() => {
   dialog.addEventListener("close", () => {
     for (const name of ["overlaid", "paired"]) Plots.clear($(name));
     Address.keep({ comparing: false });
-    if (chosen.length) $("compare").focus();
+    if (chosen.length && document.activeElement === document.body) $("compare").focus(); // it was opened by a link
   });
 
   return { has, toggle, set, show, figures };
