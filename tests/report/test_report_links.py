@@ -36,7 +36,7 @@ def test_a_link_reopens_the_cell_it_was_copied_in(browser: Any, results: Path) -
         page.wait_for_selector("#curves .scatterlayer")
         assert page.evaluate("document.querySelector('[name=paper]').value") == ""
         page.keyboard.press("Escape")
-        assert page.evaluate("document.activeElement.dataset.cell") == "1-0-0"
+        page.wait_for_function("() => document.activeElement.dataset.cell === '1-0-0'")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_chosen_rows_are_laid_over_each_other_and_compared_client_by_client(
         page.wait_for_selector("#paired p")
         assert "second cell" in page.locator("#paired").inner_text()
         page.keyboard.press("Escape")
-        assert page.evaluate("document.activeElement.id") == "compare"
+        page.wait_for_function("() => document.activeElement.id === 'compare'")
         page.click("#clear")
         assert page.locator("#tray").is_hidden()
         assert not page.is_checked(f"{T} [data-pick='0']")
@@ -131,7 +131,7 @@ def test_keyboard_alone_compares(opened: Any) -> None:
     opened.wait_for_selector("#paired .barlayer")
     opened.keyboard.press("Escape")
     assert shown(opened, "dialog") == []
-    assert opened.evaluate("document.activeElement.dataset.pick") == "1"
+    opened.wait_for_function("() => document.activeElement.dataset.pick === '1'")
 
 
 def test_runs_on_other_partitions_are_not_paired(opened: Any) -> None:
