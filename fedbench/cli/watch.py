@@ -84,4 +84,4 @@ def _round(job: Job) -> str:
     folder = job.folder
     if folder.status() == "partial":
         return f"round {checkpoint.meta_of(folder.checkpoint)['round']} of {job.config.protocol.rounds}"
-    return "begun" if (folder.path / CODE).exists() else ""
+    return "begun" if (folder.path / CODE).is_file() else ""

@@ -124,7 +124,8 @@ const Compare = (() => {
   dialog.addEventListener("close", () => {
     for (const name of ["overlaid", "paired"]) Plots.clear($(name));
     Address.keep({ comparing: false });
-    if (chosen.length && document.activeElement === document.body) $("compare").focus(); // it was opened by a link
+    const lost = [document.body, ...all("*", dialog)].includes(document.activeElement); // it was opened by a link
+    if (lost && chosen.length) $("compare").focus();
   });
 
   return { has, toggle, set, show, figures };
