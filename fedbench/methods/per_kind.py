@@ -7,8 +7,8 @@ the method inside. A method that prepares with all clients' data before round 0 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,12 +19,12 @@ from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort, Preparation
 from fedbench.engine.method import Method
-from fedbench.methods.parts.inside import AnyBase
+from fedbench.methods.parts.inside import Inside, fedavg
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class PerKind(AnyBase):
+class PerKind(Inside):
     """A base server for each kind of client.
 
     Server: kind [N]; base/**, which of several kinds is base:KIND/**
@@ -32,6 +32,8 @@ class PerKind(AnyBase):
     Message: **, the base's
     Upload: **, the base's
     """
+
+    base: Any = field(default_factory=fedavg)  # the method inside
 
     unlike: ClassVar[bool] = True
     paper: ClassVar[str] = "-"

@@ -14,7 +14,7 @@ give them, for seeds 0-4.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,11 +29,12 @@ from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort, Meter, Preparation
 from fedbench.methods.fedcollab import discriminators, solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
-from fedbench.methods.parts.coalitions import AnyInside, grouped, server_of
+from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
+from fedbench.methods.parts.inside import fedavg
 
 
 @dataclass(frozen=True)
-class FedCollab(AnyInside):
+class FedCollab(Coalitions):
     """Coalitions found before training, and a method inside each.
 
     Server: coalition [N]; base/** [M, ...], a base server each; distances [N, N]
@@ -42,6 +43,7 @@ class FedCollab(AnyInside):
     Upload: **, the base's
     """
 
+    base: Any = field(default_factory=fedavg)  # the method inside
     C: float = at_least(0, 10.0)  # capacity constant of Eq. 7; the paper: 10, concept shift 8
     restarts: int = at_least(1, 100)  # runs of Algorithm 2, the best kept
     quantities: bool = True  # false: solve as if all clients had equally many samples

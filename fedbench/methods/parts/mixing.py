@@ -54,11 +54,8 @@ class Mixing(Method):
         """Theta_tilde = W Theta for the cohort; everybody else keeps what they had."""
         graph = self.graph(server, uploads, cohort)
         rows = scatter(next(iter(graph.values())), cohort).to(server["W"].device)
-        return trees.put(server, cohort.ids, {**self.mixed(graph, uploads, cohort), "W": rows})
-
-    def mixed(self, graph: Mapping[str, Tensor], uploads: Tree, cohort: Cohort) -> Tree:
-        """The new rows [C, ...] of the server's leaves that come of mixing."""
-        return trees.join(model=mix_among(graph, trees.plain(uploads), cohort))
+        mixed = trees.join(model=mix_among(graph, trees.plain(uploads), cohort))
+        return trees.put(server, cohort.ids, {**mixed, "W": rows})
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Each client's mixture."""
