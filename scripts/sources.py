@@ -6,7 +6,9 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from status import PAPERS, markdown
+from status import markdown
+
+from fedbench.tables.account import PAPERS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TITLES = {name.partition(" ")[0]: name for name in PAPERS.values()}
