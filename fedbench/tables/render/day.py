@@ -52,8 +52,8 @@ NOTES = """\
 """
 
 
-def drawn(found: Sequence[Needed], device: Peaks, name: str) -> str:
-    """The document, for a device called `name`."""
+def drawn(found: Sequence[Needed], device: Peaks, name: str, command: str) -> str:
+    """The document, for a device called `name`; `command` made it."""
     papers, others = ([each for each in found if bool(each.values) == own] for own in (True, False))
     table = Table(*COLUMNS, box=MARKDOWN)
     for column in table.columns[1:]:
@@ -68,6 +68,8 @@ def drawn(found: Sequence[Needed], device: Peaks, name: str) -> str:
     lines = [
         f"# Every table on one {name}, modelled",
         "",
+        f"`{command}`",
+        "",
         NOTES.format(
             arithmetic=ARITHMETIC_SHARE,
             bandwidth=BANDWIDTH_SHARE,
@@ -76,7 +78,7 @@ def drawn(found: Sequence[Needed], device: Peaks, name: str) -> str:
             server=1e3 * ROUND_SECONDS,
             draw=1e6 * DRAW_SECONDS,
         ),
-        *(line.rstrip() for line in text.getvalue().strip("\n").splitlines()),
+        text.getvalue().strip("\n"),
         "",
         *_parts(found, device),
         "",
