@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +24,8 @@ def show(tables: Sequence[TableSpec], wish: Wish, name: str) -> None:
         ConfigError: this machine has none that is.
     """
     device = peaks(name) if name else _here()
-    print(drawn(day.needed(tables, wish), device, name or torch.cuda.get_device_name()), end="")
+    command = shlex.join(["python", "-m", "fedbench.reproduce", *sys.argv[1:]])
+    print(drawn(day.needed(tables, wish), device, name or torch.cuda.get_device_name(), command), end="")
 
 
 def _here() -> Peaks:

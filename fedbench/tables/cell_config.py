@@ -75,7 +75,12 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
         return compose(overrides)
     code = source.digest(("fedbench.config.compose", "fedbench.config.sources"), ("fedbench.config",))
     what = json.dumps([*overrides, code, version("hydra-core"), version("omegaconf")])
-    files = sorted(groups.conf_dir().rglob("*.yaml"))
+    folder = groups.conf_dir()
+    files = [
+        file
+        for file in sorted(folder.rglob("*.yaml"))
+        if file.relative_to(folder).parts[0] not in groups.NOT_OF_RUNS
+    ]
 
     def build() -> Arrays:
         plain = OmegaConf.to_container(compose(overrides))

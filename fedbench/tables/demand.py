@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +29,9 @@ from fedbench.tables.outline import outlined
 COHORTS = 20  # drawn to know how long the longest of a cohort trains
 FORWARD_SHARE = 1 / 3  # of a step's operations
 SCORED_AT_ONCE = 8192  # samples
-DRAW_SECONDS = 7e-6  # of the host for a client-step, whose mini-batch is drawn and laid out
+DRAW_SECONDS = (
+    2.5e-6  # of the host for a client-step, whose mini-batch is drawn and laid out; measured on an EPYC
+)
 ROUND_SECONDS = 5e-3  # of the server and of what else happens once a round
 
 
@@ -112,10 +115,13 @@ class Demand:
         """Bytes that a round of all `seeds` takes, roughly, where all clients train at once."""
         return self.cohort * seeds * self.client_bytes
 
-    def bound_by_arithmetic(self, device: Peaks, seeds: int) -> bool:
-        """Whether products take longer than memory and, captured, the host."""
-        flops = self.client_steps * seeds * self.work.flops / (ARITHMETIC_SHARE * device.float32)
-        return flops >= self.seconds(device, seeds, captured=True).training
+    def bound(self, device: Peaks, seeds: int) -> Literal["products", "memory", "kernels"]:
+        """What takes longest in a captured step: its products, its bytes, or its kernels, each of a least time."""
+        training = self.seconds(device, seeds, captured=True).training
+        if self.client_steps * seeds * self.work.device_seconds(1, device) < training:
+            return "kernels"
+        whole = self.client_steps * seeds * self.work.flops / (ARITHMETIC_SHARE * device.float32)
+        return "products" if whole >= training else "memory"
 
     def seconds(self, device: Peaks, seeds: int, *, captured: bool) -> Seconds:
         """Of `seeds` runs as one program on `device`, by its peaks; steps `captured` in CUDA graphs, or not."""

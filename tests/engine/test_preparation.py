@@ -152,6 +152,7 @@ def test_bases_on_the_same_samples_and_seed_share_their_discriminators(
 
     def train(*args: Any, **options: Any) -> Distances:
         trained.append(True)
+        time.sleep(0.3)
         return train_discriminators(*args, **options)
 
     monkeypatch.setattr(fedcollab, "train_discriminators", train)
@@ -170,6 +171,7 @@ def test_bases_on_the_same_samples_and_seed_share_their_discriminators(
     assert gap(everything(made_), everything(read)) == 0
     assert made_.arrays["distances"].tobytes() == read.arrays["distances"].tobytes()
     assert (made_.bytes_up, made_.bytes_down) == (read.bytes_up, read.bytes_down)
+    assert min(made_.seconds["prepare"], read.seconds["prepare"]) > 0.3
     run(base={"name": "ditto"}, quantities=False)
     assert len(trained) == 1
     run(seed=1)

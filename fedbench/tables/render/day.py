@@ -10,8 +10,15 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from fedbench.engine.pick.arithmetic import ARITHMETIC_SHARE, BANDWIDTH_SHARE, Peaks
+from fedbench.engine.pick.arithmetic import (
+    ARITHMETIC_SHARE,
+    BANDWIDTH_SHARE,
+    CAPTURED_SECONDS,
+    EAGER_SECONDS,
+    Peaks,
+)
 from fedbench.tables.day import Needed
+from fedbench.tables.demand import DRAW_SECONDS, ROUND_SECONDS
 from fedbench.tables.estimate import spell
 
 LARGEST = 8  # terms that are named
@@ -20,33 +27,33 @@ COLUMNS = (
     *("PFLOP", "GiB", "step by step", "captured"),
 )
 SHRINKS = {  # what a term's seconds go to -> what would shrink them, if only by other numbers
-    "products": "they are bound by products: TensorFloat-32 or bfloat16 (other numbers), or more GPUs",
-    "kernels": "its kernels are too small for the device: more seeds or configurations as rows of one program",
-    "drawing": "its mini-batches are drawn on the host: another process that draws the next round's",
-    "scoring": "scoring no more often than the protocol asks, or fewer clients (protocol.eval_every)",
-    "server": "it is rounds of little work: several configurations at once",
+    "products": "TensorFloat-32 or bfloat16 (other numbers), or more GPUs",
+    "memory": "bfloat16 (other numbers), kernels that join layers, or more GPUs",
+    "kernels": "more seeds or configurations as rows of one program",
+    "drawing": "a process that draws the next round's mini-batches",
+    "scoring": "a larger protocol.eval_every, which the protocol fixes",
+    "server": "several configurations at once",
 }
 NOTES = """\
-Modelled: the device. Its seconds are counts over the peaks of its data sheet, of which {arithmetic:.0%} of the
-operations and {bandwidth:.0%} of the bandwidth are taken to be reached; the host's are 8 us an operation, or 2.2 us a
-kernel in a CUDA graph. Not one of them was measured on a GPU.
-
-Counted: local steps of every client on its partition, clients a round, samples scored; products, operations and kernels
-of a step, by running one on the CPU (a method's share over FedAvg's on LeNet5); bytes of weights and layer outputs. A
-data set that is not on the machine stands there in outline: its number of samples, shape and classes, labels in equal
-shares.
-
-Left out: what happens once before round 0 (FedCollab's discriminators, cluster features), servers that learn (FedGen,
-FedIoT, pFedHN), loading, and the tables' studies, which train no federation.
-
-A row has what no row before it has: a configuration that several tables ask for is trained once, and so is its Local.
-Seeds are rows of one program. Memory is the largest of any configuration, if all its clients and seeds train at
-once; what does not fit trains in chunks.
+- Modelled: the device. Its seconds are counts over the peaks of its data sheet, of which {arithmetic:.0%} of the
+  operations and {bandwidth:.0%} of the bandwidth are taken to be reached. Nothing was measured on a GPU.
+- Assumed: {eager:.0f} us of the host for an operation, step by step; {captured} us for a kernel in a CUDA graph;
+  {server:.0f} ms a round for the server.
+- Measured on a CPU: {draw} us of the host to draw and lay out a client's mini-batch.
+- Counted: local steps of every client on its partition, those before a scoring too; samples scored; products,
+  operations and kernels of a step, by running one on the CPU (a method's share over FedAvg's on LeNet5); bytes of
+  weights and layer outputs. A data set that is not on the machine stands there in outline: its number of samples, shape
+  and classes, labels in equal shares.
+- Left out: what happens once before round 0 (FedCollab's discriminators, cluster features), servers that learn (FedGen,
+  FedIoT, pFedHN), loading, and studies, which train no federation.
+- A row has what no row before it has: a configuration that several tables ask for is trained once, and so is its Local.
+  Seeds are rows of one program. Memory is the largest of any configuration if all its clients and seeds train at once;
+  what does not fit trains in chunks.
 """
 
 
-def drawn(found: Sequence[Needed], device: Peaks, name: str) -> str:
-    """The document, for a device called `name`."""
+def drawn(found: Sequence[Needed], device: Peaks, name: str, command: str) -> str:
+    """The document, for a device called `name`; `command` made it."""
     papers, others = ([each for each in found if bool(each.values) == own] for own in (True, False))
     table = Table(*COLUMNS, box=MARKDOWN)
     for column in table.columns[1:]:
@@ -61,8 +68,17 @@ def drawn(found: Sequence[Needed], device: Peaks, name: str) -> str:
     lines = [
         f"# Every table on one {name}, modelled",
         "",
-        NOTES.format(arithmetic=ARITHMETIC_SHARE, bandwidth=BANDWIDTH_SHARE),
-        *(line.rstrip() for line in text.getvalue().strip("\n").splitlines()),
+        f"`{command}`",
+        "",
+        NOTES.format(
+            arithmetic=ARITHMETIC_SHARE,
+            bandwidth=BANDWIDTH_SHARE,
+            eager=1e6 * EAGER_SECONDS,
+            captured=1e6 * CAPTURED_SECONDS,
+            server=1e3 * ROUND_SECONDS,
+            draw=1e6 * DRAW_SECONDS,
+        ),
+        text.getvalue().strip("\n"),
         "",
         *_parts(found, device),
         "",
@@ -110,8 +126,7 @@ def _spent(needed: Needed, device: Peaks, label: str = "") -> Counter[str]:
             continue
         for part in parts:
             seconds = part.seconds(device, needed.seeds, captured=True)
-            bound = "products" if part.bound_by_arithmetic(device, needed.seeds) else "kernels"
-            spent.update({bound: seconds.training, "drawing": seconds.drawing})
+            spent.update({part.bound(device, needed.seeds): seconds.training, "drawing": seconds.drawing})
             spent.update({"scoring": seconds.scoring, "server": seconds.server})
     return spent
 
@@ -129,7 +144,7 @@ def _largest(found: Sequence[Needed], device: Peaks) -> list[str]:
         spent = terms[table, label]
         cause, most = spent.most_common(1)[0]
         share = f"{most / spent.total():.0%} {cause}"
-        lines.append(f"- {table}, {label}: {spell(spent.total())}, {share}: {SHRINKS[cause]}.")
+        lines.append(f"- {table}, {label}: {spell(spent.total())}, {share}; less by {SHRINKS[cause]}.")
     return lines
 
 
