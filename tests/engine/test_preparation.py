@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,9 @@ from fedbench.engine.preparation import Preparing
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
-from tests.methods.toys import SIZES, gap, initial, setup
+from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
+from fedbench.methods.fedcollab.fedcollab import FedCollab
+from tests.methods.toys import SIZES, federation, gap, initial, setup
 
 PARAMETERS = 16 * 7 + 7 + 7 * 4 + 4
 
@@ -71,6 +74,23 @@ def test_samples_are_everyones_in_order(unit: bool) -> None:
     x = torch.cat([batch.x for batch in each])
     assert torch.allclose(found.x, x * 0.25 + 0.5 if unit else x)
     assert preparation.meter == Meter(), "looking at them on the server's side is the method's to count"
+
+
+@pytest.mark.parametrize("inputs", ["unit", "normalised"])
+def test_fedcollabs_discriminators_see_the_inputs_that_are_named(inputs: str) -> None:
+    config = DiscriminatorConfig(hidden=8, rounds=20)
+    method = FedCollab(inputs=inputs, discriminator=config)
+    preparation = made(setup(method, federation((8, 13, 21))))
+    population = preparation.population
+    state = method.init(preparation.task, population, rng.torch_rng(0, "init"))
+    with torch.no_grad():
+        method.prepare(preparation, *state)
+    named = preparation.samples(unit=inputs == "unit")
+    parts = torch.arange(len(named.y)).split(population.sizes.long().tolist())
+    expected = train_discriminators(
+        named.x.flatten(1), named.y, preparation.task.classes, parts, config, preparation.seed, meter=Meter()
+    )
+    assert np.array_equal(preparation.arrays["distances"], expected.matrix)
 
 
 def test_everyone_is_a_cohort_of_round_zero_with_fresh_randomness() -> None:
