@@ -76,21 +76,30 @@ def test_samples_are_everyones_in_order(unit: bool) -> None:
     assert preparation.meter == Meter(), "looking at them on the server's side is the method's to count"
 
 
-@pytest.mark.parametrize("inputs", ["unit", "normalised"])
-def test_fedcollabs_discriminators_see_the_inputs_that_are_named(inputs: str) -> None:
-    config = DiscriminatorConfig(hidden=8, rounds=20)
-    method = FedCollab(inputs=inputs, discriminator=config)
-    preparation = made(setup(method, federation((8, 13, 21))))
-    population = preparation.population
-    state = method.init(preparation.task, population, rng.torch_rng(0, "init"))
-    with torch.no_grad():
-        method.prepare(preparation, *state)
-    named = preparation.samples(unit=inputs == "unit")
-    parts = torch.arange(len(named.y)).split(population.sizes.long().tolist())
-    expected = train_discriminators(
-        named.x.flatten(1), named.y, preparation.task.classes, parts, config, preparation.seed, meter=Meter()
-    )
-    assert np.array_equal(preparation.arrays["distances"], expected.matrix)
+def test_fedcollabs_discriminators_see_the_inputs_that_are_named() -> None:
+    config = DiscriminatorConfig(hidden=8, rounds=50, lr=0.5)
+    found = {}
+    for inputs in ("unit", "normalised"):
+        method = FedCollab(inputs=inputs, discriminator=config)
+        preparation = made(setup(method, federation((16, 24, 32))))
+        population = preparation.population
+        state = method.init(preparation.task, population, rng.torch_rng(0, "init"))
+        with torch.no_grad():
+            method.prepare(preparation, *state)
+        seen = preparation.samples(unit=inputs == "unit")
+        parts = torch.arange(len(seen.y)).split(population.sizes.long().tolist())
+        expected = train_discriminators(
+            seen.x.flatten(1),
+            seen.y,
+            preparation.task.classes,
+            parts,
+            config,
+            preparation.seed,
+            meter=Meter(),
+        )
+        found[inputs] = preparation.arrays["distances"]
+        assert np.array_equal(found[inputs], expected.matrix)
+    assert not np.array_equal(found["unit"], found["normalised"])
 
 
 def test_everyone_is_a_cohort_of_round_zero_with_fresh_randomness() -> None:
