@@ -79,12 +79,18 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
 def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
     """All finished runs in or below `folders` (default: `runs`), one line each; see fedbench.results.gather.collect.
 
+    `code_changed`: the parts of the code that are not what made it, "" where it was made by today's; so in `sweep`.
+
     Raises:
         FedbenchError: there is no such folder.
     """
     from fedbench.results.gather import collect
+    from fedbench.runs.places import changed_since
 
-    return collect(folders or ("runs",), config=config)
+    found = collect(folders or ("runs",), config=config)
+    if not found.empty:
+        found["code_changed"] = [", ".join(changed_since(Path(path))) for path in found["path"]]
+    return found
 
 
 def table(name: str, results: Path | str = "results") -> Filled:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 HELP = """\
 Columns: the result row (dataset, partition, model, method, protocol: as tables call them; seed, acc, ipr, rsd, bytes,
-seconds, versions, ...), the config as method.*, partition.*, protocol.*, ..., and path, the run's folder.
+seconds, versions, ...), the config as method.*, partition.*, protocol.*, ..., path, the run's folder, and code_changed,
+the parts of the code that are not what made it.
 """
 EXAMPLE = """\
 example: python -m fedbench.collect runs --out runs.parquet, then pandas.read_parquet("runs.parquet")
@@ -41,12 +42,19 @@ def _main(arguments: Sequence[str]) -> int:
 def _collect(runs: Sequence[str], out: Path | None, config: bool) -> int:
     from fedbench.core.errors import ConfigError, FedbenchError
     from fedbench.results.gather import collect
+    from fedbench.results.units import remark
+    from fedbench.runs.places import changed_since
 
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--out {out}: the name must end in .csv or .parquet")
     table = collect(runs, config=config)
     if table.empty:
         raise FedbenchError(f"no finished run in {', '.join(runs)}")
+    changed = [changed_since(Path(path)) for path in table["path"]]
+    table["code_changed"] = [", ".join(parts) for parts in changed]
+    if any(changed):
+        said = remark(part for parts in changed for part in parts)
+        print(f"{sum(map(bool, changed))} of {len(table)} runs, see code_changed: {said}", file=sys.stderr)
     if out is None:
         table.to_csv(sys.stdout, index=False)
         return 0

@@ -27,7 +27,8 @@ def run(program: str, arguments: Sequence[str] | None, body: Callable[[list[str]
             return code
     except KeyboardInterrupt as stop:
         number, where = (stop.number, stop.where) if isinstance(stop, Stopped) else (signal.SIGINT, "")
-        print(" ".join(["interrupted", *filter(None, [where])]), file=sys.stderr)
+        for line in where.splitlines() or [""]:  # one a run
+            print(f"interrupted {line}".rstrip(), file=sys.stderr)
         print(f"go on: {shlex.join([*program.split(), *given])}", file=sys.stderr)
         return 128 + number
     except BrokenPipeError:

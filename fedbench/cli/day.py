@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from rich.console import Console
 
 from fedbench.core.errors import ConfigError
 from fedbench.engine.pick.arithmetic import DEVICES, Peaks, found_peaks, peaks
 from fedbench.tables import day
 from fedbench.tables.cell_config import Wish
+from fedbench.tables.render.day import drawn
 from fedbench.tables.spec import TableSpec
 
 
 def show(tables: Sequence[TableSpec], wish: Wish, name: str) -> None:
-    """Print the demands of `tables` on the GPU called `name` ("": this machine's) and their sum.
+    """Print the demands of `tables` on the GPU called `name` ("": this machine's) and their sum, as Markdown.
 
     Raises:
         UnknownName: no GPU of that name is known.
         ConfigError: this machine has none that is.
     """
     device = peaks(name) if name else _here()
-    console = Console(highlight=False)
-    for line in day.drawn(day.needed(tables, wish), device, name or torch.cuda.get_device_name()):
-        console.print(line)
+    print(drawn(day.needed(tables, wish), device, name or torch.cuda.get_device_name()), end="")
 
 
 def _here() -> Peaks:

@@ -27,15 +27,16 @@ def _main(arguments: Sequence[str]) -> int:
     if given.markdown:
         sys.stdout.write(table.markdown())
         return 0
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from fedbench.results.console import Output
 
     shown = Table(title=table.title, title_justify="left")
     for column in table.columns:
         shown.add_column(column, overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(row[column]) for column in table.columns))
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = Output() if sys.stdout.isatty() else Output(width=200)
     console.print(shown if table.rows else f"no {given.kind} yet")
     return 0

@@ -23,6 +23,7 @@ from rich.table import Table
 from fedbench.cli import command
 from fedbench.core.errors import FedbenchError
 from fedbench.data.prepare import parse_request, prepare, states
+from fedbench.results.console import Output
 from fedbench.results.units import human_seconds
 
 STEP = 10.0  # percent between two lines where there is no terminal
@@ -80,7 +81,7 @@ def _main(arguments: Sequence[str]) -> int:
         "--check", action="store_true", help="show the state of these, or of every data set, and stop"
     )
     given = parser.parse_args(arguments)
-    out, err = Console(soft_wrap=True), Console(stderr=True)
+    out, err = Output(soft_wrap=True), Console(stderr=True)
     if not given.names and not given.check:
         parser.print_help()
         return 2

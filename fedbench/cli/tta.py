@@ -40,15 +40,21 @@ def show(runs: Sequence[Path], percent: float | None, baseline: Path | None, tes
     Raises:
         FedbenchError: a folder holds no finished run, or was not scored on `test_set`.
     """
-    from rich.console import Console
     from rich.table import Table
+
+    from fedbench.results.console import Output
+    from fedbench.results.units import remark
+    from fedbench.runs.places import changed_since
 
     title, lines = rows(runs, percent, baseline, test_set)
     table = Table("run", "rounds", "seconds", "MB", "times fewer rounds", title=title, title_justify="left")
     for line in lines:
         table.add_row(*line)
-    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console = Output() if sys.stdout.isatty() else Output(width=140)
     console.print(table)
+    folders = [*([baseline] if baseline else []), *runs]
+    if said := remark(part for folder in folders for part in changed_since(folder)):
+        print(said)
 
 
 def rows(
@@ -57,6 +63,8 @@ def rows(
     """The title, and a line of text for the baseline, if there is one, and for each run."""
     from fedbench.metrics.time_to_accuracy import improvement
     from fedbench.results.folder import RESULT, files_of
+    from fedbench.results.units import STALE
+    from fedbench.runs.places import changed_since
     from fedbench.tables.measures import Finished
 
     folders = [*([baseline] if baseline else []), *runs]
@@ -69,7 +77,10 @@ def rows(
     found: list[tuple[str, ...]] = []
     for run, time in zip(finished, times, strict=True):
         ratio = improvement(times[0], time) if baseline else None
-        name = f"{run.row['method']}, {run.row['dataset']}, {run.row['partition']}, seed {run.row['seed']}"
+        mark = STALE if changed_since(run.folder) else ""
+        name = (
+            f"{run.row['method']}, {run.row['dataset']}, {run.row['partition']}, seed {run.row['seed']}{mark}"
+        )
         cells = (
             (f"> {time.horizon}", "-", "-")
             if time.rounds is None

@@ -40,11 +40,14 @@ def cache_dir() -> Path:
 
 
 def source_key(name: str, files: Iterable[Path]) -> str:
-    """A cache key that changes with the path, size or modification time of any source file."""
+    """A cache key that changes with the path, size or any time of change of a source file.
+
+    Its own, which copying with times kept (cp -p, tar, rsync -a) can set back, and that of its inode, which nobody can.
+    """
     digest = hashlib.sha256(f"{name} {FORMAT}".encode())
     for file in files:
         info = file.stat()
-        digest.update(f"|{file.resolve()} {info.st_size} {info.st_mtime_ns}".encode())
+        digest.update(f"|{file.resolve()} {info.st_size} {info.st_mtime_ns} {info.st_ctime_ns}".encode())
     return f"{name}-{digest.hexdigest()[:16]}"
 
 

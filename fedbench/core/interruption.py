@@ -1,12 +1,18 @@
-"""Ctrl-C and SIGTERM: rounds under way complete the one they are in, save and stop; asked again, all stops at once."""
+"""Ctrl-C and SIGTERM: rounds under way complete the one they are in, save and stop; asked again, all stops at once.
+
+Where other processes do the work, the one that waits for them is asked, and leaves them a note in a folder that all of
+them see. So nobody has to know the others' process ids, or whether they are on this machine.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,7 +20,8 @@ SIGNALS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
 }  # and what is replaced
-NOTE = b"\nstopping after this round; once more stops at once\n"
+TOLD = b"\nstopping after this round; once more stops at once\n"
+NOTE = "stopped"  # the file with the signal's number, for other processes
 
 
 class Stopped(KeyboardInterrupt):
@@ -32,6 +39,8 @@ class _State:
     installed = False
     holding = 0  # rounds under way
     asked: int | None = None  # the signal that came while there were some
+    others: Path | None = None  # where other processes look for a note
+    boss: Path | None = None  # where another process leaves one
 
 
 @contextmanager
@@ -61,11 +70,35 @@ class Held:
     @property
     def asked(self) -> bool:
         """Whether one came: then save, and raise `stopped`."""
-        return _State.asked is not None
+        return asked() is not None
 
     def stopped(self, where: str) -> Stopped:
         """What to raise; `where`: how far the work got, and where it was saved."""
-        return Stopped(_State.asked or signal.SIGINT, where)
+        return Stopped(asked() or signal.SIGINT, where)
+
+
+def asked() -> int | None:
+    """The signal that was held back, here or by the process that this one works for."""
+    if _State.asked is None and _State.boss is not None:
+        with suppress(OSError, ValueError):
+            _State.asked = int((_State.boss / NOTE).read_bytes())
+    return _State.asked
+
+
+def pause(seconds: float) -> None:
+    """Wait for something that another process does.
+
+    Raises:
+        Stopped: a signal was held back.
+    """
+    time.sleep(seconds)
+    stop_if_asked()
+
+
+def stop_if_asked() -> None:
+    """Raise Stopped if a signal was held back."""
+    if (number := asked()) is not None:
+        raise Stopped(number)
 
 
 @contextmanager
@@ -79,9 +112,48 @@ def held() -> Iterator[Held]:
             _State.holding -= 1
 
 
+@contextmanager
+def passed_on(folder: Path) -> Iterator[Held]:
+    """`held`, where processes that are `working_for` the same folder do the work: they are asked too."""
+    before, _State.others = _State.others, folder
+    try:
+        with held() as signals:
+            yield signals
+    finally:
+        _State.others = before
+
+
+@contextmanager
+def working_for(folder: Path) -> Iterator[bool]:
+    """Around a piece of the work that is waited for in `passed_on`; whether that is in another process.
+
+    Then what that one is asked counts, and signals of its own do not, from now on: a terminal sends them to all
+    processes. Else this one does not wait, and a signal counts as it does without `passed_on`.
+    """
+    if _State.others is not None:
+        _State.holding -= 1
+        try:
+            yield False
+        finally:
+            _State.holding += 1
+        return
+    if threading.current_thread() is threading.main_thread():
+        for number, default in SIGNALS.items():
+            if signal.getsignal(number) is default:
+                signal.signal(number, signal.SIG_IGN)
+    _State.boss = folder
+    try:
+        yield True
+    finally:
+        _State.boss = _State.asked = None
+
+
 def _handle(number: int, _frame: FrameType | None) -> None:
     if _State.holding and _State.asked is None:
         _State.asked = number
-        os.write(2, NOTE)  # print could be what was interrupted
+        if _State.others is not None:
+            with suppress(OSError):
+                (_State.others / NOTE).write_bytes(str(number).encode())
+        os.write(2, TOLD)  # print could be what was interrupted
         return
     raise Stopped(number)

@@ -10,11 +10,14 @@ import functools
 import hashlib
 import importlib.util
 import io
+import time
 import tokenize
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from fedbench.core.errors import FedbenchError
+
+BEGAN = time.time()  # nothing that decides numbers was imported before
 
 
 def digest(modules: Iterable[str], rooms: Collection[str]) -> str:
@@ -58,6 +61,20 @@ def file_of(name: str) -> Path:
             f"module {name} has no source file, so results cannot name the code that made them"
         )
     return Path(spec.origin)
+
+
+def edited(modules: Iterable[str], rooms: Collection[str]) -> bool:
+    """Whether a file of `digest` changed after this process began, so that what runs here may be its earlier text.
+
+    A time of change that lies in the future is a clock that was set back, and says nothing.
+    """
+    files = _files(tuple(modules), tuple(rooms))
+    return any(BEGAN < file.stat().st_mtime <= time.time() for file in files)
+
+
+@functools.cache
+def _files(modules: tuple[str, ...], rooms: tuple[str, ...]) -> list[Path]:
+    return [file_of(name) for name in closure(modules, rooms)]
 
 
 @functools.cache

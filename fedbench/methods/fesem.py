@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.domain import at_least
+from fedbench.config.domain import at_least, selectors
 from fedbench.config.schema import added
 from fedbench.core import rng, trees
 from fedbench.core.batch import Population
@@ -29,18 +29,29 @@ from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort, Preparation
-from fedbench.methods.kmeans import KMeans
-from fedbench.methods.parts import grouping
-from fedbench.methods.parts.coalitions import grouped, server_of
+from fedbench.engine.method import Method
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.parts import alone, grouping
+from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class FeSEM(KMeans):
-    """Clients move to the centre that is nearest to their model."""
+class FeSEM(Coalitions):
+    """Clients move to the centre that is nearest to their model, FedAvg's rounds move the centres.
+
+    Server: coalition [N]; base/* [k, ...]
+    Memory: nothing
+    Message: * [...]
+    Upload: * [...]
+    """
+
+    k: int = at_least(1, 4)  # centres
 
     # rounds each client trains alone before the first assignment; 0: at random
     pretrain_rounds: int = at_least(0, 1)
+    # weights that distances are over, see Task.select
+    compared: tuple[str, ...] = added(selectors(("*",), among="weights"))
     drawn: bool = added(False)  # each centre's weights are drawn anew; needs a random first assignment
 
     paper: ClassVar[str] = "Long et al., WWW Journal 2022"
@@ -51,6 +62,11 @@ class FeSEM(KMeans):
             raise ConfigError(
                 "method.drawn needs method.pretrain_rounds=0: centres trained alone start alike"
             )
+
+    @property
+    def inner(self) -> Method:
+        """FedAvg."""
+        return FedAvg()
 
     @property
     def conformance(self) -> Conformance:
@@ -68,14 +84,17 @@ class FeSEM(KMeans):
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """As KMeans, or every client in a cluster drawn for it."""
         if self.pretrain_rounds:
-            return super().prepare(preparation, server, memory)
+            message = self.send(server, preparation.everyone)
+            coalition = alone.groups(
+                preparation, message, memory, self.k, self.pretrain_rounds, self.compared
+            )
+            return grouped(server_of(server, 0), coalition, self.k), memory
         generator = rng.numpy_rng(preparation.seed, "centres")
         coalition = generator.integers(self.k, size=preparation.population.clients)
         preparation.keep("coalition", coalition)
         if self.drawn:
-            apart = grouping.distances(
-                self.vectors(trees.part(server, "base"), preparation.task).cpu().numpy()
-            )
+            centres = alone.vectors(trees.part(server, "base"), preparation.task, self.compared)
+            apart = grouping.distances(centres.cpu().numpy())
             preparation.keep("distances", apart[coalition][:, coalition])  # of two clients' centres
             return {**server, "coalition": torch.from_numpy(coalition)}, memory
         return grouped(server_of(server, 0), coalition, self.k), memory
@@ -83,7 +102,9 @@ class FeSEM(KMeans):
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Centres from the cohort's models (M step), then the cohort's assignment to centres (E step)."""
         server = super().aggregate(server, uploads, cohort)
-        models, centres = (self.vectors(each, cohort.task) for each in (uploads, trees.part(server, "base")))
+        models, centres = (
+            alone.vectors(each, cohort.task, self.compared) for each in (uploads, trees.part(server, "base"))
+        )
         nearest = torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
         coalition = server["coalition"].clone()
         coalition[sent(cohort.ids, coalition.device)] = nearest.to(coalition.device)

@@ -13,18 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedbench.config.domain import at_least, selectors
 from fedbench.config.schema import added
-from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts import grouping
+from fedbench.methods.parts import alone
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
-from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
@@ -52,13 +48,5 @@ class KMeans(Coalitions):
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train every client alone, group the results; all groups start from the initial weights."""
         message = self.send(server, preparation.everyone)
-        alone = preparation.round(message, memory, rounds=self.pretrain_rounds)
-        points = grouping.coordinates(self.vectors(alone, preparation.task).cpu().numpy())
-        coalition = grouping.kmeans(points, self.k)
-        preparation.keep("distances", grouping.distances(points))
-        preparation.keep("coalition", coalition)
+        coalition = alone.groups(preparation, message, memory, self.k, self.pretrain_rounds, self.compared)
         return grouped(server_of(server, 0), coalition, self.k), memory
-
-    def vectors(self, models: Tree, task: Task) -> Tensor:
-        """What of `models` [N, ...] is compared, float64 [N, P]."""
-        return trees.flatten(task.split(task.weights(models), self.compared)[0]).double()

@@ -7,8 +7,8 @@ these coalitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
-from fedbench.methods.parts.coalitions import AnyInside, grouped, server_of
+from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
+from fedbench.methods.parts.inside import fedavg
 
 
 @dataclass(frozen=True)
-class Oracle(AnyInside):
+class Oracle(Coalitions):
     """Nothing is looked for: the user says who is together.
 
     Server: coalition [N]; base/** [M, ...], a base server each
@@ -29,6 +30,7 @@ class Oracle(AnyInside):
     Upload: **, the base's
     """
 
+    base: Any = field(default_factory=fedavg)  # the method inside
     # number of each client's coalition, in the clients' order; (): all in one
     coalition: tuple[int, ...] = at_least(0, ())
 

@@ -7,25 +7,24 @@ the method inside. A method that prepares with all clients' data before round 0 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort, Preparation
 from fedbench.engine.method import Method
-from fedbench.methods.parts.inside import AnyBase
+from fedbench.methods.parts.inside import Inside, fedavg
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class PerKind(AnyBase):
+class PerKind(Inside):
     """A base server for each kind of client.
 
     Server: kind [N]; base/**, which of several kinds is base:KIND/**
@@ -34,8 +33,17 @@ class PerKind(AnyBase):
     Upload: **, the base's
     """
 
+    base: Any = field(default_factory=fedavg)  # the method inside
+
     unlike: ClassVar[bool] = True
     paper: ClassVar[str] = "-"
+
+    @property
+    def alike_only(self) -> str:
+        """The method inside may be any that does not prepare."""
+        if type(self.inner).prepare is Method.prepare:
+            return ""
+        return f"{type(self.inner).__name__} prepares with the data of all clients"
 
     @property
     def conformance(self) -> Conformance:
@@ -55,18 +63,9 @@ class PerKind(AnyBase):
         return server, trees.spread(parts, population.clients)
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The method inside prepares, where there is one kind only.
-
-        Raises:
-            ConfigError: it would prepare with the data of several kinds.
-        """
+        """The method inside prepares, where there is one kind only: see alike_only."""
         kinds = preparation.task.kinds
         if len(kinds) > 1:
-            if type(self.inner).prepare is not Method.prepare:
-                raise ConfigError(
-                    f"{type(self.inner).__name__} prepares with the data of all clients, here they are of "
-                    f"{len(kinds)} kinds; put another method inside, as method/base=fedavg"
-                )
             return server, memory
         own, memory = self.inner.prepare(preparation, trees.part(server, _space(kinds[0])), memory)
         return {"kind": server["kind"], **trees.join(**{_space(kinds[0]): own})}, memory

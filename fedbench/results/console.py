@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedbench.results.history import PHASES, TIMING_PREFIX, Record
 from fedbench.results.observer import Labels, Observer
-from fedbench.results.units import decimals, human_bytes, human_seconds, mean_std, number
+from fedbench.results.units import STALE, decimals, human_bytes, human_seconds, mean_std, number
 
 GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable when they agree on these
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
@@ -34,7 +34,7 @@ class Progress(Observer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`mode`: auto (bar on a terminal or in a notebook, else lines), bar, lines or none. `clock` counts seconds."""
-        self._console = console or _Output()
+        self._console = console or Output()
         live = self._console.is_terminal or self._console.is_jupyter
         self._mode = ("bar" if live else "lines") if mode == "auto" else mode
         self._clock = clock
@@ -135,6 +135,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
     Cells are mean ± sample standard deviation over the runs, the best mean of a section is bold. A run that
     appears twice (same key) counts once; more runs than seeds are shown as such, since they mix configurations.
+    Where other code made one of the runs (`code_changed`), its line is marked: see `units.remark`.
     """
     table = Table()
     table.add_column("method", no_wrap=True)
@@ -162,8 +163,12 @@ def _add_section(table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     for method, runs in methods.items():
         seeds = len({row.get("seed") for row in runs})
         count = str(seeds) if seeds == len(runs) else f"{seeds} ({len(runs)} runs)"
+        mark = STALE if any(row.get("code_changed") for row in runs) else ""
         cells = [
-            Text(mean_std(values[name][method]), style="bold" if method in best[name] else "")
+            Text(
+                mean_std(values[name][method]) + (mark if values[name][method] else ""),
+                style="bold" if method in best[name] else "",
+            )
             for name in COLUMNS
         ]
         table.add_row(Text("  " + " ".join(filter(None, method))), count, *cells)
@@ -188,8 +193,8 @@ def _grouped(
     return groups
 
 
-class _Output(Console):
-    """Standard output, of which somebody may read the first lines only (`| head`): the run goes on."""
+class Output(Console):
+    """Standard output, of which somebody may read the first lines only (`| head`): what runs goes on."""
 
     def on_broken_pipe(self) -> None:
         """Print to nobody from now on; rich would end the process."""

@@ -41,6 +41,9 @@ class Run:
 
     folder: Path
     earlier: bool = False  # it was there when it was asked for
+    code_changed: tuple[
+        str, ...
+    ] = ()  # the parts of the code that are not what made it, when it was asked for
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -105,6 +108,11 @@ class Run:
             ("traffic up, down", f"{human_bytes(row['bytes_up'])}, {human_bytes(row['bytes_down'])}"),
             *([("time", human_seconds(seconds))] if seconds is not None else []),
             ("folder", str(self.folder)),
+            *(
+                [("made by other code", f"{', '.join(self.code_changed)} changed")]
+                if self.code_changed
+                else []
+            ),
         ]
 
     def __repr__(self) -> str:

@@ -35,6 +35,7 @@ MEMORY = "memory.rows"  # what clients keep between rounds, where it is too larg
 FAILURE = "failure.txt"
 CONFIG = "config.yaml"
 CODE = "code.txt"  # hashes of the code that began the run
+LOST = f"{CODE}:lost"
 ROUNDS = "rounds.csv"
 CLIENTS = "clients.csv"
 ARRAYS = "arrays.npz"
@@ -64,7 +65,7 @@ class RunFolder:
         place, name = self.runs_dir.joinpath(*map(_slug, parts)), f"seed{labels.seed}-{key[:8]}"
         there = [] if data else sorted(place.glob(f"{name}-*"))
         self.path = there[0] if len(there) == 1 else place / (f"{name}-{data[:6]}" if data else name)
-        self.key = key
+        self.key, self.data = key, data
         self.labels = labels
         self._lock = FolderLock(self.path)
         self._checksums: dict[str, str] = {}  # of the files written so far
@@ -134,11 +135,21 @@ class RunFolder:
 
     @property
     def code(self) -> str:
-        """Hashes of the code that began the run, as `begin` was told; "" if there is none, or it is not known."""
+        """Hashes of the code that began the run, as `begin` was told; "" if it finished before they were noted.
+
+        `LOST`, which no code has, if the run is under way and they are not as they were written.
+
+        Raises:
+            Damaged: the run is finished, and they are not as they were written.
+        """
+        if self.status() == "finished":
+            files = files_of(self.path)
+            return files.read(CODE).decode().strip() if files.has(CODE) else ""
         try:
-            return (self.path / CODE).read_text(encoding="utf-8").strip()
+            text = (self.path / CODE).read_text(encoding="utf-8")
         except (OSError, ValueError):
-            return ""
+            return LOST
+        return text.strip() if re.fullmatch(r"\w+:\w+( \w+:\w+)*\n", text) else LOST
 
     def begin(self, code: str) -> None:
         """code.txt: the hashes of the code that the run begins with (fedbench.runs.fingerprint)."""
@@ -206,12 +217,16 @@ class RunFolder:
 
         Raises:
             Damaged: result.json is not as it was written.
-            FedbenchError: it is of another configuration.
+            FedbenchError: it is of another configuration, or of other samples.
         """
         row = files_of(self.path).json(RESULT)
         if row.get("key") != self.key:
             raise FedbenchError(
                 f"{self.path} belongs to another configuration; delete the folder to run this one"
+            )
+        if self.data and row.get("data", self.data) != self.data:
+            raise FedbenchError(
+                f"{self.path} was made with other samples; delete the folder to run with these"
             )
         return row
 

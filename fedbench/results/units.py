@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+STALE = "‡"  # beside what other code than today's made
 
 
 def human_bytes(count: float) -> str:
@@ -51,3 +53,10 @@ def mean_std(values: Sequence[float]) -> str:
         return "-"
     mean = decimals(statistics.fmean(values))
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def remark(parts: Iterable[str]) -> str:
+    """What stands under a table with marked rows, given the parts of the code that changed; "" if there are none."""
+    if names := sorted(set(parts)):
+        return f"{STALE} made by other code than today's ({', '.join(names)} changed since); stale=rerun makes it again"
+    return ""

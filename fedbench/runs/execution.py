@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from fedbench.config.settings import CheckpointConfig
 from fedbench.core.errors import FolderInUse
-from fedbench.core.interruption import held
+from fedbench.core.interruption import held, pause
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
 from fedbench.data.split import make_partition
@@ -53,6 +53,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
     """
     key, folder = run_key(run), folder_of(run)
     observer = observers(run, key, folder)
+    fingerprint.warn_of_edits(run)
     try:
         status = "new" if run.settings.force else standing(run, folder)
         if status == "finished":
@@ -65,7 +66,8 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
                     folder.clear()
                 row = _simulate(run, key, folder, observer, seating, purpose)
         observer.finish(row)
-        return Run(folder.path, earlier=status == "finished")
+        changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
+        return Run(folder.path, earlier=status == "finished", code_changed=tuple(changed))
     finally:
         observer.close()
 
@@ -121,7 +123,8 @@ def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: 
     saved = time.monotonic()
     with held() as signals:
         while not simulation.done(state):
-            simulation.step(state)
+            if not signals.asked:  # which it may be before the first round, by another run of this process
+                simulation.step(state)
             by_time = 0 < rule.seconds <= time.monotonic() - saved
             by_round = rule.rounds > 0 and state.round % rule.rounds == 0
             if signals.asked or ((by_time or by_round) and not simulation.done(state)):
@@ -183,7 +186,7 @@ def _make_or_wait(reference: RunConfig) -> None:
     try:
         execute(reference, purpose=REFERENCE)
     except FolderInUse:
-        time.sleep(PATIENCE)
+        pause(PATIENCE)
 
 
 def _write(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from fedbench.config import groups
 from fedbench.core import source
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
+
+log = logging.getLogger("fedbench")
 
 SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are known to give the same numbers
 TRAIN = tuple(f"fedbench.engine.train.{name}" for name in ("fit", "joint", "looped", "stacked", "workers"))
@@ -43,16 +46,29 @@ DATA = tuple(f"fedbench.data.{name}" for name in ("federation", "split"))
 
 def code_of(run: RunConfig) -> str:
     """Hashes of today's code for `run`, as "method:0123456789ab model:... partition:... engine:..."."""
+    return " ".join(f"{part}:{_digest(part, *where)}" for part, where in _parts(run).items())
+
+
+def warn_of_edits(run: RunConfig) -> None:
+    """Say so where code was edited after this process began, as in a notebook: what runs is what it was then."""
+    for part, where in _parts(run).items():
+        if source.edited(*where):
+            warn_once(
+                f"the code of {part} was edited after this process began, which runs what it was: start again"
+            )
+
+
+def _parts(run: RunConfig) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The modules of each part, and the rooms within which what they import counts."""
     methods = tuple(each.__module__ for each in _methods(run.plain["method"]))
     partition = type(run.partition).__module__
     models = tuple(type(each).__module__ for each in (run.model, *run.model.networks.values()))
-    parts = {
-        "method": _digest("method", methods, tuple(map(_home, methods))),
-        "model": _digest("model", tuple(dict.fromkeys(models)), tuple(dict.fromkeys(map(_home, models)))),
-        "partition": _digest("partition", (partition, *DATA), ("fedbench.data", _home(partition))),
-        "engine": _digest("engine", ENGINE, ENGINE_ROOMS),
+    return {
+        "method": (methods, tuple(map(_home, methods))),
+        "model": (tuple(dict.fromkeys(models)), tuple(dict.fromkeys(map(_home, models)))),
+        "partition": ((partition, *DATA), ("fedbench.data", _home(partition))),
+        "engine": (ENGINE, ENGINE_ROOMS),
     }
-    return " ".join(f"{part}:{found}" for part, found in parts.items())
 
 
 def changed(recorded: str, today: str) -> list[str]:
@@ -92,7 +108,15 @@ def _content(data: DataSource, stamp: str) -> str:
 
 @functools.cache
 def _digest(part: str, modules: tuple[str, ...], rooms: tuple[str, ...]) -> str:
-    return _latest(part, source.digest(modules, rooms))
+    """The hash of a part; if its files may not be what was imported, one that no code has."""
+    found = _latest(part, source.digest(modules, rooms))
+    return f"{found}edited" if source.edited(modules, rooms) else found
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Log a warning that many runs would repeat."""
+    log.warning(text)
 
 
 def _methods(config: Mapping[str, Any]) -> Iterator[type]:

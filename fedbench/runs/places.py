@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
+from fedbench.config import yaml_files
 from fedbench.core.errors import FedbenchError, Stale
-from fedbench.results.folder import RunFolder, Status
+from fedbench.results.folder import CONFIG, RESULT, RunFolder, Status, files_of
 from fedbench.results.observer import Labels
 from fedbench.runs import fingerprint
-from fedbench.runs.config import RunConfig, run_key
+from fedbench.runs.config import RunConfig, resolve, run_key
 
-log = logging.getLogger("fedbench")
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def folder_of(run: RunConfig) -> RunFolder:
@@ -44,13 +46,23 @@ def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
     if run.settings.stale == "error":
         raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
     if tell:
-        _warn_once(f"{reason}; stale=rerun makes it again")
+        fingerprint.warn_once(f"{reason}; stale=rerun makes it again")
     return status
 
 
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
+def changed_since(folder: Path) -> list[str]:
+    """The parts of today's code that are not what made the finished run in `folder`, by its own config.
+
+    None where that config cannot be built here: its data set or network is of another version, or elsewhere.
+    """
+    files = files_of(folder)
+    try:
+        code = str(files.json(RESULT).get("code") or "")
+        files.read(CONFIG)  # it is as it was written
+        run = resolve(cast("DictConfig", yaml_files.load(folder / CONFIG)))
+        return fingerprint.changed(code, fingerprint.code_of(run))
+    except FedbenchError:
+        return []
 
 
 def labels_of(run: RunConfig) -> Labels:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import FolderInUse
+from fedbench.core.interruption import Stopped, passed_on, pause, stop_if_asked, working_for
 from fedbench.results.units import human_seconds
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
     from fedbench.results.finished import Run
@@ -33,6 +36,8 @@ class JobOutcome:
     failure: str = ""  # what to tell the user
     told: bool = False  # the user has been told
     earlier: bool = False  # the run had been finished by an earlier command
+    code_changed: tuple[str, ...] = ()  # the parts of the code that are not what made it
+    stopped: str = ""  # by a signal: how far it got, and where that was saved
 
 
 @dataclass
@@ -92,11 +97,56 @@ def tell(failure: str) -> None:
     print(failure, file=sys.stderr)
 
 
+def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+    """What a launcher's jobs, numbered from `first`, return; `folder` is theirs (hydra.sweep.dir).
+
+    Raises:
+        Stopped: a signal came; the jobs under way have saved what they can.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with passed_on(folder) as signals:
+        returned: list[JobReturn] = []
+        try:
+            returned = list(launcher.launch(batch, initial_job_idx=first))
+        except Exception:
+            if not signals.asked:
+                raise
+        if signals.asked:
+            raise signals.stopped("\n".join(filter(None, map(_saved, returned))))
+    return returned
+
+
+def _saved(job: JobReturn) -> str:
+    try:
+        return str(job.return_value.stopped)
+    except Exception:  # noqa: BLE001 - whatever ended its process saved nothing
+        return ""
+
+
 def perform(config: DictConfig) -> JobOutcome:
     """Hydra's task function: runs one job and never raises an Exception.
 
-    Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells.
+    Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells. So it
+    does of what a signal stopped in another process; in this one it is raised.
     """
+    from hydra.types import RunMode
+
+    if _hydra().mode == RunMode.RUN:
+        outcome = _outcome(config)
+        keep(outcome)
+        return outcome
+    with working_for(Path(_hydra().sweep.dir)) as elsewhere:
+        try:
+            stop_if_asked()
+            return _outcome(config)
+        except Stopped as stop:
+            if not elsewhere:
+                raise
+            return JobOutcome(_overrides(), code=128 + stop.number, stopped=stop.where)
+
+
+def _outcome(config: DictConfig) -> JobOutcome:
+    """What comes of the run that `config` describes."""
     from hydra.types import RunMode
 
     from fedbench.runs.config import resolve
@@ -109,19 +159,21 @@ def perform(config: DictConfig) -> JobOutcome:
         if not here:
             run = _among_others(run)
         result = _counted(run)
-        outcome = JobOutcome(
-            _overrides(), dict(result.row), str(result.folder), plain, earlier=result.earlier
-        )
         if here and _hydra().mode == RunMode.RUN and run.settings.progress != "none":
             print(f"folder: {result.folder}")
+        return JobOutcome(
+            _overrides(),
+            dict(result.row),
+            str(result.folder),
+            plain,
+            earlier=result.earlier,
+            code_changed=result.code_changed,
+        )
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
         code, failure = messages.told(error, _sweep_job())
-        outcome = JobOutcome(_overrides(), plain=plain, code=code, failure=failure, told=here)
         if here:
             tell(failure)
-    if _hydra().mode == RunMode.RUN:
-        keep(outcome)
-    return outcome
+        return JobOutcome(_overrides(), plain=plain, code=code, failure=failure, told=here)
 
 
 def _counted(run: RunConfig) -> Run:
@@ -141,7 +193,7 @@ def _execute(run: RunConfig) -> Run:
     told = False
     while (result := _unless_in_use(run, told)) is None:
         told = True
-        time.sleep(PATIENCE)
+        pause(PATIENCE)
     return result
 
 
@@ -175,7 +227,7 @@ def _hydra() -> Any:
 
 def _overrides() -> dict[str, str]:
     """The overrides of the running job."""
-    pairs = (override.lstrip("+").partition("=") for override in _hydra().overrides.task)
+    pairs = (override.lstrip("+").partition("=") for override in _task())
     return {key: value for key, _, value in pairs}
 
 
@@ -186,7 +238,14 @@ def _sweep_job() -> str:
     hydra = _hydra()
     if hydra.mode != RunMode.MULTIRUN:
         return ""
-    return " ".join(override.lstrip("+") for override in hydra.overrides.task)
+    return " ".join(override.lstrip("+") for override in _task())
+
+
+def _task() -> list[str]:
+    """The overrides as they were written: what `${...}` in them stands for may be what cannot be found."""
+    from omegaconf import OmegaConf
+
+    return cast("list[str]", OmegaConf.to_container(_hydra().overrides.task, resolve=False))
 
 
 sources.register_resolvers()  # on import: a launcher's process reads the config before it calls `perform`

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages
 from fedbench.core.errors import ConfigError
+from fedbench.results.units import remark
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome
 
@@ -53,7 +54,8 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
     """What the runs of `batch` send back; their jobs are numbered from `first`."""
     sweeper.validate_batch_is_legal(batch)
     with jobs.counting(first, len(batch)):
-        return [outcome_of(job) for job in sweeper.launcher.launch(batch, initial_job_idx=first)]
+        folder = Path(sweeper.config.hydra.sweep.dir)
+        return [outcome_of(job) for job in jobs.launch(sweeper.launcher, folder, batch, first)]
 
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     if finished and len(outcomes) > 1:
         _compare(outcomes)
+    if said := remark(part for outcome in finished for part in outcome.code_changed):
+        print(said)
     if finished and (finished[0].plain.get("sweep") or {}).get("name"):
         from fedbench.sweeps.table import write
 
@@ -131,11 +135,13 @@ def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _compare(outcomes: Sequence[JobOutcome]) -> None:
     """Print all rows of a sweep as one table; what failed still counts as one of the values that were swept."""
-    from rich.console import Console
-
-    from fedbench.results.console import comparison_table
+    from fedbench.results.console import Output, comparison_table
 
     named = zip(outcomes, variants([outcome.overrides for outcome in outcomes]), strict=True)
-    rows = [{**outcome.row, "variant": variant} for outcome, variant in named if outcome.row is not None]
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    rows = [
+        {**outcome.row, "variant": variant, "code_changed": outcome.code_changed}
+        for outcome, variant in named
+        if outcome.row is not None
+    ]
+    console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(comparison_table(rows))

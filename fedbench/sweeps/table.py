@@ -12,6 +12,7 @@ from fedbench.config.registry import typed
 from fedbench.config.settings import SweepConfig
 from fedbench.core.errors import unknown
 from fedbench.core.files import replacing, write_text
+from fedbench.results.units import STALE, remark
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +73,10 @@ def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) 
 
 
 def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
-    """One line a run: its swept values under their keys' names (as text), its result row, and its folder."""
+    """One line a run: its swept values under their keys' names (as text), its result row, and its folder.
+
+    `code_changed`: the parts of the code that are not what made it, "" where it was made by today's.
+    """
     import pandas as pd
 
     rows = [
@@ -80,6 +84,7 @@ def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
             **(outcome.row or {}),
             **{key: outcome.overrides.get(key, "") for key in keys},
             "path": outcome.folder,
+            "code_changed": ", ".join(outcome.code_changed),
         }
         for outcome in finished
     ]
@@ -102,25 +107,34 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
         for name in metrics:
             numbers = pd.to_numeric(group[name], errors="coerce")
             line[name], line[f"{name}_std"] = numbers.mean(), numbers.std(ddof=1)
+        line["code_changed"] = ", ".join(dict.fromkeys(filter(None, group["code_changed"])))
         lines.append(line)
     filled: pd.DataFrame = pd.DataFrame(lines)
     return filled
 
 
 def markdown(lines: pd.DataFrame, keys: Sequence[str]) -> str:
-    """The table for people: swept values, seeds, and mean ± standard deviation of each metric that any line has."""
+    """The table for people: swept values, seeds, and mean ± standard deviation of each metric that any line has.
+
+    What other code made is marked.
+    """
     names = [name for name in lines.columns if f"{name}_std" in lines.columns and lines[name].notna().any()]
     rows = [[*keys, "seeds", *names], ["---"] * (len(keys) + 1 + len(names))]
     for line in lines.to_dict("records"):
-        spread = [_mean_std(line[name], line[f"{name}_std"]) for name in names]
+        spread = [
+            _mean_std(line[name], line[f"{name}_std"], STALE if line["code_changed"] else "")
+            for name in names
+        ]
         rows.append([*(str(line[key]) for key in keys), str(line["seeds"]), *spread])
-    return "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |\n" for row in rows)
+    grid = "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |\n" for row in rows)
+    said = remark(part for parts in lines["code_changed"] for part in parts.split(", ") if part)
+    return f"{grid}\n{said}\n" if said else grid
 
 
-def _mean_std(mean: float, std: float) -> str:
+def _mean_std(mean: float, std: float, mark: str) -> str:
     if mean != mean:
         return "-"
-    return f"{mean:.2f}" if std != std else f"{mean:.2f} ± {std:.2f}"
+    return (f"{mean:.2f}" if std != std else f"{mean:.2f} ± {std:.2f}") + mark
 
 
 def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:

@@ -171,9 +171,9 @@ def _run(
 
 def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
     """Print the five best trials and what the best scores on test data; write the files of a named sweep."""
-    from rich.console import Console
     from rich.table import Table
 
+    from fedbench.results.console import Output
     from fedbench.results.units import decimals
 
     ranked = sorted((t for t in trials if t.score == t.score), key=lambda trial: -trial.score)
@@ -186,7 +186,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
         shown.add_column(heading, justify="right")
     for trial in ranked[:5]:
         shown.add_row(str(trial.number), *(str(trial.values[key]) for key in params), decimals(trial.score))
-    Console(width=None).print(shown)
+    Output(width=None).print(shown)
     best = ranked[0]
     print("best:", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params))
     print(f"its test accuracy, which chose nothing: {decimals(best.mean('score'))} %")

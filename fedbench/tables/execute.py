@@ -7,10 +7,13 @@ import functools
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config.groups import conf_dir
+from fedbench.core.interruption import Stopped, stop_if_asked, working_for
 from fedbench.runs.config import from_plain, run_key
+from fedbench.sweeps.jobs import JobOutcome, launch
 from fedbench.tables.job import Job
 
 if TYPE_CHECKING:
@@ -94,7 +97,7 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
         shared = bool(launcher) and len(jobs) > 1  # the only run, often Local, has all cores
         task = functools.partial(perform, [_plain(job, shared=shared) for job in jobs])
         runner = Plugins.instance().instantiate_launcher(context, task, config)
-        returned = runner.launch([[] for _ in jobs], initial_job_idx=0)
+        returned = launch(runner, Path(scratch), [[] for _ in jobs], 0)
     for job, each in zip(jobs, returned, strict=False):
         _note_death(job, each)
 
@@ -116,19 +119,28 @@ def _plain(job: Job, *, shared: bool) -> dict[str, Any]:
     return plain
 
 
-def perform(plains: Sequence[Mapping[str, Any]], _: DictConfig) -> None:
+def perform(plains: Sequence[Mapping[str, Any]], _: DictConfig) -> JobOutcome:
     """One job of the launcher, in whatever process it runs; its failure is noted in the run's folder.
 
-    What Hydra composes for the job is not looked at but for its number among `plains`.
+    What Hydra composes for the job is not looked at but for its number among `plains`, and its folder.
     """
     from hydra.core.hydra_config import HydraConfig
 
     from fedbench.runs.execution import execute
     from fedbench.runs.places import folder_of
 
-    run = from_plain(plains[HydraConfig.get().job.num])
-    with contextlib.suppress(Exception), folder_of(run).noting_failure():
-        execute(run)
+    config = HydraConfig.get()
+    run = from_plain(plains[config.job.num])
+    with working_for(Path(config.sweep.dir)) as elsewhere:
+        try:
+            stop_if_asked()
+            with contextlib.suppress(Exception), folder_of(run).noting_failure():
+                execute(run)
+        except Stopped as stop:
+            if not elsewhere:
+                raise
+            return JobOutcome(stopped=stop.where)
+    return JobOutcome()
 
 
 def _study(job: Job) -> None:

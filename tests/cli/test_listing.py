@@ -15,7 +15,7 @@ import torch
 from fedbench.cli import list as command
 from fedbench.cli import listing as tables
 from fedbench.cli.listing import KINDS, Listing, domains, listing, load_option, options, parameters
-from fedbench.cli.reproduce import read
+from fedbench.cli.request import read
 from fedbench.cli.traffic import describe, probe
 from fedbench.config import compose, groups
 from fedbench.config.schema import ProtocolConfig

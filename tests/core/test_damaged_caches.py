@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from tests.helpers.damage import DAMAGES, damages
 
 @pytest.mark.parametrize("name", ["x.npy", "num_train.npy", sealed.MANIFEST])
 def test_prepared_arrays_heal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, name: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+    name: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
     values = {"x": np.arange(40, dtype=np.int64).reshape(4, 10), "num_train": np.array([3])}
@@ -27,7 +32,7 @@ def test_prepared_arrays_heal(
 
     cache.cached_arrays("toy", build)
     file = tmp_path / "prepared" / "toy" / name
-    whole, healed = file.read_bytes(), 0
+    whole, healed, tried = file.read_bytes(), 0, 0
     for content in damages(whole, DAMAGES, random.Random(1)):
         if content == whole:
             continue
@@ -35,6 +40,7 @@ def test_prepared_arrays_heal(
         if content is not None:
             file.write_bytes(content)
         made.clear()
+        tried += 1
         found = cache.cached_arrays("toy", build)
         assert {key: (array.dtype, array.tolist()) for key, array in found.items()} == {
             key: (array.dtype, array.tolist()) for key, array in values.items()
@@ -42,5 +48,8 @@ def test_prepared_arrays_heal(
         healed += len(made)
         assert file.read_bytes() == whole or not made
         file.write_bytes(whole)
+    record_property("file", f"cache/{name}")
+    record_property("healed", healed)
+    record_property("no difference", tried - healed)
     assert healed > 2 * DAMAGES
     assert caplog.text.count("is made again") == healed

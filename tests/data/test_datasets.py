@@ -217,6 +217,31 @@ def test_arrays_of_anything_but_bytes_are_not_even_built(tmp_path, kind, array):
         read_pickle(path)
 
 
+DOUBLING = b")" + b"2\x86" * 60  # a tuple of 2^60 empty ones, in 121 bytes
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        b"\x80\x02}%sK\x01s.",  # {doubling: 1}, item by item
+        b"\x80\x02}(%sK\x01u.",  # several at once
+        b"\x80\x02(%sK\x01d.",
+        b"\x80\x04\x8f(%s\x90.",  # a set
+        b"\x80\x04(%s\x91.",
+        b"\x80\x02cnumpy\ndtype\n%s\x85R.",  # where a message would print it
+        b"\x80\x02c_codecs\nencode\nVx\n%s\x86R.",
+    ],
+)
+def test_a_tuple_that_takes_forever_to_hash_is_refused_at_once(tmp_path, evil):
+    path = tmp_path / "batch"
+    path.write_bytes(evil % DOUBLING)
+    begin = time.monotonic()
+    with pytest.raises(DataCorrupt) as refused:
+        read_pickle(path)
+    assert time.monotonic() - begin < 1
+    assert "\n" not in str(refused.value)
+
+
 def test_arrays_keep_their_order_and_must_fill_their_shape(tmp_path):
     x = np.arange(12, dtype=np.uint8).reshape(3, 4)
     path = tmp_path / "batch"

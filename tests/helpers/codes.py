@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedbench.core import source
-from fedbench.runs import fingerprint, places
+from fedbench.runs import fingerprint
 
 ROOMS = {
     "method": "fedbench.methods",
@@ -17,7 +17,7 @@ ROOMS = {
 
 def forget() -> None:
     """Look hashes up again, and warn again."""
-    for cached in (fingerprint._digest, fingerprint._same, places._warn_once):
+    for cached in (fingerprint._digest, fingerprint._same, fingerprint.warn_once):
         cached.cache_clear()
 
 

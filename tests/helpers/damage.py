@@ -29,8 +29,17 @@ def damages(content: bytes, count: int, chance: random.Random) -> Iterator[bytes
         yield content[:place] + content[place + length :]
 
 
-def tried(file: Path, read: Callable[[], Any], count: int = DAMAGES, seed: int = 0) -> Counter[str]:
-    """How many damages of `file` were refused and how many made no difference, reading what depends on it."""
+def tried(
+    file: Path,
+    read: Callable[[], Any],
+    count: int = DAMAGES,
+    seed: int = 0,
+    told: Callable[[str, object], None] = lambda _name, _value: None,
+) -> Counter[str]:
+    """How many damages of `file` were refused and how many made no difference, reading what depends on it.
+
+    `told`, pytest's record_property, keeps the counts for `scripts/faults.py`.
+    """
     whole, found = file.read_bytes(), Counter[str]()
     before = repr(read())
     for content in damages(whole, count, random.Random(seed)):
@@ -48,4 +57,7 @@ def tried(file: Path, read: Callable[[], Any], count: int = DAMAGES, seed: int =
             assert after == before, f"{file.name}: another number, {content!r}"
             found["no difference"] += 1
         file.write_bytes(whole)
+    told("file", file.name)
+    for name, number in found.items():
+        told(name, number)
     return found

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedbench.core import sealed
 from fedbench.core.errors import Damaged
 from fedbench.data.partitions.file import read_arrays
 from fedbench.data.split import Partition
 from fedbench.metrics.accuracy import Tally
+from fedbench.results import checkpoint
 from fedbench.results.folder import RESULT, RunFolder, files_of
 from fedbench.results.gather import collect
 from fedbench.results.history import History, Record
@@ -46,7 +48,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         folder.write_clients([{"client": i, "acc": 12.5 * i, "gain": 0.5} for i in range(3)])
         folder.write_collaboration(np.eye(3))
         folder.write_arrays({"distances": np.arange(9.0).reshape(3, 3)})
-        folder.finish({"acc": 12.5, "ipr": float("nan"), "clients": 3, "seed": 0})
+        models = {"server/w": torch.arange(6.0).reshape(2, 3)}
+        folder.finish({"acc": 12.5, "ipr": float("nan"), "clients": 3, "seed": 0}, models)
     return folder
 
 
@@ -63,15 +66,22 @@ READERS: dict[str, Callable[[RunFolder], Any]] = {
     "collaboration.npz": lambda run: files_of(run.path).npz("collaboration.npz"),
     "partition.npz": lambda run: read_arrays(run.path / "partition.npz"),
     "config.yaml": lambda run: files_of(run.path).read("config.yaml"),
+    "model.safetensors": lambda run: checkpoint.load(run.path / "model.safetensors"),
     sealed.MANIFEST: lambda run: (run.result(), run.accuracies(), files_of(run.path).npz("tallies.npz")),
 }
+PARTLY = (
+    sealed.MANIFEST,
+    "model.safetensors",
+)  # have bytes that say nothing, as spaces that fill up a header
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_run_gives_its_own_numbers_or_none(run: RunFolder, name: str) -> None:
-    found = tried(run.path / name, lambda: READERS[name](run))
+def test_a_run_gives_its_own_numbers_or_none(
+    run: RunFolder, name: str, record_property: Callable[[str, object], None]
+) -> None:
+    found = tried(run.path / name, lambda: READERS[name](run), told=record_property)
     assert found["refused"] > 2 * DAMAGES
-    assert set(found) <= ({"refused", "no difference"} if name == sealed.MANIFEST else {"refused"})
+    assert set(found) <= ({"refused", "no difference"} if name in PARTLY else {"refused"})
 
 
 def test_a_collected_run_is_left_out_when_it_is_damaged(run: RunFolder, caplog: Any) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from fedbench.cli import redraw, reproduce
 from fedbench.core.files import read_csv, write_csv
+from fedbench.results.units import STALE
 from fedbench.tables import store
-from fedbench.tables.render.grid import STALE
 from tests.helpers.codes import edit, forget
 
 TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]

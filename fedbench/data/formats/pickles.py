@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,14 +67,15 @@ def _array(kind: object, *_: Any) -> Array:
 
 def _dtype(name: object, *_: Any) -> Bytes:
     if name not in ("u1", b"u1", "|u1", b"|u1"):
-        raise pickle.UnpicklingError(f"it holds an array of {name!r}, expected unsigned bytes")
+        told = repr(name) if isinstance(name, (str, bytes)) else f"a {type(name).__name__}"
+        raise pickle.UnpicklingError(f"it holds an array of {told}, expected unsigned bytes")
     return Bytes()
 
 
 def _encode(text: str, encoding: str) -> bytes:
     """`_codecs.encode` as Python 3 uses it to put bytes into old pickles, and for nothing else."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"encoding {encoding} is not admitted")
+        raise pickle.UnpicklingError("it asks for an encoding other than latin1")
     return text.encode("latin1")
 
 
@@ -88,12 +89,42 @@ ADMITTED: dict[tuple[str, str], Any] = {  # module and name, under NumPy 1 and N
 }
 
 
+# A buffer as long as the file announces, and sets, whose elements are hashed.
+LEFT_OUT = (pickle.BYTEARRAY8, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET)
+
+
 class _Restricted(pickle._Unpickler):
-    """Python's own, as the one in C reserves as much memory as a damaged file announces."""
+    """Python's own, as the one in C reserves as much memory as a damaged file announces.
+
+    Keys are text: a tuple that holds twice a tuple that holds twice ... is a short file and takes 2^n steps to hash.
+    """
 
     dispatch: ClassVar[dict[int, Any]] = {
-        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if code not in [each[0] for each in LEFT_OUT]
     }
+
+    def _load_items(self) -> None:
+        items = self.pop_mark()  # type: ignore[attr-defined]
+        self._put(items[::2], items[1::2])
+
+    def _load_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
+        self._put([key], [value])
+
+    def _load_dict(self) -> None:
+        items = self.pop_mark()  # type: ignore[attr-defined]
+        self.append({})  # type: ignore[attr-defined]
+        self._put(items[::2], items[1::2])
+
+    def _put(self, keys: Sequence[object], values: Sequence[object]) -> None:
+        """Into the dictionary on top of the stack."""
+        if strange := [key for key in keys if not isinstance(key, (str, bytes))]:
+            raise pickle.UnpicklingError(f"a key is a {type(strange[0]).__name__}, expected text")
+        self.stack[-1].update(zip(keys, values, strict=True))  # type: ignore[attr-defined]
+
+    dispatch |= {pickle.SETITEMS[0]: _load_items, pickle.SETITEM[0]: _load_item, pickle.DICT[0]: _load_dict}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:
@@ -119,8 +150,8 @@ def read_pickle(path: Path) -> dict[str, Any]:
     raise DataCorrupt(f"{path} holds a {type(content).__name__}, expected a dictionary of data and labels")
 
 
-def _text(key: object) -> str:
-    return key.decode() if isinstance(key, bytes) else str(key)
+def _text(key: str | bytes) -> str:
+    return key.decode() if isinstance(key, bytes) else key
 
 
 def _plain(value: object) -> object:

@@ -131,12 +131,12 @@ def _digest(path: Path) -> str:
         info = path.stat()
     except OSError as error:
         raise DataMissing(f"partition.path={path}: {error.strerror or error}") from error
-    return _content_hash((path, info.st_size, info.st_mtime_ns))
+    return _content_hash((path, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
 
 
 @functools.lru_cache(maxsize=16)
-def _content_hash(stamp: tuple[Path, int, int]) -> str:
-    """8 hex digits over the arrays that matter in the file of a (path, size, time of change)."""
+def _content_hash(stamp: tuple[Path, int, int, int]) -> str:
+    """8 hex digits over the arrays that matter in the file of a (path, size, times of change)."""
     digest = hashlib.sha256()
     for name, array in sorted(read_arrays(stamp[0]).items()):
         if name not in ("label", "seed"):

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from fedbench.core.interruption import Stopped
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.train.joint import Request
@@ -84,14 +85,14 @@ class SimulationThread(Generic[ResultT]):
         self._going = False
 
     def start(self) -> None:
-        """Let it run until it asks for the first time, or ends. Raises what interrupts it."""
+        """Let it run until it asks for the first time, or ends. Raises what interrupts it, but for `Stopped`."""
         self._going = True
         self._thread.start()
         self._listen()
         self._raise_interruption()
 
     def go_on(self, answer: Answer) -> None:
-        """Let it run until it asks again, or ends. Raises what interrupts it."""
+        """Let it run until it asks again, or ends. Raises what interrupts it, but for `Stopped`."""
         self._answers.put(answer)
         self._listen()
         self._raise_interruption()
@@ -101,6 +102,11 @@ class SimulationThread(Generic[ResultT]):
         while self._going:
             self._answers.put(Answer(KeyboardInterrupt()))
             self._listen()
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """How a signal ended it, after a round of its own."""
+        return self._error if isinstance(self._error, Stopped) else None
 
     def result(self) -> ResultT | Exception:
         """What it ended with."""
@@ -113,7 +119,7 @@ class SimulationThread(Generic[ResultT]):
             self._going = False
 
     def _raise_interruption(self) -> None:
-        if self._error is not None and not isinstance(self._error, Exception):
+        if self._error is not None and not isinstance(self._error, (Exception, Stopped)):
             raise self._error
 
     # ---- in the thread

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.interruption import Stopped
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.joint import merged, split
 from fedbench.engine.train.seat import Answer, Seating, SimulationThread
@@ -30,7 +31,11 @@ def together(
     A work runs a simulation on the engine that its `Seating` makes of its own. Requests are alike that ask for the same
     at the same round. The one furthest behind goes first, so simulations that began apart meet. A joint request that
     fails is served again one by one, so that an error ends only its own simulation. `joint` makes the engine for all of
-    the setups, once, when every simulation has asked for the first time. An interruption of one stops all.
+    the setups, once, when every simulation has asked for the first time.
+
+    Raises:
+        Stopped: a signal was held back, and each simulation has ended after a round of its own.
+        KeyboardInterrupt: one was interrupted at once, and so all were.
     """
     threads = [SimulationThread(work) for work in works]
     shared = _Shared(threads, joint)
@@ -45,6 +50,8 @@ def together(
         for each in threads:
             each.stop()
         shared.close()
+    if stops := [each.stopped for each in threads if each.stopped is not None]:
+        raise Stopped(stops[0].number, "\n".join(stop.where for stop in stops))
     return [each.result() for each in threads]
 
 

@@ -1,4 +1,4 @@
-"""Bases of clustered methods: clients are split into coalitions, and a method runs inside each.
+"""Base of clustered methods: clients are split into coalitions, and a method runs inside each.
 
 There is one of the inner method's servers a coalition. The server's leaves are `coalition` [N] and, in namespace
 `base`, the inner servers [K, ...]; K may grow. `coalition` is read on the host, and stays there once it is.
@@ -20,7 +20,7 @@ from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
 from fedbench.methods.parts import grouping
-from fedbench.methods.parts.inside import AnyBase, Inside
+from fedbench.methods.parts.inside import Inside
 from fedbench.models.task import Task
 
 
@@ -70,11 +70,6 @@ class Coalitions(Inside):
     def common(self, server: Tree, task: Task) -> Tree | None:
         """The inner method's global model, if there is one coalition only."""
         return self.inner.common(server_of(server, 0), task) if int(server["coalition"].max()) == 0 else None
-
-
-@dataclass(frozen=True)
-class AnyInside(AnyBase, Coalitions):
-    """Coalitions with any method inside, chosen as `method/base=NAME`."""
 
 
 def grouped(server: Tree, coalition: npt.NDArray[np.int64], count: int) -> Tree:

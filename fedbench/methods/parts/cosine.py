@@ -16,27 +16,31 @@ Batch normalisation: statistics are mixed like weights, but are in no cosine.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of
+from fedbench.config.domain import at_least, one_of, selectors
 from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.method import Method
 from fedbench.methods.parts import simplex
-from fedbench.methods.parts.mixing import Mixing, cosines, mix_among
+from fedbench.methods.parts.mixing import cosines, mix_among, one_each, scatter
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class CosineMixing(Mixing):
-    """A graph from cosines between models, and a local objective with a cosine."""
+class CosineMixing(Method):
+    """A graph from cosines between models, and a local objective with a cosine; a subclass gives the graph."""
 
+    private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
     lam: float = at_least(0, 1.0)  # lambda, weight of the cosine to the received mixture
     attract: bool = True  # false: the term's sign as in the code
     # what the cosine is taken to: "mixed", or the code's "directions"
@@ -46,9 +50,16 @@ class CosineMixing(Mixing):
     snap: float | None = at_least(-1, 0.9)  # cosines above it count as 1; null: none do
     solver: str = added(one_of(*simplex.SOLVERS))  # of the rows of W: the projection, or the QP as printed
 
+    family: ClassVar[str] = "personalised"
+
+    @abstractmethod
+    def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
+        """W [C, C] over the cohort for each group of leaves, see Mixing.graph."""
+
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """With the initial model, or each client's reference, where the fields ask for it."""
-        server, memory = super().init(task, population, generator)
+        """One model for all, W = I; the initial model, or each client's reference, where the fields ask for it."""
+        server, memory = one_each(task, self.private, population, generator)
+        server = {**server, "W": torch.eye(population.clients, dtype=torch.float64)}
         weights = task.weights(trees.part(server, "model"))
         if self.similarity == "updates":
             server.update(trees.join(initial=trees.row(weights, 0)))
@@ -69,18 +80,30 @@ class CosineMixing(Mixing):
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """The client's mixture, and its reference where that is another vector."""
-        direction = trees.join(direction=trees.take(trees.part(server, "direction"), cohort.ids))
-        return {**super().send(server, cohort), **direction}
+        mixture, direction = (
+            trees.take(trees.part(server, name), cohort.ids) for name in ("model", "direction")
+        )
+        return {**mixture, **trees.join(direction=direction)}
 
-    def mixed(self, graph: Mapping[str, Tensor], uploads: Tree, cohort: Cohort) -> Tree:
-        """The mixtures, and sum_j W_ij theta_j / |theta_j| beside them where the fields ask for it."""
-        found = super().mixed(graph, uploads, cohort)
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Theta_tilde = W Theta for the cohort, and sum_j W_ij theta_j / |theta_j| where the fields ask for it."""
+        graph, models = self.graph(server, uploads, cohort), trees.plain(uploads)
+        found = trees.join(model=mix_among(graph, models, cohort))
         if self.reference == "directions":
-            units = _units(cohort.task.weights(trees.plain(uploads)), cohort.task, cohort.ids)
+            units = _units(cohort.task.weights(models), cohort.task, cohort.ids)
             found.update(trees.join(direction=mix_among(graph, units, cohort)))
-        return found
+        rows = scatter(next(iter(graph.values())), cohort).to(server["W"].device)
+        return trees.put(server, cohort.ids, {**found, "W": rows})
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """The latest row of every client."""
+        return server["W"]
 
     # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """The received mixture beside the client's private leaves."""
+        return {**trees.plain(client.message), **client.memory}
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """The term's weight in this round, [S]."""
@@ -99,6 +122,11 @@ class CosineMixing(Mixing):
             length = _norm(reference)
         cosine = trees.dot(reference, work) / (_norm({k: work[k] for k in reference}) * length)
         return loss - batch.noise["pull"].to(cosine.dtype) * cosine
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the shared leaves, keep the private ones."""
+        private, shared = client.task.split(work, self.private)
+        return shared, private
 
 
 def _norm(tree: Tree) -> Tensor:

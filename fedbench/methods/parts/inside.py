@@ -1,10 +1,9 @@
-"""Bases of methods that run another one inside: its client hooks are used as they are, servers differ."""
+"""Base of methods that run another one inside: its client hooks are used as they are, servers differ."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -20,14 +19,33 @@ from fedbench.engine.method import Method
 from fedbench.models.task import Task
 
 
+def fedavg() -> Mapping[str, Any]:
+    """The method inside unless another is chosen, as `method/base=NAME`."""
+    return {"name": "fedavg"}
+
+
 @dataclass(frozen=True)
 class Inside(Method):
-    """A method inside another; a subclass gives the servers."""
+    """A method inside another: the field `base`, or what `inner` is overridden with; a subclass gives the servers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(chosen := self._base, Mapping):
+            try:
+                object.__setattr__(self, "base", registry("method").build(chosen))
+            except FedbenchError as error:  # which names the keys of a method that is not inside another
+                raise type(error)(str(error).replace("method.", "method.base.", 1)) from error
+        if not isinstance(self.inner, Method):
+            raise ConfigError(f"method.base must name a method, got {chosen!r}; e.g. method/base=fedavg")
 
     @property
-    @abstractmethod
+    def _base(self) -> Any:
+        return getattr(self, "base", None)  # a field of the subclasses that let it be chosen
+
+    @property
     def inner(self) -> Method:
-        """The method inside the coalitions."""
+        """The method inside."""
+        return cast("Method", self._base)
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -79,25 +97,3 @@ class Inside(Method):
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """As the inner method."""
         return self.inner.adapt(local, clock)
-
-
-@dataclass(frozen=True)
-class AnyBase(Inside):
-    """Any method inside, chosen as `method/base=NAME`."""
-
-    base: Any = field(default_factory=lambda: {"name": "fedavg"})  # the method inside
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.base, Mapping):
-            try:
-                object.__setattr__(self, "base", registry("method").build(self.base))
-            except FedbenchError as error:  # which names the keys of a method that is not inside another
-                raise type(error)(str(error).replace("method.", "method.base.", 1)) from error
-        if not isinstance(self.base, Method):
-            raise ConfigError(f"method.base must name a method, got {self.base!r}; e.g. method/base=fedavg")
-
-    @property
-    def inner(self) -> Method:
-        """The base method, built."""
-        return cast("Method", self.base)

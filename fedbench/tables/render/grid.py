@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from fedbench.results.units import STALE
 from fedbench.tables import specificity
 from fedbench.tables.bias import Bias, biases
 from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
@@ -13,7 +14,6 @@ from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.verdict import Verdict, judge
 
 DASH = "-"
-STALE = "‡"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fedbench.results.units import STALE
 from fedbench.tables import scale, significance
 from fedbench.tables.agreement import Agreement, agreements
 from fedbench.tables.estimate import spell
 from fedbench.tables.parts import ColumnSpec
 from fedbench.tables.render import judgement
-from fedbench.tables.render.grid import STALE, Layout
+from fedbench.tables.render.grid import Layout
 from fedbench.tables.result import TableResult
 
 

@@ -1,0 +1,90 @@
+"""What other code made is marked where runs stand side by side: on the console, in files, in Python, by commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import fedbench
+from fedbench.cli import collect, tta
+from fedbench.cli.app import main
+from fedbench.results.units import STALE
+from tests.helpers.codes import edit, forget
+
+SHORT = ["dataset=digits", "dataset.limit=300", "model=mlp", "protocol.rounds=1", "progress=none"]
+SAID = f"{STALE} made by other code than today's (method changed since); stale=rerun makes it again\n"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of one's own; hashes of code are looked up once a process, and here code changes within one."""
+    monkeypatch.chdir(tmp_path)
+    forget()
+    yield
+    forget()
+
+
+def swept(*more: str) -> int:
+    return main(["-m", *SHORT, "method=local,fedavg", "seed=0,1", "sweep.name=mine", *more])
+
+
+def files() -> tuple[str, pd.DataFrame, pd.DataFrame]:
+    """table.md, table.csv and runs.csv of the sweep."""
+    (folder,) = Path("results/sweeps").iterdir()
+    tables = (pd.read_csv(folder / f"{name}.csv", keep_default_na=False) for name in ("table", "runs"))
+    return (folder / "table.md").read_text(encoding="utf-8"), *tables
+
+
+def test_a_sweep_marks_the_lines_that_other_code_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swept() == 0
+    assert STALE not in capsys.readouterr().out
+    assert STALE not in files()[0]
+    edit(monkeypatch, "method")
+    assert swept("method=fedavg,fedprox") == 0
+    said = capsys.readouterr().out
+    fedavg, fedprox = (next(x for x in said.splitlines() if name in x) for name in ("fedavg", "fedprox"))
+    assert fedavg.count(STALE) == 4  # accuracy, pooled, IPR and RSD
+    assert STALE not in fedprox
+    assert SAID in said
+    text, table, runs = files()
+    assert text.endswith(f"\n\n{SAID}")
+    old, new = (next(x for x in text.splitlines() if name in x) for name in ("fedavg", "fedprox"))
+    assert STALE in old
+    assert STALE not in new
+    assert table["code_changed"].tolist() == ["method", ""]
+    assert runs["code_changed"].tolist() == ["method", "method", "", ""]
+    assert swept("method=fedavg,fedprox", "stale=rerun") == 0
+    assert STALE not in capsys.readouterr().out
+    assert STALE not in files()[0]
+
+
+def test_python_tells_by_a_column_and_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fedbench.run(*SHORT, method="fedavg")
+    assert before.code_changed == ()
+    edit(monkeypatch, "engine")
+    after = fedbench.run(*SHORT, method="fedavg")
+    assert after.code_changed == ("engine",)
+    assert "made by other code: engine changed" in repr(after)
+    found = fedbench.sweep(*SHORT, method=["fedavg", "fedprox"])
+    assert found["code_changed"].tolist() == ["engine", ""]
+    loaded = fedbench.load("runs").set_index("method")["code_changed"]
+    assert loaded.to_dict() == {"fedavg": "engine", "fedprox": "", "local": "engine"}
+
+
+def test_commands_that_read_runs_mark_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fedbench.run(*SHORT, method="local")
+    edit(monkeypatch, "method")
+    assert collect.main(["runs", "--out", "runs.csv"]) == 0
+    assert f"1 of 1 runs, see code_changed: {SAID}" in capsys.readouterr().err
+    assert pd.read_csv("runs.csv")["code_changed"].tolist() == ["method"]
+    assert tta.main([str(run.folder), "--reference", "1"]) == 0
+    said = capsys.readouterr().out
+    assert f"seed 0{STALE} " in said
+    assert said.endswith(SAID)
