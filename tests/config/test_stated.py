@@ -61,6 +61,19 @@ def test_every_value_of_a_preset_is_stated(group: str, option: str) -> None:
     assert missing == {}, f"{preset}: say in docs/settings.csv where these come from"
 
 
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group, name in FILES if name.endswith("_code")]
+)
+def test_where_the_authors_code_differs_is_a_reading(group: str, name: str) -> None:
+    base = stated.parent(group, name).get("inherits")
+    if base is None:  # a partition of its own, which the tables' readings name
+        return
+    before = stated.applied([f"{group}={base}"])
+    own = stated.own_values(group, name)
+    differs = {key for key, value in own.items() if key in before and before[key] != value}
+    assert differs <= {each.key for each in READINGS if f"{group}={name}" in each.places}
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_every_value_of_a_table_is_stated(name: str) -> None:
     known = {
