@@ -6,12 +6,12 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from status import markdown
+from status import VENUES, markdown
 
 from fedbench.tables.account import PAPERS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-TITLES = {name.partition(" ")[0]: name for name in PAPERS.values()}
+TITLES = {name: f"{name} ({VENUES[paper]})" for paper, name in PAPERS.items()}
 OTHERS = "Methods' own papers"
 READINGS = {
     "about": "about",

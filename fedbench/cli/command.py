@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import signal
@@ -19,6 +20,7 @@ def run(program: str, arguments: Sequence[str] | None, body: Callable[[list[str]
     130 after Ctrl-C and 143 after SIGTERM, as a shell says; 141 when nobody reads the output any longer (`| head`).
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _take_anything()
     try:
         with handled():
             _check_folder()
@@ -32,10 +34,24 @@ def run(program: str, arguments: Sequence[str] | None, body: Callable[[list[str]
         print(f"go on: {shlex.join([*program.split(), *given])}", file=sys.stderr)
         return 128 + number
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        _write_no_more()
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
         return report(error)
+
+
+def _take_anything() -> None:
+    """Where the output is closed, or of an encoding that lacks a sign, that is no reason to fail."""
+    if sys.stdout is None:  # `>&-`
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process lives
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def _write_no_more() -> None:
+    """What is left is for nobody: Python flushes once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check_folder() -> None:
@@ -51,6 +67,9 @@ def report(error: Exception) -> int:
     from fedbench.config import messages
 
     code, text = messages.told(error)
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, which may be the error
+        _write_no_more()
     print(text, file=sys.stderr)
     return code

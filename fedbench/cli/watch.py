@@ -79,8 +79,9 @@ def state(plan: Plan) -> Table:
 def _round(job: Job) -> str:
     """Its last checkpoint, as "round 12 of 200"; "begun" before the first one; "" if nothing is there."""
     from fedbench.results import checkpoint
+    from fedbench.results.folder import CODE
 
     folder = job.folder
     if folder.status() == "partial":
         return f"round {checkpoint.meta_of(folder.checkpoint)['round']} of {job.config.protocol.rounds}"
-    return "begun" if folder.code else ""
+    return "begun" if (folder.path / CODE).is_file() else ""

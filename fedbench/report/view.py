@@ -92,7 +92,7 @@ def view(
         headline=spec.headline,
         groups=groups(less),
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
-        remarks=tuple(remarks(Layout(table))),
+        remarks=tuple(remarks(layout if less is table else Layout(table))),
         links=tuple(links),
         ranks=diagram(table, folder),
         content=known,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedbench.core.errors import FedbenchError, FolderInUse
 from fedbench.core.files import as_csv, as_json, as_npz, replacing, sweep, write_bytes, write_text
 from fedbench.core.lock import FolderLock
-from fedbench.core.sealed import MANIFEST, Sealed, checksum
+from fedbench.core.sealed import MANIFEST, Sealed, checksum, checksum_of
 from fedbench.results.history import History
 from fedbench.results.observer import Labels
 
@@ -140,11 +140,10 @@ class RunFolder:
         `LOST`, which no code has, if the run is under way and they are not as they were written.
 
         Raises:
-            Damaged: the run is finished, and they are not as they were written.
+            Damaged: the run is finished, and its row is not as it was written.
         """
         if self.status() == "finished":
-            files = files_of(self.path)
-            return files.read(CODE).decode().strip() if files.has(CODE) else ""
+            return str(files_of(self.path).json(RESULT).get("code") or "")
         try:
             text = (self.path / CODE).read_text(encoding="utf-8")
         except (OSError, ValueError):
@@ -153,7 +152,7 @@ class RunFolder:
 
     def begin(self, code: str) -> None:
         """code.txt: the hashes of the code that the run begins with (fedbench.runs.fingerprint)."""
-        self._write(CODE, f"{code}\n".encode())
+        write_text(self.path / CODE, f"{code}\n")
 
     def clear(self) -> None:
         """Forget the run, so that it starts anew."""
@@ -209,6 +208,8 @@ class RunFolder:
             from fedbench.results import checkpoint
 
             checkpoint.save(self.path / MODEL, model, {}, key=self.key)
+        if CODE not in self._checksums and (self.path / CODE).is_file():  # another process began the run
+            self._checksums[CODE] = checksum_of(self.path / CODE)
         files_of(self.path).write({RESULT: as_json({**result, "key": self.key})}, self._checksums)
         self.checkpoint.unlink(missing_ok=True)
 

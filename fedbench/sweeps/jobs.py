@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +93,8 @@ def keep(outcome: JobOutcome) -> None:
 
 def tell(failure: str) -> None:
     """Print a failure."""
-    sys.stdout.flush()
+    with suppress(OSError):  # a full disk, which may be the failure; told again at the end
+        sys.stdout.flush()
     print(failure, file=sys.stderr)
 
 

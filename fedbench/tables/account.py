@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -83,10 +84,16 @@ def _made(table: TableResult) -> list[str]:
 
 def _seeds(table: TableResult, own: tuple[int, ...]) -> list[str]:
     """`seeds=5`, or which; nothing for those that the table has anyway."""
-    if own == tuple(range(scale.load(table.circumstances.scale).seeds or table.spec.seeds)):
+    if own == tuple(range(_of_scale(table.circumstances.scale) or table.spec.seeds)):
         return []
     count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
     return [f"seeds={count}"]
+
+
+@functools.cache
+def _of_scale(name: str) -> int | None:
+    """How many seeds a scale has of its own."""
+    return scale.load(name).seeds
 
 
 def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config.groups import conf_dir
+from fedbench.core.errors import FedbenchError
 from fedbench.core.interruption import Stopped, stop_if_asked, working_for
 from fedbench.runs.config import from_plain, run_key
 from fedbench.sweeps.jobs import JobOutcome, launch
@@ -158,15 +160,19 @@ def _watching(jobs: Sequence[Job], watch: Watch | None) -> Iterator[None]:
         yield
         return
     done = threading.Event()
+    waiting = list(jobs)
+    finished: list[Job] = []
 
     def look() -> None:
-        finished = [job for job in jobs if job.finished]
-        failed = [job for job in jobs if not job.finished and job.failure]
-        watch(finished, failed)
+        now = [job.finished for job in waiting]  # once it is, it stays so
+        finished.extend(itertools.compress(waiting, now))
+        waiting[:] = [job for job, ended in zip(waiting, now, strict=True) if not ended]
+        watch(finished, [job for job in waiting if job.failure])
 
     def poll() -> None:
         while not done.wait(POLL):
-            look()
+            with contextlib.suppress(FedbenchError):  # told where the run is asked for
+                look()
 
     thread: Any = threading.Thread(target=poll, daemon=True)
     thread.start()

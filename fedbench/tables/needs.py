@@ -50,22 +50,27 @@ class Needs:
         self.kept += state if job.config.settings.save_models else 0
 
 
-def needs(plan: Plan, missing: Sequence[Job]) -> Needs:
-    """Of the runs `missing` of `plan`; studies are left out."""
+def needs(plan: Plan, missing: Sequence[Job], at_once: int = 1) -> Needs:
+    """Of the runs `missing` of `plan`, of which `at_once` share the cores; studies are left out."""
     found, estimator = Needs(), Estimator()
-    for job in missing:
-        if job.study:
-            continue
-        try:
-            found.add(estimator, job, plan)
-        except FedbenchError:
-            found.unknown += 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // at_once))
+    try:
+        for job in missing:
+            if job.study:
+                continue
+            try:
+                found.add(estimator, job, plan)
+            except FedbenchError:
+                found.unknown += 1
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 
 def told(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator[str]:
     """Lines for people, of runs of which `at_once` run at a time."""
-    found = needs(plan, missing)
+    found = needs(plan, missing, at_once)
     sources = {
         "by finished ones": found.finished,
         "by a step timed here": found.timed,

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedbench.cli import command, reproduce, tta
+from fedbench.cli import reproduce, tta
 from fedbench.cli.app import main
 from fedbench.config import groups, yaml_files
 from fedbench.config.messages import told
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.partitions.file import read_arrays
-from fedbench.results.console import Progress
-from fedbench.results.observer import Labels
 
 
 def bomb() -> bytes:
@@ -143,30 +137,7 @@ def test_a_working_directory_that_is_gone(
     assert capsys.readouterr().err == "error: the working directory is gone; change to another one\n"
 
 
-@contextmanager
-def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Standard output is a pipe that nobody reads."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w", buffering=1) as pipe, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", pipe)
-        yield
-        pipe.flush()  # as Python does at its end
-
-
-def test_a_reader_that_leaves_ends_a_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(_: list[str]) -> int:
-        for _ in range(3):
-            print("a line")
-        return 0
-
-    with unread(monkeypatch):
-        assert command.run("x", [], body) == 141
-
-
-def test_a_reader_that_leaves_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with unread(monkeypatch):
-        progress = Progress(mode="lines")
-        for done in range(1, 4):
-            progress.start(Labels(*"dpmfq", 0), 3, 0)
-            progress.advance(done)
+@pytest.mark.parametrize("value", ["${seed}", "${nosuch:1}"])
+def test_an_override_that_stands_for_nothing(value: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["method=local", f"seed={value}"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1

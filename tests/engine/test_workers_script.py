@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,11 @@ def test_a_script_without_a_main_guard_is_not_run_again(
     try:
         assert sys.modules["__main__"] is main
         train(trainer)
-        os.kill(trainer._processes[0].pid, signal.SIGTERM)
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        for process in (trainer._processes[0].pid, server):
+            os.kill(process, signal.SIGTERM)
         train(trainer)
+        os.kill(server, 0)  # it lives
     finally:
         trainer.close()
     assert not trace.exists()

@@ -34,11 +34,11 @@ def tried(
     read: Callable[[], Any],
     count: int = DAMAGES,
     seed: int = 0,
-    told: Callable[[str, object], None] = lambda _name, _value: None,
+    keep: Callable[[str, object], None] = lambda _name, _value: None,
 ) -> Counter[str]:
     """How many damages of `file` were refused and how many made no difference, reading what depends on it.
 
-    `told`, pytest's record_property, keeps the counts for `scripts/faults.py`.
+    `keep`, pytest's record_property, keeps the counts for `scripts/faults.py`.
     """
     whole, found = file.read_bytes(), Counter[str]()
     before = repr(read())
@@ -57,7 +57,7 @@ def tried(
             assert after == before, f"{file.name}: another number, {content!r}"
             found["no difference"] += 1
         file.write_bytes(whole)
-    told("file", file.name)
+    keep("file", file.name)
     for name, number in found.items():
-        told(name, number)
+        keep(name, number)
     return found

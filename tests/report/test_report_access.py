@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedbench.report.build import build
 from tests.report import browsing
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing")
@@ -63,3 +64,14 @@ def test_axe_finds_nothing(
             (each["id"], each["impact"], [node["html"][:120] for node in each["nodes"]][:3])
             for each in found["violations"]
         ] == []
+
+
+@pytest.mark.slow
+def test_the_committed_results_answer_in_one_screen(browser: Any, tmp_path: Path) -> None:
+    build(Path(__file__).parents[2] / "results", tmp_path / "index.html")
+    assert (tmp_path / "index.html").stat().st_size < 6e6
+    for scheme in ("light", "dark"):
+        size = {"width": 1440, "height": 900}
+        for page in browsing.opened(browser, tmp_path, viewport=size, color_scheme=scheme):
+            assert page.evaluate("document.getElementById('start').getBoundingClientRect().bottom") < 900
+            assert axe.Axe().run(page).response["violations"] == []

@@ -87,7 +87,7 @@ def test_a_cell_shows_curves_matrix_and_configuration(opened: Any) -> None:
     whole, nothing = [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]
     assert opened.evaluate("document.getElementById('matrix').data[0].z") == [whole, whole, nothing, nothing]
     opened.select_option("#order", "number")
-    opened.wait_for_function("document.getElementById('matrix').data[0].y[1] === '1'")
+    opened.wait_for_function("() => document.getElementById('matrix').data[0].y[1] === '1'")
     opened.wait_for_selector("#map .scatterlayer")
     assert opened.evaluate("document.getElementById('map').data[0].text") == ["0, 2", "1, 3"]
     assert opened.evaluate("document.getElementById('gain').data[0].x") == ["3", "0", "1", "2"]
@@ -95,7 +95,7 @@ def test_a_cell_shows_curves_matrix_and_configuration(opened: Any) -> None:
     assert "1.5" in opened.locator("#facts").inner_text()
     assert "partition=label_shift" in opened.locator("#config").inner_text()
     opened.select_option("#lines", "rows")
-    opened.wait_for_function("document.getElementById('curves').data.length === 2")
+    opened.wait_for_function("() => document.getElementById('curves').data.length === 2")
     assert opened.evaluate("document.getElementById('curves').data[0].name") == "Local"
     opened.click("#cell .close")
     opened.click(f"{T} [data-cell='2-0-0']")
@@ -110,7 +110,7 @@ def test_labels_stay_text_in_the_browser(opened: Any) -> None:
     opened.click(f"{OTHER} [data-cell]")
     opened.wait_for_selector("#matrix .heatmaplayer image")
     opened.select_option("#lines", "rows")
-    opened.wait_for_function("document.getElementById('curves').data.length === 1")
+    opened.wait_for_function("() => document.getElementById('curves').data.length === 1")
     assert TAG in (opened.locator("#curves .legendtext").text_content() or "")
     assert CLOSE in opened.locator("#config").inner_text()
     assert opened.locator("img[src=x]").count() == 0

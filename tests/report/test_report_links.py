@@ -23,20 +23,20 @@ def test_a_link_reopens_the_cell_it_was_copied_in(browser: Any, results: Path) -
         page.select_option("[name=paper]", "fedcollab")
         page.click(f"{T} [data-cell='1-0-0']")
         page.click("#copy-link")
-        page.wait_for_function("document.getElementById('copied').textContent === 'copied'")
+        page.wait_for_function("() => document.getElementById('copied').textContent === 'copied'")
         link = page.evaluate("navigator.clipboard.readText()")
         page.click("#copy-command")
-        page.wait_for_function("navigator.clipboard.readText().then((text) => !text.includes('#'))")
+        page.wait_for_function("() => navigator.clipboard.readText().then((text) => !text.includes('#'))")
         command = page.evaluate("navigator.clipboard.readText()")
         assert command == "python -m fedbench.reproduce table=fedcollab_t1 rows=2 columns=1 seeds=3"
         page.keyboard.press("Escape")
-        page.wait_for_function("!location.hash.includes('cell=')")
+        page.wait_for_function("() => !location.hash.includes('cell=')")
     for page in browsing.opened(browser, results, "#" + link.partition("#")[2]):
         assert page.locator("#cell-title").inner_text() == "FedAvg: Fashion-MNIST, Label shift, Acc %"
         page.wait_for_selector("#curves .scatterlayer")
         assert page.evaluate("document.querySelector('[name=paper]').value") == ""
         page.keyboard.press("Escape")
-        assert page.evaluate("document.activeElement.dataset.cell") == "1-0-0"
+        page.wait_for_function("() => document.activeElement.dataset.cell === '1-0-0'")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_chosen_rows_are_laid_over_each_other_and_compared_client_by_client(
             "equal on 1; seeds 0, 1 on the same partitions"
         )
         page.select_option("#reference", "1")
-        page.wait_for_function("document.getElementById('paired').data[0].y[0] === 2")
+        page.wait_for_function("() => document.getElementById('paired').data[0].y[0] === 2")
         address = "#" + page.url.partition("#")[2]
     assert address == "#" + "&".join(f"run={quote(text, safe='').replace('%20', '+')}" for text in RUNS) + (
         "&view=comparison"
@@ -118,10 +118,20 @@ def test_chosen_rows_are_laid_over_each_other_and_compared_client_by_client(
         page.wait_for_selector("#paired p")
         assert "second cell" in page.locator("#paired").inner_text()
         page.keyboard.press("Escape")
-        assert page.evaluate("document.activeElement.id") == "compare"
+        page.wait_for_function("() => document.activeElement.id === 'compare'")
         page.click("#clear")
         assert page.locator("#tray").is_hidden()
         assert not page.is_checked(f"{T} [data-pick='0']")
+
+
+def test_keyboard_alone_compares(opened: Any) -> None:
+    opened.locator(f"{T} [data-cell='0-0-0']").focus()
+    for key in ("ArrowLeft", "Space", "ArrowDown", "Space", "c"):
+        opened.keyboard.press(key)
+    opened.wait_for_selector("#paired .barlayer")
+    opened.keyboard.press("Escape")
+    assert shown(opened, "dialog") == []
+    opened.wait_for_function("() => document.activeElement.dataset.pick === '1'")
 
 
 def test_runs_on_other_partitions_are_not_paired(opened: Any) -> None:
@@ -150,11 +160,11 @@ def test_axes_fit_the_data_or_begin_at_zero_and_go_across_rounds_bytes_or_second
     assert (low, high) == pytest.approx((10 - 2.077, 51.54 + 2.077), abs=6)  # the published value is in it
     assert low > 5
     opened.select_option("#cell-axis", "zero")
-    opened.wait_for_function(f"{axes}.yaxis.range[0] <= 0")
+    opened.wait_for_function(f"() => {axes}.yaxis.range[0] <= 0")
     opened.select_option("#cell-across", "megabytes")
-    opened.wait_for_function("document.getElementById('curves').data[0].x.at(-1) === 3")
+    opened.wait_for_function("() => document.getElementById('curves').data[0].x.at(-1) === 3")
     opened.select_option("#cell-across", "seconds")
-    opened.wait_for_function("document.getElementById('curves').data[0].x.at(-1) === 1.5")
+    opened.wait_for_function("() => document.getElementById('curves').data[0].x.at(-1) === 1.5")
 
 
 def test_print_shows_the_tables_or_the_opened_dialog_alone(opened: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -16,7 +17,8 @@ import pytest
 from fedbench.core.errors import FedbenchError
 from fedbench.report.__main__ import main
 from fedbench.report.build import build
-from tests.report.toys import CLOSE, TAG
+from fedbench.tables import store
+from tests.report.toys import CLOSE, TAG, judged_table
 
 
 class Page(HTMLParser):
@@ -110,3 +112,16 @@ def test_command_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (results / "x.html").is_file()
     assert main([str(results), "--out", str(results / "tables" / "hostile" / "table.json" / "x.html")]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+def test_other_data_is_named_where_the_paper_s_stood(tmp_path: Path) -> None:
+    table = judged_table()
+    made = dataclasses.replace(table.circumstances, substitute="digits")
+    folder = tmp_path / "tables" / "on_digits"
+    store.save(folder, dataclasses.replace(table, circumstances=made), [])
+    build(tmp_path, tmp_path / "index.html")
+    text = (tmp_path / "index.html").read_text(encoding="utf-8").partition("<script")[0]
+    assert "<small>in place of Fashion-MNIST, Label shift</small>" in text
+    assert re.findall(r"<h2 id[^>]*>([^,]+), in the place of FedCollab", text) == ["fedcollab_t1 on digits"]
+    assert '<option value="digits">' in text
+    assert '<option value="fashion_mnist">' not in text

@@ -79,3 +79,11 @@ def test_a_run_of_two_tables_costs_once_and_other_settings_stand_apart() -> None
     assert (quick.setting, quick.confirmed.total(), quick.runs) == ("quick scale", 0, 0)
     assert quick.open == 7
     assert (first.runs, first.confirmed) == (2, whole.confirmed)
+
+
+def test_exploratory_values_of_two_tables_count_once() -> None:
+    table = judged_table()
+    rows = tuple(dataclasses.replace(row, exploratory="seen before") for row in table.spec.rows)
+    apart = dataclasses.replace(table, spec=dataclasses.replace(table.spec, rows=rows))
+    (line,) = start({"a": apart, "b": apart}, {"a": [], "b": []}).lines
+    assert (line.confirmed.total(), line.exploratory.total()) == (0, 5)

@@ -79,7 +79,7 @@ PARTLY = (
 def test_a_run_gives_its_own_numbers_or_none(
     run: RunFolder, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    found = tried(run.path / name, lambda: READERS[name](run), told=record_property)
+    found = tried(run.path / name, lambda: READERS[name](run), keep=record_property)
     assert found["refused"] > 2 * DAMAGES
     assert set(found) <= ({"refused", "no difference"} if name in PARTLY else {"refused"})
 

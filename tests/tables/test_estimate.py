@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedbench.core.errors import DataCorrupt
 from fedbench.results.environment import machine
@@ -70,8 +71,9 @@ def test_what_cannot_be_built_is_counted(
         raise DataCorrupt("no such file")
 
     monkeypatch.setattr(estimate, "build", build)
-    made = planned(tmp_path, ROWS)
+    made, threads = planned(tmp_path, ROWS), torch.get_num_threads()
     time, *_ = needs.told(made, made.missing(), 2)
+    assert torch.get_num_threads() == threads
     assert time == "time: about 0 s on this machine, 2 at once (3 runs not known, as they cannot be built)"
 
 

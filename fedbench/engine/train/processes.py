@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
@@ -29,6 +31,10 @@ def start(
     _name_a_known_start_method()
     context = torch_multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
+    with _unheard(
+        signal.SIGINT, signal.SIGTERM
+    ):  # which a terminal sends to all, also to one that still imports
+        forkserver.ensure_running()
     processes: list[Any] = []
     links: list[Connection] = []
     for _ in range(count):
@@ -53,6 +59,16 @@ def end(processes: list[Any], links: list[Connection]) -> None:
             process.join()
     links.clear()
     processes.clear()
+
+
+@contextmanager
+def _unheard(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes that are started here never hear of these signals; this one does afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -114,6 +114,9 @@ const Compare = (() => {
   }
 
   $("tables").addEventListener("change", (event) => { if (event.target.matches("[data-pick]")) row(event.target); });
+  $("tables").addEventListener("keydown", (event) => {
+    if (event.key === "c" && !event.ctrlKey && !event.metaKey && !event.altKey) show();
+  });
   $("compare").addEventListener("click", show);
   $("clear").addEventListener("click", () => set([]));
   $("copy-comparison").addEventListener("click", () => copy(Address.link({ runs: chosen, comparing: true }), $("comparison-copied"), null));
@@ -121,7 +124,8 @@ const Compare = (() => {
   dialog.addEventListener("close", () => {
     for (const name of ["overlaid", "paired"]) Plots.clear($(name));
     Address.keep({ comparing: false });
-    if (chosen.length) $("compare").focus();
+    const lost = [document.body, ...all("*", dialog)].includes(document.activeElement); // it was opened by a link
+    if (lost && chosen.length) $("compare").focus();
   });
 
   return { has, toggle, set, show, figures };
