@@ -60,7 +60,7 @@ def test_one_row_a_run_with_its_config_flattened(
 
 def test_standard_output_is_csv(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs / "a"), "--no-config"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "method,seed,acc,ipr,path"
+    assert capsys.readouterr().out.splitlines()[0] == "method,seed,acc,ipr,path,code_changed"
 
 
 def test_unreadable_parts_are_told_and_left_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ class FakeRunner(list[RunConfig]):
         self.before(run)
         self.append(run)
         row = {**run.labels, "seed": run.seed, "acc": 50.0 + run.seed, "ipr": 100.0, "rsd": 1.5}
-        return types.SimpleNamespace(row=row, folder=Path("runs"), earlier=False)
+        return types.SimpleNamespace(row=row, folder=Path("runs"), earlier=False, code_changed=())
 
     def fail(self, error: BaseException, *seeds: int) -> None:
         """Raise `error` in runs with one of `seeds`."""
