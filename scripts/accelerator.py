@@ -17,14 +17,18 @@ import torch
 from fedbench.config import groups
 from fedbench.config.schema import OptimizerConfig
 from fedbench.engine.setup import Setup
+from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS
-from fedbench.testing.pretended import ENGINES, Trial, federated, trial
+from fedbench.testing.pair import UNLIKE, serving, trainer
+from fedbench.testing.pretended import ENGINES, Trial, federated, of_kinds, trial
 from fedbench.testing.subject import Subject
 from fedbench.testing.toys import federation, setup
 
 ROOT = Path(__file__).resolve().parents[1]
 COHORTS = (4, 16)
+Toy = Callable[[torch.device], Setup]
+Build = Callable[[Setup], Trainer]
 NETWORKS = {
     "mlp": (1, 28, 28),
     "lenet5": (3, 32, 32),
@@ -52,18 +56,41 @@ all local steps together, and of the round with most, scoring included. torch {t
 
 def methods(names: Sequence[str], write: Callable[[str], None]) -> None:
     """A row a preset."""
-    waits = " | ".join(f"{engine}, {cohort} clients" for engine in ENGINES for cohort in COHORTS)
-    write(f"\n| method | error | differs by | waits in steps | waits a round: {waits} |")
-    write("| --- " * (4 + len(ENGINES) * len(COHORTS)) + "|")
+    _head(write, "method")
     for name in names:
         subject = Subject.of(name)
-        found = [
-            attempt(federated(subject, "mlp", cohort), engine) for engine in ENGINES for cohort in COHORTS
-        ]
-        write(
-            row(name, found)
-            + "".join(f" {each.round} |" if isinstance(each, Trial) else " |" for each in found)
+        _cohorts(write, name, lambda cohort, of=subject: federated(of, "mlp", cohort), lambda build: build)
+
+
+def kinds(names: Sequence[str], write: Callable[[str], None]) -> None:
+    """A row a method that serves clients of several kinds; two kinds, each on an engine of its own."""
+    _head(write, "method, clients of two kinds")
+    for name in names:
+        method = serving(name)
+        _cohorts(
+            write,
+            name,
+            lambda cohort, of=method: of_kinds(of, cohort),
+            lambda build: lambda chosen: trainer(chosen, build),
         )
+
+
+def _head(write: Callable[[str], None], first: str) -> None:
+    waits = " | ".join(f"{engine}, {cohort} clients" for engine in ENGINES for cohort in COHORTS)
+    write(f"\n| {first} | error | differs by | waits in steps | waits a round: {waits} |")
+    write("| --- " * (4 + len(ENGINES) * len(COHORTS)) + "|")
+
+
+def _cohorts(
+    write: Callable[[str], None],
+    name: str,
+    toy: Callable[[int], Toy],
+    build: Callable[[Build], Build],
+) -> None:
+    """The row of the toy with cohorts of few and of many, by each engine."""
+    found = [attempt(toy(cohort), build(ENGINES[engine])) for engine in ENGINES for cohort in COHORTS]
+    waits = (f" {each.round} |" if isinstance(each, Trial) else " |" for each in found)
+    write(row(name, found) + "".join(waits))
 
 
 def networks(names: Sequence[str], write: Callable[[str], None]) -> None:
@@ -71,12 +98,12 @@ def networks(names: Sequence[str], write: Callable[[str], None]) -> None:
     write("\n| network | error | differs by | waits in steps | operations a step (views): looped | stacked |")
     write("| --- " * 6 + "|")
     for name in names:
-        found = [attempt(toy(name), engine) for engine in ENGINES]
+        found = [attempt(toy(name), build) for build in ENGINES.values()]
         counts = [f" {e.operations:.0f} ({e.views:.0f}) |" if isinstance(e, Trial) else " |" for e in found]
         write(row(name, found) + "".join(counts))
 
 
-def toy(network: str) -> Callable[[torch.device], Setup]:
+def toy(network: str) -> Toy:
     """Two clients with full batches of eight."""
     model = MODELS.build({"name": network, **FIELDS.get(network, {})})
     optimizer = OptimizerConfig(lr=0.01)
@@ -88,10 +115,10 @@ def toy(network: str) -> Callable[[torch.device], Setup]:
     return made
 
 
-def attempt(toy: Callable[[torch.device], Setup], engine: str) -> Trial | Exception:
+def attempt(toy: Toy, build: Build) -> Trial | Exception:
     """The trial, or what ended it."""
     try:
-        return trial(toy, ENGINES[engine])
+        return trial(toy, build)
     except Exception as error:  # noqa: BLE001 - it is what the table is for
         return error
 
@@ -122,6 +149,7 @@ def main() -> None:
         write(HEAD.format(torch=torch.__version__))
         chosen = arguments.names
         methods([name for name in presets if not chosen or name in chosen], write)
+        kinds([name for name in UNLIKE if not chosen or name in chosen], write)
         networks([name for name in NETWORKS if not chosen or name in chosen], write)
 
 

@@ -29,7 +29,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("fedbench", "conf", "hydra_plugins", "scripts", "tests", "pyproject.toml")
+COPIED = ("fedbench", "conf", "docs", "hydra_plugins", "scripts", "tests", "pyproject.toml")
 HEAVY = (
     "torch",
     "torchvision",

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedbench.cli.reproduce import read
+from fedbench.cli.request import read
 from fedbench.core.errors import unknown
 from fedbench.core.files import read_csv, write_csv
 from fedbench.results.environment import machine

@@ -32,6 +32,7 @@ found = {}
 for group in ("method", "model", "partition"):
     for file in sorted((conf_dir() / group).glob("*.yaml")):
         extra = ["partition.path=x.npz"] if file.stem == "file" else []
+        extra += ["method=local"] if group == "model" else []  # which takes clients of several kinds
         try:
             run = resolve(compose([f"{group}={file.stem}", *extra]))
         except Exception:  # a file of weights or indices that is not here

@@ -1,7 +1,8 @@
 """Rewrite the generated parts of README.md, docs/*.md and results/*.md: between <!-- KIND --> and <!-- /KIND -->.
 
 KIND is one that `python -m fedbench.list` knows, or one of these: `speed`, the latest benchmarks under results/bench/;
-`filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper.
+`filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper;
+`readings` and `settings`, docs/readings.csv and docs/settings.csv.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import sources
 import status
 from benchmarks import render
 
@@ -77,6 +79,8 @@ MADE = {
     "filled": status.tables,
     "commands": status.commands,
     "papers": status.papers,
+    "readings": sources.readings,
+    "settings": sources.settings,
 }
 
 

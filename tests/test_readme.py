@@ -105,6 +105,10 @@ def test_quickstart_is_the_readme_s_command() -> None:
     assert found[1] in README
 
 
+def test_its_number_of_methods_is_that_of_the_registry() -> None:
+    assert f"any of {len(list(METHODS))} federated-learning methods" in README
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_lines_can_be_read(page: str) -> None:
     """Prose is wrapped; a row of a table, or a command, may be longer."""

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 
 import torch
 
 from fedbench.core.errors import ConfigError
 from fedbench.engine.pick.arithmetic import DEVICES, Peaks, found_peaks, peaks
-from fedbench.results.console import Output
 from fedbench.tables import day
 from fedbench.tables.cell_config import Wish
+from fedbench.tables.render.day import drawn
 from fedbench.tables.spec import TableSpec
 
 
 def show(tables: Sequence[TableSpec], wish: Wish, name: str) -> None:
-    """Print the demands of `tables` on the GPU called `name` ("": this machine's) and their sum.
+    """Print the demands of `tables` on the GPU called `name` ("": this machine's) and their sum, as Markdown.
 
     Raises:
         UnknownName: no GPU of that name is known.
         ConfigError: this machine has none that is.
     """
     device = peaks(name) if name else _here()
-    console = Output(highlight=False)
-    for line in day.drawn(day.needed(tables, wish), device, name or torch.cuda.get_device_name()):
-        console.print(line)
+    command = shlex.join(["python", "-m", "fedbench.reproduce", *sys.argv[1:]])
+    print(drawn(day.needed(tables, wish), device, name or torch.cuda.get_device_name(), command), end="")
 
 
 def _here() -> Peaks:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedbench.cli import command, making
+from fedbench.cli import command, making, telling
+from fedbench.cli.request import EVERY, Request, asked, planned, read
+from fedbench.config.messages import OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from fedbench.tables.cell_config import Wish
     from fedbench.tables.job import Job
     from fedbench.tables.plan import Plan
-    from fedbench.tables.result import TableResult
-    from fedbench.tables.scale import Scale
     from fedbench.tables.spec import TableSpec
 
 HELP = """\
@@ -31,7 +26,7 @@ python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   jobs=N               runs at once (default: one a core, on a GPU one)
   results=results      where the filled table goes; the runs themselves go to runs_dir
   retry=false          true: run failed cells again
-  dry_run=false        true, or --dry-run: show the plan and stop
+  dry_run=false        true, or --dry-run: show the plan with time, memory and disk on this machine, and stop
   --device NAME        with --dry-run: model that GPU (h200 | h100 | a100 | l4 | rtx4090), whatever is finished here
   render=false         true: draw the table again from its files, look at no run
 
@@ -40,140 +35,55 @@ of its own and no verdicts, unless the table says that the paper leaves it open 
 reference_seed=100). Hydra's launchers run elsewhere: hydra/launcher=submitit_slurm (pip install
 hydra-submitit-launcher) and its options.
 The same command again runs only what is missing.
+
+Exit code: 0, every cell asked for is there; 3, some failed or cannot be run here; 2, refused; 1, a defect; 130, 143,
+stopped.
 """
 
 
-EVERY = "all"  # tables
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for, but for the overrides of the runs."""
-
-    table: str
-    scale: str = "paper"
-    rows: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    substitute: str = ""
-    jobs: int = 0
-    results: str = "results"
-    retry: bool = False
-    dry_run: bool = False
-    device: str = ""
-    render: bool = False
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan, run, fill and draw one table; returns the exit code (1: a cell failed)."""
+    """Plan, run, fill and draw one table; returns the exit code (INCOMPLETE: a cell asked for is not there)."""
     return command.run("python -m fedbench.reproduce", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP, end="")
-        return 0 if arguments else 2
+        return OK if arguments else REFUSED
     return reproduce(*read(arguments))
 
 
-def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
-    """(the request, overrides of the runs and of Hydra) of a command line.
-
-    Raises:
-        ConfigError: an argument that is no KEY=VALUE, or a value of the wrong type.
-    """
-    import dataclasses
-
-    from fedbench.config.registry import typed
-
-    own = {f.name for f in dataclasses.fields(Request)}
-    values: dict[str, Any] = {}
-    overrides = []
-    for text in _keyed(arguments):
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"'{text}' is no KEY=VALUE; see python -m fedbench.reproduce --help")
-        if key not in own:
-            overrides.append(text)
-        elif key in ("rows", "columns"):
-            values[key] = [part.strip() for part in value.strip("[]").split(",")]
-        else:
-            values[key] = making.value(text, value)
-    if "seeds" in values:
-        values["seeds"] = making.seeds(values["seeds"])
-    return typed(Request, values, "the command line"), overrides
-
-
-def _keyed(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `--dry-run` and `--device NAME` as KEY=VALUE."""
-    found: list[str] = []
-    for text in arguments:
-        if found and found[-1] == "--device":
-            found[-1] = f"device={text}"
-        else:
-            found.append("dry_run=true" if text == "--dry-run" else text)
-    return found
-
-
 def reproduce(request: Request, overrides: Sequence[str]) -> int:
-    """Fill one table; returns 1 if a run that was asked for has no result, else 0."""
-    from fedbench.tables import fill, plan, recorded, scale, spec, store
+    """Fill one table; returns INCOMPLETE if a cell that was asked for is not there, else OK."""
+    from fedbench.core.lock import held
+    from fedbench.tables import fill, store
+    from fedbench.tables.render import write
 
     if request.table == EVERY or request.device:
         return _model(request, overrides)
-    table = spec.load(request.table)
     launcher, at_once = making.launcher(request.jobs, overrides)
-    wish = _wish(request, overrides, table, scale.load(request.scale))
-    folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
     if request.render:
-        from fedbench.tables.render import write
-
-        write(folder)
-        return 0
-    planned = plan.make(table, wish, recorded.read(folder))
-    missing = [job for job in planned.missing() if request.retry or not job.failure]
-    _announce(planned, missing, at_once)
+        write(planned(request, overrides)[2])
+        return OK
+    plan, wish, folder = planned(request, overrides)
+    missing = [job for job in plan.missing() if request.retry or not job.failure]
+    telling.announce(plan, missing, at_once)
     if request.dry_run:
-        return 0
-    _require_cells(planned)
+        return OK
+    _require_cells(plan)
     if missing:
-        _run(missing, launcher, table)
-    from fedbench.tables.render import write
-
-    with store.alone(folder):
+        _run(missing, launcher, plan.spec)
+    with held(folder):
         if missing:
-            planned = plan.make(
-                table, wish, recorded.read(folder)
-            )  # another call may have added cells meanwhile
-        filled = fill.fill(planned)
-        store.save(folder, filled, fill.rows(planned))
-        store.save_curves(folder, fill.curves(planned))
-        store.save_matrices(folder, fill.matrices(planned))
+            plan = planned(request, overrides)[0]  # another call may have added cells meanwhile
+        filled = fill.fill(plan)
+        store.save(folder, filled, fill.rows(plan))
+        store.save_curves(folder, fill.curves(plan))
+        store.save_matrices(folder, fill.matrices(plan))
+        store.save_clients(folder, fill.clients(plan))
         write(folder)
-    _show(filled, folder)
-    return 1 if _tell_lacking(planned) else 0
-
-
-def planned(request: Request, overrides: Sequence[str]) -> Plan:
-    """What the request asks for, as it stands."""
-    from fedbench.tables import plan, recorded, scale, spec, store
-
-    table = spec.load(request.table)
-    wish = _wish(request, overrides, table, scale.load(request.scale))
-    folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
-    return plan.make(table, wish, recorded.read(folder))
-
-
-def _show(filled: TableResult, folder: Path) -> None:
-    """The table, where it was written, and what to look at next."""
-    from fedbench.results.console import Output
-    from fedbench.tables.render import terminal
-
-    console = Output() if sys.stdout.isatty() else Output(width=120)
-    console.print(terminal.render(filled))
-    print(
-        f"table: {folder / 'table.md'}; with curves and matrices: python -m fedbench.report {folder.parents[1]}"
-    )
+    telling.show(filled)
+    return telling.finish(plan, wish, folder, len(missing))
 
 
 def _model(request: Request, overrides: Sequence[str]) -> int:
@@ -187,7 +97,7 @@ def _model(request: Request, overrides: Sequence[str]) -> int:
         raise ConfigError("table=all and --device only tell what it would take: add --dry-run")
     every = request.table == EVERY
     tables = [spec.load(name) for name in (spec.names() if every else [request.table])]
-    wish = _wish(request, overrides, tables[0], scale.load(request.scale))
+    wish = asked(request, overrides, tables[0], scale.load(request.scale))
     if every:  # no choice among the first one's rows
         wish = dataclasses.replace(wish, rows=(), columns=())
     day.show(tables, wish, request.device)
@@ -201,54 +111,6 @@ def _require_cells(planned: Plan) -> None:
     if not any(entry.jobs for entry in planned.entries):
         reasons = dict.fromkeys(each.reason for each in planned.entries if each.reason != PENDING)
         raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
-
-
-def _tell_lacking(planned: Plan) -> int:
-    """Say which of the runs asked for have no result, and why; how many they are."""
-    lacking = planned.missing()
-    for job in lacking:
-        reason = job.failure or "another process is at it, or was stopped; the same command goes on"
-        word = "failed" if job.failure else "not finished"
-        print(f"{word}: {' '.join(job.overrides)}: {reason}", file=sys.stderr)
-    return len(lacking)
-
-
-def _wish(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale) -> Wish:
-    from fedbench.tables.cell_config import Wish
-
-    mine = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
-    settings = tuple(text for text in mine if making.is_setting(text))
-    changed = tuple(text for text in mine if not making.is_setting(text))
-    settings = ("progress=none", *settings)
-    chosen = table.only(request.rows, request.columns)
-    rows, columns = ([each.label for each in line] for line in (chosen.rows, chosen.columns))
-    return Wish(scale, request.seeds, request.substitute, changed, settings, tuple(rows), tuple(columns))
-
-
-def _announce(planned: Plan, missing: Sequence[Job], at_once: int) -> None:
-    """The plan: cells, runs, what is there, what cannot be run, how long the rest takes."""
-    from fedbench.results.console import Output
-    from fedbench.tables.estimate import told
-    from fedbench.tables.plan import PENDING
-
-    console = Output(highlight=False)
-    jobs = planned.jobs
-    failed = sum(1 for job in planned.missing() if job.failure)
-    done = len(jobs) - len(planned.missing())
-    console.print(f"{planned.spec.title}", style="bold")
-    asked = sum(bool(entry.asked) for entry in planned.entries)
-    console.print(
-        f"{asked} cells, seeds {', '.join(map(str, planned.seeds))}, {len(jobs)} runs: "
-        f"{done} finished, {failed} failed, {len(missing)} to do, {at_once} at once"
-    )
-    reasons: dict[str, list[str]] = {}
-    for entry in planned.entries:
-        if entry.reason and entry.reason != PENDING:
-            reasons.setdefault(entry.reason, []).append(f"{entry.row.label} / {entry.column.label}")
-    for reason, cells in reasons.items():
-        console.print(f"{len(cells)} cells: {reason}")
-    if missing:
-        console.print(f"time: {told(planned, at_once)}")
 
 
 def _run(missing: Sequence[Job], launcher: Sequence[str], table: TableSpec) -> None:

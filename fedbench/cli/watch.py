@@ -1,6 +1,6 @@
 """`python -m fedbench.watch table=NAME ...`: how far a table is that another terminal fills.
 
-Takes the arguments of fedbench.reproduce. Ends when no run is left, with exit code 1 if one failed.
+Takes the arguments of fedbench.reproduce. Ends when no run is left, with exit code 3 if one failed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedbench.cli import command
+from fedbench.config.messages import INCOMPLETE, OK
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,10 +35,10 @@ def _main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     from rich.live import Live
 
-    from fedbench.cli.reproduce import planned, read
+    from fedbench.cli.request import planned, read
     from fedbench.results.console import Output
 
-    plan = planned(*read([text for text in arguments if text != ONCE]))
+    plan = planned(*read([text for text in arguments if text != ONCE]))[0]
     console = Output()
     if ONCE in arguments:
         console.print(state(plan))
@@ -46,7 +47,7 @@ def _main(arguments: Sequence[str]) -> int:
             while any(not job.finished and not job.failure for job in plan.jobs):
                 time.sleep(PATIENCE)
                 live.update(state(plan), refresh=True)
-    return int(any(job.failure and not job.finished for job in plan.jobs))
+    return INCOMPLETE if any(job.failure and not job.finished for job in plan.jobs) else OK
 
 
 def state(plan: Plan) -> Table:
@@ -78,8 +79,9 @@ def state(plan: Plan) -> Table:
 def _round(job: Job) -> str:
     """Its last checkpoint, as "round 12 of 200"; "begun" before the first one; "" if nothing is there."""
     from fedbench.results import checkpoint
+    from fedbench.results.folder import CODE
 
     folder = job.folder
     if folder.status() == "partial":
         return f"round {checkpoint.meta_of(folder.checkpoint)['round']} of {job.config.protocol.rounds}"
-    return "begun" if folder.code else ""
+    return "begun" if (folder.path / CODE).is_file() else ""

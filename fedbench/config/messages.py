@@ -21,7 +21,7 @@ from fedbench.config.groups import REGISTRIES
 from fedbench.core.errors import FedbenchError, nearest
 
 READERS = ("hydra.", "omegaconf.", "yaml.", "antlr4.")  # of what a user writes
-OK, CRASHED, REFUSED = 0, 1, 2  # exit codes
+OK, CRASHED, REFUSED, INCOMPLETE = 0, 1, 2, 3  # exit codes; the last: not all that was asked for is there
 
 
 def told(error: Exception, job: str = "") -> tuple[int, str]:

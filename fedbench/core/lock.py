@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import platform
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -13,6 +15,8 @@ from filelock import FileLock, Timeout
 from fedbench.core.errors import FedbenchError, FolderInUse
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
+
+PATIENCE = 0.2  # seconds between attempts to hold a folder
 
 
 class FolderLock:
@@ -62,6 +66,22 @@ class FolderLock:
             return self._path.read_text(encoding="utf-8").strip() or "another process"
         except OSError:
             return "another process"
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold `folder`, so that what is read there stays true until it is written; waits while another process does."""
+    lock = FolderLock(folder)
+    while True:
+        try:
+            lock.acquire()
+            break
+        except FolderInUse:
+            time.sleep(PATIENCE)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _sign(file: int) -> None:

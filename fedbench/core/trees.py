@@ -99,8 +99,9 @@ def spread(parts: Iterable[tuple[Rows, Tree]], count: int) -> Tree:
     """
     whole: Tree = {}
     for chosen, tree in parts:
+        places = None if isinstance(chosen, slice) else _everywhere(chosen.nonzero().flatten())
         for key, leaf in tree.items():
-            if len(leaf) == count:
+            if places is None or len(leaf) == count:
                 whole[key] = leaf
                 continue
             if key not in whole:
@@ -111,7 +112,7 @@ def spread(parts: Iterable[tuple[Rows, Tree]], count: int) -> Tree:
                     f"leaf '{key}' is {list(whole[key].shape[1:])} on some clients and {list(leaf.shape[1:])} on "
                     "others; what clients of several kinds share must have one shape"
                 )
-            whole[key][chosen if isinstance(chosen, slice) else chosen.to(leaf.device)] = leaf
+            whole[key][places(leaf.device)] = leaf
     return whole
 
 

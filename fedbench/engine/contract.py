@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.cache import Arrays
 from fedbench.core.trees import Tree
 from fedbench.models.task import Task
 
@@ -209,6 +210,13 @@ class Preparation(Protocol):
         """All training samples of a kind's clients, those of the first first.
 
         As its network reads them: normalised, or pixels in [0, 1] (`unit`).
+        """
+
+    def once(self, module: str, given: Sequence[object], make: Callable[[Meter], Arrays]) -> Arrays:
+        """What `make` returns; if a run before had the same from the same `given`, that, kept in the cache.
+
+        `given` is all that the result depends on (tensors, or what `repr` tells apart), `module` the code that makes
+        it. Traffic, which `make` counts by the meter that it is given, and seconds are as if it were made here.
         """
 
     def keep(self, name: str, array: np.ndarray) -> None:

@@ -55,14 +55,7 @@ class KindsSetup(Setup):
             ConfigError: the method's server cannot serve clients whose networks differ.
         """
         super().__post_init__()
-        if not self.method.unlike:
-            methods = registry("method")
-            able = [name for name in methods if methods.get(name).unlike]
-            raise ConfigError(
-                f"{type(self.method).__name__} compares or averages models leaf by leaf, here clients are of "
-                f"{len(self.parts)} kinds whose networks differ; use method=per_kind with method/base=NAME to run it "
-                f"inside each kind, or one of {', '.join(able)}"
-            )
+        check_kinds(self.method, len(self.parts))
 
     @property
     def kinds(self) -> tuple[Setup, ...]:
@@ -75,6 +68,22 @@ class KindsSetup(Setup):
         """See Setup.client."""
         kind = self.parts[int(self.task.kind_of(torch.tensor([client])))]
         return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, heard)
+
+
+def check_kinds(method: Method, kinds: int) -> None:
+    """Refuse a method that cannot serve clients of so many kinds.
+
+    Raises:
+        ConfigError: with the reason, and the methods that can.
+    """
+    if kinds < 2 or not (reason := method.alike_only):
+        return
+    methods = registry("method")
+    able = [name for name in methods if methods.get(name).unlike]
+    raise ConfigError(
+        f"{reason}, here clients are of {kinds} kinds whose networks differ; choose one of {', '.join(able)}, "
+        "where method=per_kind runs any method/base=NAME inside each kind that does not prepare with all data"
+    )
 
 
 def assemble(

@@ -41,6 +41,13 @@ class Method(Component, ABC):
     unlike: ClassVar[bool] = False  # whether its server can serve clients of several kinds, see Cohort.alike
 
     @property
+    def alike_only(self) -> str:
+        """Why all its clients must be of one kind; "" if they need not."""
+        if self.unlike:
+            return ""
+        return f"{type(self).__name__} compares or averages models leaf by leaf"
+
+    @property
     def reads_data(self) -> frozenset[ClientHook]:
         """Names of the client hooks that use client.data."""
         return frozenset()

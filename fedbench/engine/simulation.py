@@ -60,6 +60,7 @@ class Simulation:
         with self.timed(seconds, "prepare"), torch.no_grad():
             preparation = Preparing(setup, self.trainer)
             server, memory = call("prepare", method.prepare, preparation, server, memory)
+        seconds["prepare"] += preparation.seconds
         federation = setup.federation
         store = ClientStore(memory, federation.clients, self.storage, federation.device)
         state = State(server, store, seconds=seconds)

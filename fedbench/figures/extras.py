@@ -10,6 +10,7 @@ import torch
 
 from fedbench.core import rng
 from fedbench.core.errors import ConfigError
+from fedbench.data import authors as published
 from fedbench.data.split import make_partition
 from fedbench.figures.plan import FigurePlan
 from fedbench.methods.fedcollab import solver
@@ -105,7 +106,14 @@ def joining(plan: FigurePlan, _arrays: Arrays) -> dict[str, np.ndarray]:
     return {"join_round": np.array(_method(_first(plan), FedCollab).join_round)}
 
 
+def authors(plan: FigurePlan, _arrays: Arrays) -> dict[str, np.ndarray]:
+    """`authors` [N, N]: the distances that FedCollab's authors publish for the partition's scenario, if it is one."""
+    name = _first(plan).labels["partition"]
+    return {"authors": published.distances(name)} if name in published.SCENARIOS else {}
+
+
 EXTRAS: dict[str, Callable[[FigurePlan, Arrays], dict[str, np.ndarray]]] = {
+    "authors": authors,
     "draws": draws,
     "images": images,
     "joining": joining,

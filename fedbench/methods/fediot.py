@@ -24,6 +24,7 @@ from fedbench.config.domain import at_least, positive, share
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Clock, Cohort, Preparation, Stage
@@ -97,7 +98,7 @@ class FedIoT(Method):
         def loss(head: Tree, generator: torch.Generator) -> Tensor:
             terms = []
             for z, y in known:
-                drawn = torch.randint(len(y), (self.batch,), generator=generator).to(y.device)
+                drawn = sent(torch.randint(len(y), (self.batch,), generator=generator), y.device)
                 terms.append(functional.cross_entropy(first.head(head, z[drawn]), y[drawn]))
             return torch.stack(terms).mean()
 

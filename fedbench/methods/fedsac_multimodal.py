@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedbench.config.domain import at_least, one_of
 from fedbench.core import trees
+from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort
 from fedbench.methods.fedsac import FedSaC
@@ -46,15 +47,15 @@ class MultimodalFedSaC(FedSaC):
         cost = torch.zeros(count, count, dtype=torch.float64, device=uploads["subspace/U"].device)
         inside = torch.zeros(count, count, dtype=torch.bool)
         for chosen, alike in cohort.alike():
-            pairs = chosen[:, None] & chosen
+            places = sent(chosen.nonzero().flatten(), cost.device)
             own = trees.rows(alike.task.own(uploads), chosen)
-            cost[pairs] = self.cost(server, own, alike).to(cost).flatten()
-            inside |= pairs
+            cost[places[:, None], places] = self.cost(server, own, alike).to(cost)
+            inside |= chosen[:, None] & chosen
         allowed = self.allowed(cohort)
         body = self.rows(cost, allowed & inside, cohort)
         if self.heads == "apart":
             return {"*": body}
         heads, _ = cohort.task.split(trees.plain(uploads), ("@head",))
         across = -self.beta * self.similarities(server, heads, cohort)
-        kept = inside.to(cost.device) & (self.heads == "across")
+        kept = sent(inside, cost.device) & (self.heads == "across")
         return {"@head": self.rows(torch.where(kept, cost, across), allowed, cohort), "*": body}

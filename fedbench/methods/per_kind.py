@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort, Preparation
@@ -40,6 +39,13 @@ class PerKind(Inside):
     paper: ClassVar[str] = "-"
 
     @property
+    def alike_only(self) -> str:
+        """The method inside may be any that does not prepare."""
+        if type(self.inner).prepare is Method.prepare:
+            return ""
+        return f"{type(self.inner).__name__} prepares with the data of all clients"
+
+    @property
     def conformance(self) -> Conformance:
         """As the method inside."""
         return self.inner.conformance
@@ -57,18 +63,9 @@ class PerKind(Inside):
         return server, trees.spread(parts, population.clients)
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The method inside prepares, where there is one kind only.
-
-        Raises:
-            ConfigError: it would prepare with the data of several kinds.
-        """
+        """The method inside prepares, where there is one kind only: see alike_only."""
         kinds = preparation.task.kinds
         if len(kinds) > 1:
-            if type(self.inner).prepare is not Method.prepare:
-                raise ConfigError(
-                    f"{type(self.inner).__name__} prepares with the data of all clients, here they are of "
-                    f"{len(kinds)} kinds; put another method inside, as method/base=fedavg"
-                )
             return server, memory
         own, memory = self.inner.prepare(preparation, trees.part(server, _space(kinds[0])), memory)
         return {"kind": server["kind"], **trees.join(**{_space(kinds[0]): own})}, memory

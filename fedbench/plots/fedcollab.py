@@ -73,7 +73,7 @@ def f4(a: Arrays) -> Figure:
 
 
 def f5(a: Arrays) -> Figure:
-    """Distances between clients by method, and the authors' own where they are of this scenario."""
+    """Distances between clients by method, and the authors' own of this scenario."""
     found = {
         str(name).partition(",")[0]: a[f"array/distances/{r}/0"][0]
         for r, name in enumerate(a["rows"])

@@ -9,26 +9,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.plots import style
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 COLUMNS = 3  # panels side by side
+DODGE = 0.6  # of the way to the next category, over which the dots of one are spread
 NAMES = {"score": "accuracy, %", "acc": "accuracy, %", "acc_on_local": "local accuracy, %", "ipr": "IPR, %"}
 
 
 def lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figure:
-    """`y` over the values of `x`, evenly spaced; a line a value of `by`, a panel each of `panel`."""
+    """`y` over the values of `x`, evenly spaced, each value of `by` in its own look; a panel each of `panel`.
+
+    Numbers are joined by a line. Categories have no order: each has a dot with its spread, and every run a small one.
+    """
     figure, axes = _panels(list(dict.fromkeys(runs["panel"])), title)
     for panel, axis in axes.items():
         mine = runs[runs["panel"] == panel]
         ticks = ordered(mine[x])
-        for value in ordered(mine[by]) if by else [""]:
-            part = mine[mine[by] == value] if by else mine
-            groups = [numbers(part[part[x] == tick][y]) for tick in ticks]
+        values = ordered(mine[by]) if by else [""]
+        for index, value in enumerate(values):
+            part = mine[mine[by].astype(str) == value] if by else mine
+            groups = [numbers(part[part[x].astype(str) == tick][y]) for tick in ticks]
             means = [_mean(group) for group in groups]
             spread = [float(np.std(g, ddof=1)) if len(g) > 1 else 0.0 for g in groups]
-            axis.errorbar(range(len(ticks)), means, spread, marker="o", capsize=3, label=str(value))
+            look = {"marker": style.MARKERS[index % len(style.MARKERS)], "capsize": 3, "label": value}
+            if _numeric(ticks):
+                axis.errorbar(range(len(ticks)), means, spread, **look)
+                continue
+            place = np.arange(len(ticks)) + DODGE * ((index + 0.5) / len(values) - 0.5)
+            drawn = axis.errorbar(place, means, spread, linestyle="none", **look)
+            each = [(at, number) for at, group in zip(place, groups, strict=True) for number in group]
+            at, number = zip(*each, strict=True) if each else ((), ())
+            axis.plot(at, number, ".", color=drawn[0].get_color(), alpha=0.4, markersize=3)
         axis.set_xticks(range(len(ticks)), ticks)
         axis.set_xlabel(short(x))
         axis.set_ylabel(NAMES.get(y, y))
@@ -110,10 +125,14 @@ def tuning(trials: pd.DataFrame, params: Sequence[str], title: str) -> Figure:
 def ordered(values: Any) -> list[str]:
     """The distinct values as text: by size if all are numbers, else in order of first appearance."""
     distinct = list(dict.fromkeys(map(str, values)))
+    return sorted(distinct, key=float) if _numeric(distinct) else distinct
+
+
+def _numeric(values: Sequence[str]) -> bool:
     try:
-        return sorted(distinct, key=float)
+        return all(math.isfinite(float(value)) for value in values)
     except ValueError:
-        return distinct
+        return False
 
 
 def numbers(column: Any) -> NDArray[np.float64]:

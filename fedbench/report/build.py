@@ -6,17 +6,34 @@ import base64
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_text
-from fedbench.report.curves import packed, runs_behind
-from fedbench.report.view import KINDS, TableView, view
-from fedbench.tables import store
+from fedbench.report.behind import behind, packed
+from fedbench.report.start import OWN, Start, start
+from fedbench.report.view import KINDS, TableView, shown, view
+from fedbench.tables import account, store
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables.result import TableResult
 
 PAGE = Path(__file__).with_name("page")
+SCRIPTS = (  # in the order in which they need each other
+    "base.js",
+    "plots.js",
+    "curves.js",
+    "clients.js",
+    "address.js",
+    "grid.js",
+    "card.js",
+    "cell.js",
+    "compare.js",
+    "page.js",
+)
+STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
+SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 DRAWN = (
     "table.md",
     "table.tex",
@@ -39,16 +56,18 @@ def build(results: Path, out: Path) -> int:
         raise FedbenchError(
             f"no filled table below {results}; python -m fedbench.reproduce table=NAME makes one"
         )
-    views = [_view(folder, f"t{number}", out) for number, folder in enumerate(folders)]
+    tables = {folder.name: store.load_table(folder) for folder in folders}
+    rows = {folder.name: store.load_rows(folder) for folder in folders}
+    views = [_view(folder, tables[folder.name], rows[folder.name], out) for folder in folders]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, render(views))
+        write_text(out, render(views, start(tables, rows)))
     except OSError as error:
         raise FedbenchError(f"cannot write {out} ({error}); name another file with --out") from error
     return len(views)
 
 
-def render(views: Sequence[TableView]) -> str:
+def render(views: Sequence[TableView], first: Start) -> str:
     """The page, with all it needs: style, script, data and Plotly."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -60,34 +79,35 @@ def render(views: Sequence[TableView]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = _breakable
-    scripts = [_text("figures.js"), _text("page.js")]
+    script = "\n".join(map(_text, SCRIPTS))
     plotly, plotly_hash = _plotly()
     return environment.get_template("page.html").render(
         views=views,
+        start=first,
+        signs=SIGNS,
         facets=_facets(views),
         kinds=KINDS,
         content=[each.content for each in views],
-        style=_text("style.css"),
-        scripts=scripts,
+        style="\n".join(map(_text, STYLES)),
+        script=script,
         plotly=plotly,
-        hashes=[*(_hash(text) for text in scripts), plotly_hash],
+        hashes=[_hash(script), plotly_hash],
     )
 
 
-def _view(folder: Path, anchor: str, out: Path) -> TableView:
-    table = store.load_table(folder)
+def _view(folder: Path, table: TableResult, rows: Sequence[Mapping[str, str]], out: Path) -> TableView:
     links = [
         (name, Path(os.path.relpath(folder / name, out.parent)).as_posix())
         for name in DRAWN
         if (folder / name).is_file()
     ]
-    behind = runs_behind(table, store.load_curves(folder), store.load_matrices(folder))
-    return view(table, anchor, folder.name, store.load_rows(folder), behind, links)
+    arrays = store.load_matrices(folder), store.load_clients(folder)
+    return view(table, folder.name, rows, behind(shown(table), store.load_curves(folder), *arrays), links)
 
 
 def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
     """What the page can be filtered by: a name, its label and its options."""
-    papers = {paper: label for each in views for paper, label in [(each.paper, each.paper_label)]}
+    papers = {each.paper: account.PAPERS.get(each.paper, each.paper) or OWN for each in views}
     datasets = sorted(
         {name for each in views for column in each.content["columns"] for name in column["datasets"]}
     )

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
-from fedbench.report.curves import packed
+from fedbench.report.behind import packed
+from fedbench.report.content import content, groups
+from fedbench.report.ranks import Diagram, diagram
+from fedbench.tables import account
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.render.grid import DASH, Layout, Text
 from fedbench.tables.render.remarks import remarks
 from fedbench.tables.result import Cell, TableResult
-from fedbench.tables.spec import TableSpec
 from fedbench.tables.verdict import NONE
 
-PAPERS = {
-    "": "Our own tables",
-    "fedcollab": "FedCollab",
-    "fedrema": "FedReMa",
-    "fedsac": "FedSaC",
-    "pfedsim": "pFedSim",
-    "sosicfl": "SosicFL",
-}
 KINDS = {  # of cells -> the sign, for those who do not see the colour, and the word
     EQUIVALENT: ("≈", "equivalent"),
     "above": ("▲", "different, ours is higher"),
@@ -43,31 +37,40 @@ SHORT = 24  # characters of a reason that fit into a cell
 class TableView:
     """A table of the page."""
 
-    anchor: str
     folder: str
     title: str
     name: str
+    setting: str
     paper: str
-    paper_label: str
     headline: str
     groups: tuple[tuple[str, tuple[int, ...]], ...]  # heading, the columns below it
     counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
     remarks: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
+    ranks: Diagram | None
     content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
-    behind: str  # packed: curves and matrices
+    behind: str  # packed: curves, matrices, clients
+
+
+def shown(table: TableResult) -> TableResult:
+    """A table that is not at the paper's setting with only the columns in which something ran."""
+    if table.circumstances.faithful:
+        return table
+    return dataclasses.replace(
+        table, spec=dataclasses.replace(table.spec, columns=tuple(Layout(table).columns))
+    )
 
 
 def view(
     table: TableResult,
-    anchor: str,
     folder: str,
     runs: Sequence[Mapping[str, str]],
     behind: Mapping[str, Any],
     links: Sequence[tuple[str, str]],
 ) -> TableView:
-    """What the page says of `table`; `runs` are its result rows, `behind` its curves and matrices."""
-    spec, layout = table.spec, Layout(table)
+    """What the page says of `table`; `runs` are its result rows, `behind` what lies behind its cells."""
+    less = shown(table)
+    spec, layout = less.spec, Layout(less)
     cells = {
         f"{i}-{j}-{k}": _cell(layout, row, column, metric)
         for i, row in enumerate(spec.rows)
@@ -75,27 +78,47 @@ def view(
         for k, metric in enumerate(spec.metrics)
     }
     counts = Counter(cell["kind"] for cell in cells.values())
+    known = content(less, table.spec, folder, cells, runs)
+    for key, cell in cells.items():
+        row, column, metric = map(int, key.split("-"))
+        where = known["columns"][column]["label"]
+        cell["name"] = f"{spec.rows[row].label}, {where}, {spec.metrics[metric].label}"
     return TableView(
-        anchor=anchor,
         folder=folder,
-        title=table.title,
-        name=f"{PAPERS.get(spec.paper, spec.paper)} {spec.table}"
-        if spec.paper and not spec.varies
-        else spec.name,
+        title=_title(table),
+        name=_name(table),
+        setting=f"{account.setting(table).replace('`', '')}; {account.data(table)}",
         paper=spec.paper,
-        paper_label=PAPERS.get(spec.paper, spec.paper),
         headline=spec.headline,
-        groups=_groups(spec),
+        groups=groups(less),
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
-        remarks=tuple(remarks(layout)),
+        remarks=tuple(remarks(layout if less is table else Layout(table))),
         links=tuple(links),
-        content=_content(table, anchor, cells, runs),
+        ranks=diagram(table, folder),
+        content=known,
         behind=packed(behind),
     )
 
 
+def _title(table: TableResult) -> str:
+    """The table's title; on other data than the paper's, what was run comes first."""
+    made = table.circumstances
+    if not made.substitute:
+        return table.title
+    own = dataclasses.replace(table, circumstances=dataclasses.replace(made, substitute=""))
+    return f"{_name(table)}, in the place of {own.title}"
+
+
+def _name(table: TableResult) -> str:
+    """The paper's name of a table that has its data and rows, else its own."""
+    own, substitute = table.spec, table.circumstances.substitute
+    if not own.paper or own.varies or substitute:
+        return f"{own.name} on {substitute}" if substitute else own.name
+    return f"{account.PAPERS.get(own.paper, own.paper)} {own.table}"
+
+
 def _cell(layout: Layout, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> dict[str, Any]:
-    """What is printed of a cell, what is shown on demand, and what it is called by those who do not see the table."""
+    """What is printed of a cell, and what is shown on demand."""
     table = layout.table
     cell, text = table.cell(row.label, column.label, metric.name), layout.text(row, column, metric)
     kind, said = _kind(cell, text, metric, mirrored=bool(table.spec.paper))
@@ -104,8 +127,8 @@ def _cell(layout: Layout, row: RowSpec, column: ColumnSpec, metric: MetricSpec) 
         "kind": kind,
         "place": text.place,
         "said": said,
-        "name": ", ".join(filter(None, (row.label, column.group, column.label, metric.label))),
         "ours": text.ours if text.ran else "",
+        "mean": round(cell.mean, 6) if math.isfinite(cell.mean) else None,
         "paper": "" if cell.published is None else text.published,
         "difference": text.difference,
         "verdict": text.verdict.text,
@@ -137,61 +160,3 @@ def _brief(reason: str) -> str:
         return "failed" if reason else "not run"
     brief = reason.partition(" (")[0]
     return brief if len(brief) <= SHORT else "not run"
-
-
-def _content(
-    table: TableResult, anchor: str, cells: dict[str, Any], runs: Sequence[Mapping[str, str]]
-) -> dict[str, Any]:
-    spec, made = table.spec, table.circumstances
-    return {
-        "id": anchor,
-        "title": table.title,
-        "cells": cells,
-        "rows": [{"label": row.label, "overrides": row.overrides} for row in spec.rows],
-        "columns": [
-            {
-                "name": column.label,
-                "label": ", ".join(part for part in (column.group, column.label) if part),
-                "datasets": _datasets(table, column),
-                "overrides": column.overrides,
-                "own": [column.own(row.label) for row in spec.rows],
-                "substitute": (f"dataset={made.substitute}", *column.substitute) if made.substitute else (),
-            }
-            for column in spec.columns
-        ],
-        "metrics": [
-            {"label": metric.label, "curve": metric.measure.get("column") == "score"}
-            for metric in spec.metrics
-        ],
-        "base": spec.base,
-        "changed": made.changed,
-        "varied": made.varied,
-        "scale": made.scale,
-        "runs": {run["key"]: _run(run) for run in runs if run.get("key")},
-    }
-
-
-def _run(run: Mapping[str, str]) -> list[str]:
-    """Rounds, seconds and megabytes of a run, as shown beside its value, and the curve its score lies on."""
-    sent = sum(float(run.get(name) or 0) for name in ("bytes_up", "bytes_down")) / 1e6
-    curve = f"acc_on_{run.get('test_set', 'local')}{'_pooled' if run.get('average') == 'pooled' else ''}"
-    return [run.get("rounds", ""), f"{float(run.get('seconds_total') or 0):.1f}", f"{sent:.1f}", curve]
-
-
-def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
-    """The column's own data set, and the one that took its place."""
-    chosen = [
-        text.partition("=")[2]
-        for text in (*table.spec.base, *column.overrides)
-        if text.startswith("dataset=")
-    ]
-    named = chosen[-1:] or [column.published[key] for key in ("dataset",) if key in column.published]
-    return tuple(dict.fromkeys([*named, *filter(None, [table.circumstances.substitute])]))
-
-
-def _groups(spec: TableSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Neighbouring columns with one heading; nothing if no column has any."""
-    if not any(column.group for column in spec.columns):
-        return ()
-    numbered = groupby(enumerate(spec.columns), key=lambda pair: pair[1].group)
-    return tuple((group, tuple(i for i, _ in pairs)) for group, pairs in numbered)

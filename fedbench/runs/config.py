@@ -154,6 +154,10 @@ def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
     settings = _schema("settings", json.dumps(rest))
     run = RunConfig(plain, **kept, **made, **schemas, settings=settings)
     _ = settings.record and run.recorders  # refuses what there is none of
+    if len(run.model.networks) > 1:
+        from fedbench.engine.kinds import check_kinds
+
+        check_kinds(run.method, len(run.model.networks))
     return run
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from fedbench.core.errors import FedbenchError
-from fedbench.engine.pick.arithmetic import ARITHMETIC_SHARE, BANDWIDTH_SHARE, Peaks
+from fedbench.engine.pick.arithmetic import Peaks
 from fedbench.runs.config import RunConfig, from_plain, run_key
 from fedbench.tables.cell_config import Wish, compose_cell
-from fedbench.tables.demand import Demand, Seconds
-from fedbench.tables.estimate import spell
+from fedbench.tables.demand import Demand
+from fedbench.tables.published import published
 from fedbench.tables.spec import TableSpec
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-LARGEST = 8  # terms that are named
 
 
 @dataclass
@@ -27,30 +20,42 @@ class Needed:
 
     table: str
     seeds: int
-    demands: dict[str, Demand] = field(default_factory=dict)  # by what is run
+    values: int  # published, that it is for; none of a table that varies another
+    demands: dict[str, tuple[Demand, ...]] = field(
+        default_factory=dict
+    )  # by what is run, of each kind of client
     shared: int = 0  # configurations that another table, or cell, has too
+    studies: int = 0  # rows that train no federation
     unknown: dict[str, str] = field(default_factory=dict)  # why a configuration cannot be counted
+
+    @property
+    def parts(self) -> list[Demand]:
+        """Of all its configurations and kinds of client."""
+        return [part for parts in self.demands.values() for part in parts]
+
+    @property
+    def runs(self) -> int:
+        """Of all seeds."""
+        return self.seeds * len(self.demands)
 
     def seconds(self, device: Peaks, *, captured: bool) -> float:
         """On `device`."""
-        return sum(
-            each.seconds(device, self.seeds, captured=captured).total for each in self.demands.values()
-        )
+        return sum(part.seconds(device, self.seeds, captured=captured).total for part in self.parts)
 
     @property
     def cohort_steps(self) -> float:
         """Of programs of all seeds."""
-        return sum(each.cohort_steps for each in self.demands.values())
+        return sum(part.cohort_steps for part in self.parts)
 
     @property
     def petaflop(self) -> float:
         """Of local training."""
-        return sum(each.client_steps * self.seeds * each.work.flops for each in self.demands.values()) / 1e15
+        return sum(part.client_steps * self.seeds * part.work.flops for part in self.parts) / 1e15
 
     @property
     def memory(self) -> float:
         """Largest of any of them, bytes."""
-        return max((each.memory(self.seeds) for each in self.demands.values()), default=0)
+        return max((part.memory(self.seeds) for part in self.parts), default=0)
 
 
 def needed(tables: Sequence[TableSpec], wish: Wish) -> list[Needed]:
@@ -58,7 +63,10 @@ def needed(tables: Sequence[TableSpec], wish: Wish) -> list[Needed]:
     seen: set[str] = set()
     found = []
     for table in tables:
-        here = Needed(table.name, len(wish.seeds) or wish.scale.seeds or table.seeds)
+        of = (table.paper, table.table)
+        values = 0 if table.varies else sum((each.paper, each.table) == of for each in published())
+        here = Needed(table.name, len(wish.seeds) or wish.scale.seeds or table.seeds, values)
+        here.studies = sum(bool(row.study) for row in table.rows)
         for where, run in _runs(table, wish):
             for label, each in ((where, run), (f"{where} (Local)", run.local)):
                 if each is None:
@@ -89,63 +97,3 @@ def _runs(table: TableSpec, wish: Wish) -> Iterator[tuple[str, RunConfig]]:
                 if overrides or label == where:
                     _, plain = compose_cell(table, column, overrides, wish)
                     yield label, from_plain(plain)
-
-
-def drawn(found: Sequence[Needed], device: Peaks, name: str) -> list[Table | str]:
-    """The tables' demands, their sum, its parts and largest terms, and how they would shrink."""
-    from rich.table import Table
-
-    shown = Table(title=f"Every table on one {name}, modelled", title_justify="left")
-    for column in ("table", "seeds", "runs", "shared", "cohort steps", "PFLOP", "GiB", "eager", "captured"):
-        shown.add_column(column, justify="left" if column == "table" else "right")
-    for each in found:
-        spent = (spell(each.seconds(device, captured=captured)) for captured in (False, True))
-        count = each.seeds * len(each.demands)
-        shown.add_row(
-            *(each.table, str(each.seeds), str(count), str(each.seeds * each.shared)),
-            *(f"{each.cohort_steps:,.0f}", f"{each.petaflop:,.1f}", f"{each.memory / 2**30:.1f}", *spent),
-        )
-    eager, captured = (sum(each.seconds(device, captured=flag) for each in found) for flag in (False, True))
-    shown.add_section()
-    shown.add_row(
-        *("all", "", str(sum(each.seeds * len(each.demands) for each in found)), ""),
-        *(f"{sum(each.cohort_steps for each in found):,.0f}", f"{sum(each.petaflop for each in found):,.1f}"),
-        *("", spell(eager), spell(captured)),
-    )
-    lines: list[Table | str] = [shown, *_parts(found, device), *_largest(found, device)]
-    unknown = {f"{each.table}: {label}": why for each in found for label, why in each.unknown.items()}
-    return lines + [f"not counted: {label}: {why}" for label, why in unknown.items()]
-
-
-def _parts(found: Sequence[Needed], device: Peaks) -> list[str]:
-    """Where the captured seconds are, and what changes them."""
-    all_ = [each.seconds(device, n.seeds, captured=True) for n in found for each in n.demands.values()]
-    parts = {name: sum(getattr(each, name) for each in all_) for name in Seconds.__dataclass_fields__}
-    bound = sum(
-        each.seconds(device, n.seeds, captured=True).training
-        for n in found
-        for each in n.demands.values()
-        if each.bound_by_arithmetic(device, n.seeds)
-    )
-    saved = bound * (1 - device.float32 / device.tf32)
-    apart = sum(
-        n.seeds * each.seconds(device, 1, captured=True).total for n in found for each in n.demands.values()
-    )
-    together = sum(each.total for each in all_)
-    return [
-        "captured: " + ", ".join(f"{name} {spell(value)}" for name, value in parts.items()),
-        f"training bound by arithmetic: {spell(bound)}; in TensorFloat-32 up to {spell(saved)} less, other numbers",
-        f"seeds apart instead of as rows: {spell(apart)} in place of {spell(together)}",
-        f"assumed: {ARITHMETIC_SHARE:.0%} of the peak operations, {BANDWIDTH_SHARE:.0%} of the bandwidth",
-    ]
-
-
-def _largest(found: Sequence[Needed], device: Peaks) -> list[str]:
-    """The most expensive rows and columns."""
-    terms: dict[str, float] = defaultdict(float)
-    for each in found:
-        for label, demand in each.demands.items():
-            column = label.partition(" / ")[2].partition(" (")[0]
-            terms[f"{each.table}, {column}"] += demand.seconds(device, each.seeds, captured=True).total
-    order = sorted(terms, key=lambda name: terms[name], reverse=True)[:LARGEST]
-    return ["largest terms, captured:", *(f"  {name}: {spell(terms[name])}" for name in order)]

@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
-import math
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedbench.config.schema import LocalConfig, ProtocolConfig, TestConfig
-from fedbench.core.cache import cached_arrays
-from fedbench.core.errors import FedbenchError
+from fedbench.config.schema import LocalConfig, TestConfig
 from fedbench.core.rng import torch_rng
-from fedbench.data.dataset import Dataset, DataSource
-from fedbench.data.federation import Federation
+from fedbench.data.dataset import Dataset, DataSource, Ints
 from fedbench.data.partition import Partition
 from fedbench.data.partitions.base import PartitionSpec
 from fedbench.data.split import make_partition
 from fedbench.engine import schedule
-from fedbench.engine.contract import Clock
-from fedbench.engine.method import Method
-from fedbench.engine.pick.arithmetic import (
-    ACTIVATION_PASSES,
-    ARITHMETIC_SHARE,
-    WEIGHT_PASSES,
-    Peaks,
-    StepWork,
-    leaf_bytes,
-)
-from fedbench.engine.pick.footprint import ACTIVATION_COPIES, COPIES, SHARE, activation_bytes
-from fedbench.engine.setup import Setup
-from fedbench.methods.fedavg import FedAvg
+from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.pick.arithmetic import ARITHMETIC_SHARE, Peaks, StepWork
+from fedbench.engine.pick.footprint import SHARE
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.vision import Vision
 from fedbench.runs.config import RunConfig
+from fedbench.tables.counted import network_of, shares_of
 from fedbench.tables.outline import outlined
 
-FORMAT = 2  # raised when what is counted changes
-COUNTED = 4  # samples of the mini-batch that a step is counted on; products grow in proportion
 COHORTS = 20  # drawn to know how long the longest of a cohort trains
 FORWARD_SHARE = 1 / 3  # of a step's operations
 SCORED_AT_ONCE = 8192  # samples
-DRAW_SECONDS = 7e-6  # of the host for a client-step, whose mini-batch is drawn and laid out
+DRAW_SECONDS = (
+    2.5e-6  # of the host for a client-step, whose mini-batch is drawn and laid out; measured on an EPYC
+)
 ROUND_SECONDS = 5e-3  # of the server and of what else happens once a round
 
 
@@ -81,36 +66,46 @@ class Demand:
     client_bytes: int  # of memory while a client trains
 
     @classmethod
-    def of(cls, run: RunConfig) -> Demand:
-        """Counted on outlines where the data is missing.
+    def of(cls, run: RunConfig) -> tuple[Demand, ...]:
+        """Of each kind of client, which are trained one kind after the other; on outlines where data is missing.
 
         Raises:
             FedbenchError: the data's shape is not known, or the settings are impossible.
         """
         protocol = run.protocol
         whole, partition = _divided(run.dataset, run.partition, protocol.test, run.partition_seed)
-        data = run.model.view(whole)
-        stages = run.method.stages(protocol.local, Clock(0, protocol.rounds))
-        steps = torch.tensor(
-            [[float(schedule.steps(len(own), protocol.local, s)) for s in stages] for own in partition.train]
+        partition, kind = run.model.dealt(partition)
+        share = protocol.cohort_size(len(partition)) / len(partition)
+        return tuple(
+            cls._of(run, model, model.view(whole), partition, np.flatnonzero(kind == place), share)
+            for place, model in enumerate(run.model.networks.values())
         )
-        clients = len(steps)
-        cohort = protocol.cohort_size(clients)
+
+    @classmethod
+    def _of(
+        cls, run: RunConfig, model: Model, data: Dataset, partition: Partition, ids: Ints, share: float
+    ) -> Demand:
+        """Of the clients `ids`, of whom `share` take part in a round."""
+        protocol, start = run.protocol, Clock(0, run.protocol.rounds)
+        trained = _steps(run.method.stages(protocol.local, start), protocol.local, partition, ids)
+        adapted = _steps(run.method.adapt(protocol.local, start), protocol.local, partition, ids)
+        cohort = max(1, round(share * len(ids)))
         drawn = [
-            torch.randperm(clients, generator=torch_rng(0, "demand", i))[:cohort] for i in range(COHORTS)
+            torch.randperm(len(ids), generator=torch_rng(0, "demand", i))[:cohort] for i in range(COHORTS)
         ]
-        longest = float(torch.stack([steps[ids].max(0).values.sum() for ids in drawn]).mean())
+        longest = float(torch.stack([trained[each].max(0).values.sum() for each in drawn]).mean())
         evaluations = -(-protocol.rounds // protocol.eval_every)
-        network, share = _network(run.model, data), _shares(run.method, protocol.local)
+        before = evaluations if protocol.score != "trained" else 0  # scorings that clients adapt for
+        network, work = network_of(model, data), shares_of(run.method, protocol.local)
         plain = network.step(protocol.local.batch_size)
         return cls(
             protocol.rounds,
             cohort,
-            protocol.rounds * longest,
-            protocol.rounds * cohort * float(steps.sum(1).mean()),
+            protocol.rounds * longest + before * float(adapted.max(0).values.sum()),
+            protocol.rounds * cohort * float(trained.sum(1).mean()) + before * float(adapted.sum()),
             evaluations,
-            evaluations * _scored(run, data, partition),
-            plain.times(share),
+            evaluations * _scored(run, data, partition, ids),
+            plain.times(work),
             plain,
             protocol.local.batch_size,
             network.client_bytes(protocol.local.batch_size),
@@ -120,10 +115,13 @@ class Demand:
         """Bytes that a round of all `seeds` takes, roughly, where all clients train at once."""
         return self.cohort * seeds * self.client_bytes
 
-    def bound_by_arithmetic(self, device: Peaks, seeds: int) -> bool:
-        """Whether products take longer than memory and, captured, the host."""
-        flops = self.client_steps * seeds * self.work.flops / (ARITHMETIC_SHARE * device.float32)
-        return flops >= self.seconds(device, seeds, captured=True).training
+    def bound(self, device: Peaks, seeds: int) -> Literal["products", "memory", "kernels"]:
+        """What takes longest in a captured step: its products, its bytes, or its kernels, each of a least time."""
+        training = self.seconds(device, seeds, captured=True).training
+        if self.client_steps * seeds * self.work.device_seconds(1, device) < training:
+            return "kernels"
+        whole = self.client_steps * seeds * self.work.flops / (ARITHMETIC_SHARE * device.float32)
+        return "products" if whole >= training else "memory"
 
     def seconds(self, device: Peaks, seeds: int, *, captured: bool) -> Seconds:
         """Of `seeds` runs as one program on `device`, by its peaks; steps `captured` in CUDA graphs, or not."""
@@ -151,105 +149,21 @@ def _divided(
     return data, make_partition(spec, data, test, seed)
 
 
-def _scored(run: RunConfig, data: Dataset, partition: Partition) -> float:
-    """Samples that one evaluation passes forward."""
+def _steps(stages: Sequence[Stage], local: LocalConfig, partition: Partition, ids: Ints) -> Tensor:
+    """Steps of each of the clients `ids` in each stage, [C, S]."""
+    counts = [[float(schedule.steps(len(partition.train[k]), local, s)) for s in stages] for k in ids]
+    return torch.tensor(counts).view(len(ids), len(stages))
+
+
+def _scored(run: RunConfig, data: Dataset, partition: Partition, ids: Ints) -> float:
+    """Samples that one evaluation of the clients `ids` passes forward."""
     test = run.protocol.test
-    own = sum(map(len, partition.test)) + sum(map(len, partition.val))
+    own = sum(len(partition.test[k]) + len(partition.val[k]) for k in ids)
     if test.sets in ("local", "common"):
         return own
     tests = len(data) - data.num_train
     shares = [
-        len(np.unique(data.y[ids])) / data.classes if test.weighting == "label_shares" else 1.0
-        for ids in partition.train
+        len(np.unique(data.y[partition.train[k]])) / data.classes if test.weighting == "label_shares" else 1.0
+        for k in ids
     ]
     return tests * sum(shares) + (own if test.sets == "both" else 0)
-
-
-@dataclass(frozen=True)
-class Network:
-    """What a plain step takes, counted on a small mini-batch."""
-
-    flops: float  # of a sample
-    operations: float
-    kernels: float
-    leaves: float  # bytes of the model
-    layers: float  # bytes of all layers' outputs for a sample
-    pixels: float  # bytes of a sample
-
-    def step(self, batch: int) -> StepWork:
-        """Of a mini-batch of `batch` samples."""
-        moved = WEIGHT_PASSES * self.leaves + ACTIVATION_PASSES * self.layers * batch
-        return StepWork(self.flops * batch, moved, self.operations, self.kernels)
-
-    def client_bytes(self, batch: int) -> int:
-        """Roughly what training a client takes: see footprint.client_bytes."""
-        return int(COPIES * self.leaves + ACTIVATION_COPIES * batch * (self.layers + self.pixels))
-
-
-def _network(model: Model, data: Dataset) -> Network:
-    """Of `model` on the samples of `data`, remembered."""
-    shape = data.x.shape[1:]
-    what = (FORMAT, torch.__version__, model, shape, data.classes, data.x.dtype)
-
-    def count() -> dict[str, np.ndarray]:
-        setup = _toy(FedAvg(), model, data, LocalConfig())
-        found, leaves = StepWork.of(setup), leaf_bytes(setup.task)
-        layers = activation_bytes(setup.task.fresh(), setup.task.shape, COUNTED) / COUNTED
-        counted = (found.flops / COUNTED, found.operations, found.kernels)
-        return {"counted": np.array([*counted, leaves, layers, 4 * math.prod(shape)])}
-
-    return Network(*cached_arrays(_key("network", what), count)["counted"].tolist())
-
-
-def _shares(method: Method, local: LocalConfig) -> StepWork:
-    """What a step of `method` takes over what a plain one takes, both counted with LeNet5, remembered.
-
-    FedAvg's where the method cannot begin without its preparation.
-    """
-    what = (FORMAT, torch.__version__, _kind(method), local)
-    data = Dataset(
-        "toy", np.zeros((1, 3, 32, 32), np.uint8), np.zeros(1, np.int64), 1, 10, (0.5,) * 3, (0.5,) * 3
-    )
-
-    def count() -> dict[str, np.ndarray]:
-        plain = StepWork.of(_toy(FedAvg(), LeNet5(batch_norm=True), data, local))
-        try:
-            found = StepWork.of(_toy(method, LeNet5(batch_norm=True), data, local))
-        except FedbenchError:
-            found = plain
-        pairs = ((getattr(found, name), getattr(plain, name)) for name in ("flops", "operations", "kernels"))
-        return {"counted": np.array([mine / theirs for mine, theirs in pairs])}
-
-    flops, operations, kernels = cached_arrays(_key("method", what), count)["counted"].tolist()
-    return StepWork(flops, flops, operations, kernels)
-
-
-def _kind(method: Method) -> str:
-    """Its description without numbers that weigh something: they do not change what a step takes."""
-    return re.sub(r"\d*\.\d+(e-?\d+)?", "", repr(method))
-
-
-def _key(kind: str, what: tuple[object, ...]) -> str:
-    return f"{kind}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
-
-
-def _toy(method: Method, model: Model, data: Dataset, local: LocalConfig) -> Setup:
-    """A method and a network on two clients with two small mini-batches each, of samples like those of `data`."""
-    network = dataclasses.replace(model, pretrained=False) if isinstance(model, Vision) else model
-    count = 2 * COUNTED
-    pixels = np.random.default_rng(0).integers(0, 200, (3 * count, *data.x.shape[1:]))
-    labels = np.arange(3 * count, dtype=np.int64) % data.classes
-    small = dataclasses.replace(
-        data,
-        x=pixels.astype(data.x.dtype),
-        y=labels,
-        num_train=2 * count,
-        domain=None,
-        text=None,
-        vocabulary=(),
-    )
-    owned = [np.arange(count), np.arange(count, 2 * count)]
-    tests = [np.arange(2 * count, 3 * count)] * 2
-    federation = Federation(small, Partition("toy", 0, small.name, data.classes, owned, tests, tests))
-    protocol = ProtocolConfig(rounds=2, local=dataclasses.replace(local, batch_size=COUNTED))
-    return Setup(method, network.task(federation.shape, data.classes), federation, protocol, 0)

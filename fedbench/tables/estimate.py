@@ -8,15 +8,16 @@ and local work is timed, as where an engine is picked; the method's stages count
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock
 from fedbench.engine.pick.calibrate import Contender, pace
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
+from fedbench.results.environment import machine
 from fedbench.runs.config import RunConfig
 from fedbench.runs.execution import build
 from fedbench.tables.job import Job
@@ -32,41 +33,29 @@ class Estimator:
         self._setups: dict[str, Setup] = {}  # by everything but method and seed
         self._step: dict[str, float] = {}  # seconds of a client-step
 
-    def seconds(self, plan: Plan) -> tuple[float, int]:
-        """(seconds of all missing runs of `plan` one after another, how many could not be estimated).
+    def of(self, job: Job, plan: Plan) -> tuple[float, bool]:
+        """(seconds of one run, whether a finished one told them).
 
-        A run whose data, partition or network cannot be built has no estimate; it will fail and say why.
+        Raises:
+            FedbenchError: its data, partition or network cannot be built; the run will fail and say why.
         """
-        total, unknown = 0.0, 0
-        for job in plan.missing():
-            if job.study:
-                continue
-            try:
-                total += self.of(job, plan)
-            except FedbenchError:
-                unknown += 1
-        return total, unknown
-
-    def of(self, job: Job, plan: Plan) -> float:
-        """Seconds of one run."""
         known = _finished_twin(job, plan)
         if known is not None:
-            return known
-        where = _without_method(job.config)
-        if where not in self._setups:
-            setup = build(job.config)[0]
-            paces = [
-                pace(dataclasses.replace(kind, method=FedAvg()), {"looped": Contender(LoopedTrainer)})[
-                    "looped"
-                ]
-                for kind in setup.kinds
-            ]
+            return known, True
+        where, setup = _without_method(job.config), self.setup(job.config)
+        if where not in self._step:
+            one = {"looped": Contender(LoopedTrainer)}
+            paces = [pace(dataclasses.replace(kind, method=FedAvg()), one)["looped"] for kind in setup.kinds]
             self._step[where] = sum(paces) / len(paces)
-            self._setups[where] = setup  # last: a pace that cannot be taken is tried again, and told again
-        setup = self._setups[where]
-        return client_steps(setup, job.config) * self._step[where] + (
-            scored_batches(setup, job.config) * self._step[where] * FORWARD_SHARE
-        )
+        batches = client_steps(setup, job.config) + scored_batches(setup, job.config) * FORWARD_SHARE
+        return batches * self._step[where], False
+
+    def setup(self, config: RunConfig) -> Setup:
+        """The setup of a run with the same data, partition and network. Raises as `of`."""
+        where = _without_method(config)
+        if where not in self._setups:
+            self._setups[where] = build(config)[0]
+        return self._setups[where]
 
 
 def client_steps(setup: Setup, config: RunConfig) -> float:
@@ -85,13 +74,6 @@ def scored_batches(setup: Setup, config: RunConfig) -> float:
     return -(-protocol.rounds // protocol.eval_every) * samples / protocol.local.batch_size
 
 
-def told(plan: Plan, at_once: int) -> str:
-    """The estimate as words, for a plan that runs `at_once` runs at a time."""
-    seconds, unknown = Estimator().seconds(plan)
-    without = f", without {unknown} runs that cannot be built" if unknown else ""
-    return f"about {spell(seconds / at_once)}{without}"
-
-
 def spell(seconds: float) -> str:
     """Seconds as people say them."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -101,12 +83,20 @@ def spell(seconds: float) -> str:
 
 
 def _finished_twin(job: Job, plan: Plan) -> float | None:
-    """Seconds that another seed of the same row and column took."""
+    """Seconds that another seed of the same row and column took on this machine."""
     for entry in plan.entries:
         for jobs in (entry.jobs, entry.baselines):
             if any(each.key == job.key for each in jobs):
-                return _mean([float(j.folder.result()["seconds_total"]) for j in jobs if j.finished])
+                return _mean([seconds for each in jobs if (seconds := _spent(each, plan)) is not None])
     return None
+
+
+def _spent(job: Job, plan: Plan) -> float | None:
+    """Seconds of a finished run, or of one that was recorded here."""
+    row: Mapping[str, Any] = job.folder.result() if job.finished else {}
+    if not row and plan.recorded.made and plan.recorded.made.machine == machine():
+        row = plan.recorded.rows.get(job.key, {})
+    return float(row["seconds_total"]) if row.get("seconds_total") else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

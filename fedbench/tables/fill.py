@@ -1,4 +1,4 @@
-"""From a plan whose runs are done to the filled table, its rows, its curves and its matrices."""
+"""From a plan whose runs are done to the filled table, its rows, its curves, its matrices and its clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.results.environment import machine, source_commit
-from fedbench.results.folder import COLLABORATION, files_of
+from fedbench.results.folder import CLIENTS, COLLABORATION, files_of, numeric_rows
 from fedbench.tables import measures, store
 from fedbench.tables.job import Job
 from fedbench.tables.measures import Finished
 from fedbench.tables.parts import MetricSpec
 from fedbench.tables.plan import PENDING, Entry, Plan
 from fedbench.tables.result import Cell, Circumstances, TableResult
+
+POINTS = 50  # of a learning curve that are kept
 
 
 def fill(plan: Plan) -> TableResult:
@@ -42,9 +44,16 @@ def curves(plan: Plan) -> Iterator[dict[str, Any]]:
         if not job.finished:
             yield from plan.recorded.curve(row, column, job.seed)
             continue
-        for point in store.thinned(Finished(job.folder.result(), job.folder.path).rounds()):
+        for point in thinned(Finished(job.folder.result(), job.folder.path).rounds()):
             scores = {name: value for name, value in point.items() if name.startswith(("round", "acc_on"))}
             yield {"row": row, "column": column, "seed": job.seed, **scores}
+
+
+def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
+    """At most `POINTS` of a run's scored rounds, the first and the last among them."""
+    if len(rounds) <= POINTS:
+        return rounds
+    return [rounds[i] for i in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
 
 
 def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
@@ -58,6 +67,24 @@ def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
         if matrix is not None:
             found[row, column] = job.seed, matrix
     return {store.SEPARATOR.join((*cell, str(seed))): matrix for cell, (seed, matrix) in found.items()}
+
+
+def clients(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
+    """The accuracy of each client [N] of the finished runs, in percent, where it was kept."""
+    found = {}
+    for entry, job in _finished(plan):
+        row, column = entry.row.label, entry.column.label
+        kept = _accuracies(job) if job.finished else plan.recorded.accuracies(row, column, job.seed)
+        if kept is not None:
+            found[store.SEPARATOR.join((row, column, str(job.seed)))] = kept
+    return found
+
+
+def _accuracies(job: Job) -> np.ndarray[Any, Any] | None:
+    files = files_of(job.folder.path)
+    if not files.has(CLIENTS):
+        return None
+    return np.array([float(row["acc"] or "nan") for row in numeric_rows(files, CLIENTS, "acc")])
 
 
 def _matrix(job: Job) -> np.ndarray[Any, Any] | None:

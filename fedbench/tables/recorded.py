@@ -28,6 +28,7 @@ class Recorded:
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by run key
     curves: tuple[Mapping[str, str], ...] = ()
     matrices: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    clients: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     @property
     def made(self) -> Circumstances | None:
@@ -59,6 +60,10 @@ class Recorded:
         """The collaboration matrix [N, N] of a run."""
         return self.matrices.get(store.SEPARATOR.join((row, column, str(seed))))
 
+    def accuracies(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
+        """The accuracy of each client [N] of a run, in percent."""
+        return self.clients.get(store.SEPARATOR.join((row, column, str(seed))))
+
     def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
         """Whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
         today = metric.measured(row, column)
@@ -87,7 +92,8 @@ def read(folder: Path) -> Recorded:
         return Recorded()
     rows = {line["key"]: _result(line) for line in store.load_rows(folder)}
     curves = tuple(store.load_curves(folder))
-    return Recorded(store.load_table(folder), rows, curves, store.load_matrices(folder))
+    arrays = store.load_matrices(folder), store.load_clients(folder)
+    return Recorded(store.load_table(folder), rows, curves, *arrays)
 
 
 def _result(line: Mapping[str, str]) -> dict[str, Any]:

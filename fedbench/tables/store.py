@@ -1,37 +1,32 @@
 """Filled tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
 
 table.json holds the specification, the cells and the circumstances; rows.csv one line a run with its whole result
-row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed. All
-four are sealed (fedbench.core.sealed).
+row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;
+clients.npz the accuracy of every client. All are sealed (fedbench.core.sealed).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import re
 import shlex
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbench.core.errors import FolderInUse
 from fedbench.core.files import as_csv, as_json, as_npz
-from fedbench.core.lock import FolderLock
 from fedbench.core.sealed import Sealed
 from fedbench.tables import spec
 from fedbench.tables.parts import RowSpec
 from fedbench.tables.result import Cell, Circumstances, TableResult
 
-TABLE, ROWS, CURVES, MATRICES = "table.json", "rows.csv", "curves.csv", "matrices.npz"
+TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
+MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
 JUDGING = ("published_seeds", "margins", "groups", "exploratory", "notes", "findings")
-POINTS = 50  # of a learning curve that are kept
-PATIENCE = 0.2  # seconds between attempts to hold a folder
 SEPARATOR = "|"  # between row, column and seed in the names of matrices
 
 
@@ -71,43 +66,29 @@ def save_curves(folder: Path, curves: Iterable[Mapping[str, Any]]) -> None:
 
 def save_matrices(folder: Path, matrices: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write matrices.npz, [N, N] each, as float32."""
-    if matrices:
-        small = {name: np.asarray(w, dtype=np.float32) for name, w in matrices.items()}
-        files_of(folder).write({MATRICES: as_npz(small)})
+    _save_arrays(folder, MATRICES, matrices)
+
+
+def save_clients(folder: Path, clients: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write clients.npz: the accuracy of each client [N] in percent, as float32, by "row|column|seed"."""
+    _save_arrays(folder, CLIENTS, clients)
+
+
+def _save_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    if arrays:
+        small = {key: np.asarray(each, dtype=np.float32) for key, each in arrays.items()}
+        files_of(folder).write({name: as_npz(small)})
 
 
 def seal(folder: Path) -> None:
     """Give the files of a table that an earlier version wrote their checksums."""
-    files_of(folder).adopt(TABLE, ROWS, CURVES, MATRICES)
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder of a table, so that what is read stays true until it is written; waits while another does."""
-    lock = FolderLock(folder)
-    while True:
-        try:
-            lock.acquire()
-            break
-        except FolderInUse:
-            time.sleep(PATIENCE)
-    try:
-        yield
-    finally:
-        lock.release()
+    files_of(folder).adopt(TABLE, ROWS, CURVES, MATRICES, CLIENTS)
 
 
 def files_of(folder: Path) -> Sealed:
     """The files of a table's folder that are read back."""
     name = shlex.quote(str(folder))
     return Sealed(folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}")
-
-
-def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
-    """At most `POINTS` of a run's scored rounds, the first and the last among them."""
-    if len(rounds) <= POINTS:
-        return rounds
-    return [rounds[i] for i in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
 
 
 def load_table(folder: Path) -> TableResult:
@@ -180,8 +161,17 @@ def load_curves(folder: Path) -> list[dict[str, str]]:
 
 def load_matrices(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Collaboration matrices [N, N] by "row|column|seed"."""
+    return _arrays(folder, MATRICES)
+
+
+def load_clients(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Accuracies of clients [N] in percent by "row|column|seed"."""
+    return _arrays(folder, CLIENTS)
+
+
+def _arrays(folder: Path, name: str) -> dict[str, np.ndarray[Any, Any]]:
     files = files_of(folder)
-    return files.npz(MATRICES) if files.has(MATRICES) else {}
+    return files.npz(name) if files.has(name) else {}
 
 
 def _read(folder: Path, name: str) -> list[dict[str, str]]:

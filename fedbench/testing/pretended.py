@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 
 from fedbench.core.trees import Tree
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State, pack, unpack
@@ -24,6 +25,7 @@ from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.results import checkpoint
 from fedbench.testing.accelerator import DEVICE, Accelerator
+from fedbench.testing.pair import pair
 from fedbench.testing.subject import Subject
 from fedbench.testing.toys import gap, simulate
 
@@ -77,6 +79,15 @@ def federated(subject: Subject, kind: str, cohort: int) -> Callable[[torch.devic
     """The toy `kind` with twenty clients, of which `cohort` take part in a round."""
     sizes = tuple(max(subject.declared.smallest, size) for size in SIZES)
     return lambda device: subject.toy(kind, clients=sizes, cohort=cohort, device=device)
+
+
+def of_kinds(method: Method, cohort: int) -> Callable[[torch.device], Setup]:
+    """Twenty clients, eight of one kind and twelve of another, of which `cohort` take part in a round."""
+    sizes = tuple(2 + max(3, size) for size in SIZES)
+    kind = (0,) * 8 + (1,) * 12
+    return lambda device: pair(
+        method, sizes, kind, device=device, rounds=2, cohort=str(cohort), eval_every=1, score="received"
+    )
 
 
 def comparable(state: State) -> Tree:

@@ -12,7 +12,8 @@ from typing import Any
 
 from checks.engines import first_line
 from checks.record import Deadline, Lines
-from fedbench.cli.reproduce import Request, reproduce
+from fedbench.cli.reproduce import reproduce
+from fedbench.cli.request import Request
 from fedbench.core.interruption import handled
 from fedbench.tables import spec, store
 from fedbench.tables.result import TableResult

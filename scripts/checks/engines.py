@@ -2,7 +2,8 @@
 
 Each preset's toy of the conformance suite (five clients of 1 to 21 samples, three rounds, checkpoints aside) runs in
 float64, where a right program differs by rounding only, and then in float32, whose difference is written down: methods
-that choose by a comparison may choose otherwise. Last, FedAvg with each kind of network on 3 x 32 x 32.
+that choose by a comparison may choose otherwise. Last, FedAvg with each network on 3 x 32 x 32, and what
+serves clients of several kinds on two of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS
 from fedbench.models.base import Model
+from fedbench.testing.pair import UNLIKE, pair, serving
 from fedbench.testing.runs import everything
 from fedbench.testing.subject import KINDS, Subject
 from fedbench.testing.toys import federation, gap, setup, simulate
@@ -55,6 +57,10 @@ def run(device: torch.device, deadline: Deadline, out: Lines) -> None:
         if deadline.left < 0:
             return
         compare("fedavg", name, network_toy(name, options), torch.float64, device, out)
+    for name in UNLIKE:
+        if deadline.left < 0:
+            return
+        compare(name, "two kinds", kinds_toy(name), torch.float64, device, out)
 
 
 def engines(device: torch.device) -> dict[str, HardwareConfig]:
@@ -92,6 +98,11 @@ def network_toy(name: str, options: dict[str, Any]) -> Toy:
         return setup(FedAvg(), data, model, epochs=1)
 
     return toy
+
+
+def kinds_toy(name: str) -> Toy:
+    """Three rounds of the method `name` on five clients of two kinds."""
+    return lambda device, dtype: pair(serving(name), device=device, dtype=dtype)
 
 
 def compare(preset: str, kind: str, toy: Toy, dtype: torch.dtype, device: torch.device, out: Lines) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from checks.record import Lines
 
 Line = dict[str, Any]
+TOYS = ("mlp", "batch_norm", "two kinds")  # on which methods are compared; on any other model, networks are
 
 
 def write(out: Path, ended: dict[str, Any], minutes: float) -> bool:
@@ -59,7 +60,7 @@ def compared(lines: list[Line]) -> list[Line]:
     """A row for each (dtype, toy, engine): how many presets agree, the largest difference, what does not."""
     groups: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
     for line in [line for line in lines if "lacking" not in line]:
-        kind = line["model"] if line["model"] in ("mlp", "batch_norm") else "networks"
+        kind = line["model"] if line["model"] in TOYS else "networks"
         groups[line["dtype"], kind, line["engine"]].append(line)
     rows = []
     for (dtype, kind, engine), found in groups.items():
@@ -85,7 +86,7 @@ def compared(lines: list[Line]) -> list[Line]:
 
 
 def _name(line: Line) -> str:
-    return line["preset"] if line["model"] in ("mlp", "batch_norm") else line["model"]
+    return line["preset"] if line["model"] in TOYS else line["model"]
 
 
 def _engines(summary: list[Line], lacking: list[str]) -> list[str]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from fedbench.cli import program
 from fedbench.cli.listing import KINDS
+
+ROOT = Path(__file__).parents[2]
 
 
 def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str) -> list[str]:
@@ -74,6 +81,30 @@ def test_completion(
     offered = completed(monkeypatch, capsys, line)
     assert among in offered
     assert not_among not in offered
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_after_the_line_of_the_docs(tmp_path: Path) -> None:
+    line = 'eval "$(fedbench -sc install=bash)"'
+    assert line in (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    program = tmp_path / "fedbench"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fedbench "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    typed = "fedbench reproduce table=fedsac_t1"
+    keys = f"COMP_LINE='{typed}' COMP_POINT={len(typed)} COMP_CWORD=2; hydra_bash_completion"
+    script = f'{line}\n{keys}\necho "${{COMPREPLY[@]}}"\ncomplete -p fedbench'
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    offered, installed = done.stdout.splitlines()
+    assert offered.split() == ["table=fedsac_t1", "table=fedsac_t1_open"]
+    assert installed.endswith("-F hydra_bash_completion fedbench")
 
 
 def test_completion_knows_every_listing() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from fedbench.cli import reproduce
 from fedbench.config.compose import compose
+from fedbench.config.messages import INCOMPLETE
 from fedbench.core.errors import FolderInUse
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute
@@ -47,7 +48,12 @@ def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest
 
     capsys.readouterr()
     assert run(tmp_path, "seeds=2") == 0
-    assert "4 finished, 0 failed, 0 to do" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "4 finished, 0 failed, 0 to do" in said
+    assert "\ncomplete: 2 of 2 cells asked for are in " in said
+    clients = store.load_clients(store.folders(tmp_path / "results")[0])
+    assert sorted(clients) == [f"{row}|Label shift|{seed}" for row in ("FedAvg", "Local") for seed in (0, 1)]
+    assert clients["FedAvg|Label shift|1"].mean() == pytest.approx(cell.values[1], rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -59,8 +65,11 @@ def test_a_run_that_another_process_is_at_is_no_failure_and_is_told_of(
 
     with monkeypatch.context() as patch:
         patch.setattr("fedbench.runs.execution.execute", taken)
-        assert run(tmp_path) == 1
-    assert capsys.readouterr().err.count("not finished: ") == 2
+        assert run(tmp_path) == INCOMPLETE
+    said = capsys.readouterr()
+    assert said.err.count("not finished: ") == 2
+    assert "incomplete: 0 of 2 cells asked for are in " in said.out
+    assert ", 2 failed or not finished" in said.out
     assert run(tmp_path) == 0, "it is tried again without retry=true"
 
 
@@ -77,9 +86,22 @@ def test_dry_run_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run(tmp_path, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "2 to do" in out
-    assert "time: about" in out
+    for word in ("time", "memory", "disk"):
+        assert f"\n{word}: about" in out
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_column_whose_data_is_missing_leaves_the_table_incomplete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = {"Feature shift": "data missing (run this to get it)"}
+    monkeypatch.setattr("fedbench.tables.plan._lacking", lambda _, column, __: reasons.get(column.label, ""))
+    assert run(tmp_path, "columns=1,2", "rows=Local") == INCOMPLETE
+    assert "incomplete: 1 of 2 cells asked for are in " in (said := capsys.readouterr().out)
+    assert ", 1 cannot be run here" in said
+    assert run(tmp_path, "rows=Local") == 0, "the other column is not asked for"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -87,7 +109,7 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["rows=FedAvg,Ditto", "protocol.optimizer.lr=1e30"]
-    assert run(tmp_path, *more) == 1
+    assert run(tmp_path, *more) == INCOMPLETE
     table = filled(tmp_path)
     for row in ("FedAvg", "Ditto"):
         cell = table.cell(row, "Label shift", "acc")

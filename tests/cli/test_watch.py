@@ -52,7 +52,7 @@ def test_a_table_is_watched_and_printed(
     assert reproduce.main(arguments) == 0
     shown = capsys.readouterr().out
     assert {"Local", "FedAvg", "Ditto"} <= {line.strip("│ ").partition(" ")[0] for line in shown.splitlines()}
-    assert f"table: {tmp_path / 'results'}" in shown
+    assert f"complete: 3 of 3 cells asked for are in {tmp_path / 'results'}" in shown
     assert watch.main(arguments) == 0  # nothing left: it ends by itself
 
 

@@ -31,6 +31,11 @@ def resolved(*overrides: str) -> RunConfig:
     return resolve(compose.compose(overrides))
 
 
+def chosen(group: str, name: str) -> RunConfig:
+    """The run with `name` in `group`; a network by a method that serves clients of several kinds too."""
+    return resolved(f"{group}={name}", *(["method=local"] if group == "model" else []))
+
+
 def options(group: str) -> list[str]:
     return [name.removeprefix(f"{group}/") for name in FILES if name.startswith(f"{group}/")]
 
@@ -61,7 +66,7 @@ def hidden_fields(component: Any, given: Mapping[str, Any]) -> list[str]:
 @pytest.mark.parametrize("file", FILES)
 def test_composes_and_builds(file: str) -> None:
     group, _, name = file.partition("/")
-    run = resolved(f"{group}={name}")
+    run = chosen(group, name)
     component, given = getattr(run, group), run.plain[group]
     cls = groups.registry(group).get(given["name"]) if group in REGISTRIES else SCHEMAS[group]
     assert type(component) is cls
@@ -87,7 +92,7 @@ def test_data_sets_and_partitions_have_the_defaults_that_their_files_say(file: s
 
 @pytest.mark.parametrize("group", REGISTRIES)
 def test_every_registered_component_has_a_file(group: str) -> None:
-    named = {resolved(f"{group}={name}").plain[group]["name"] for name in options(group)}
+    named = {chosen(group, name).plain[group]["name"] for name in options(group)}
     assert sorted(named) == list(groups.registry(group))
 
 
@@ -102,3 +107,11 @@ def test_defaults_are_fedcollab_on_digits() -> None:
     run = resolved()
     chosen = {group: run.labels[group] for group in ("dataset", "partition", "method")}
     assert chosen == {"dataset": "digits", "partition": "dir0.1", "method": "fedcollab"}
+
+
+def test_a_config_is_the_caller_s_own_and_follows_its_files(toy: Path) -> None:
+    first = compose.compose(["method=fedprox"])
+    first.method.mu = 9
+    assert compose.compose(["method=fedprox"]).method.mu == 0.1
+    (toy / "method" / "fedprox.yaml").write_text("name: fedprox\nmu: 0.3\n")
+    assert compose.compose(["method=fedprox"]).method.mu == 0.3

@@ -354,6 +354,12 @@ def test_corners():
     np.testing.assert_allclose(corner["black"], [0, 0], atol=1e-4)
     np.testing.assert_allclose(corner["edge"], [200, 200], atol=1e-3)
     np.testing.assert_allclose(corner["reflect"], [200, 200], atol=1e-3)
+    rows = (
+        torch.arange(16.0).view(1, 1, 16, 1).expand(1, 1, 16, 16)
+    )  # the corner's source is row 7.5 - 7.5 sqrt 2
+    turned = {mode: rotate(rows, torch.tensor([45.0]), torch.zeros(()), mode) for mode in ("edge", "reflect")}
+    assert float(turned["edge"][0, 0, 0, 0]) == pytest.approx(0, abs=1e-4)
+    assert float(turned["reflect"][0, 0, 0, 0]) == pytest.approx(-1 - (7.5 - 7.5 * 2**0.5), abs=1e-4)
 
 
 def test_mean_corners_are_zero_after_normalisation():

@@ -25,6 +25,15 @@ def test_products_of_a_step_are_those_of_its_layers() -> None:
     assert of(FedAvg(), epochs=5).flops == of(FedAvg()).flops
 
 
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_products_of_a_convolution_are_those_of_its_groups(groups: int) -> None:
+    """Forward, and as many for each of the gradients of its weights and its input."""
+    layer, x = torch.nn.Conv2d(6, 12, 3, groups=groups), torch.zeros(5, 6, 8, 8, requires_grad=True)
+    forward = 2 * 5 * (12 * 6 // groups * 9) * 6 * 6
+    assert arithmetic._flops(lambda: layer(x).sum().backward()) == (3 * forward,)
+    assert arithmetic._flops(lambda: layer(x.detach()).sum().backward()) == (2 * forward,)
+
+
 def test_a_second_model_is_a_second_step() -> None:
     """Ditto's two stages are two steps, each with the operations of one."""
     plain, both = of(FedAvg()), of(Ditto(lam=1.0))

@@ -1,9 +1,8 @@
-"""Clients of several kinds in one federation: engines, traffic, resuming, relabelling, partial participation."""
+"""Clients of several kinds in one federation: traffic, resuming, relabelling, partial participation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,49 +19,18 @@ from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Outcome, Trainer
-from fedbench.engine.train.workers import WorkersTrainer
-from fedbench.methods import METHODS
+from fedbench.engine.train.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fediot import FedIoT
 from fedbench.methods.fedsac_multimodal import MultimodalFedSaC
 from fedbench.methods.local import Local
 from fedbench.methods.per_kind import PerKind
-from tests.methods.pair import KIND, apart, pair, personal, simulate, trainer
-
-ALL: list[Method] = [
-    FedAvg(),
-    Local(),
-    FedIoT(steps=5),
-    MultimodalFedSaC(),
-    PerKind(base={"name": "ditto"}),
-    PerKind(base={"name": "pfedgraph", "reference": "directions"}),
-]
-ENGINES: dict[str, Callable[[Setup], Trainer]] = {
-    "workers": partial(WorkersTrainer, workers=2),
-    "stacked": partial(StackedTrainer, chunk=2),
-}
+from fedbench.testing.pair import KIND, UNLIKE, apart, pair, personal, serving, simulate, trainer
 
 
-@pytest.mark.parametrize("method", ALL, ids=lambda method: type(method).__name__)
-@pytest.mark.parametrize("engine", ["stacked"])
-def test_engines_agree_for_every_kind(method: Method, engine: str) -> None:
-    chosen = pair(method)
-    expected = personal(chosen, simulate(chosen))
-    assert apart(expected, personal(chosen, simulate(chosen, ENGINES[engine]))) < 1e-9
-
-
-def test_workers_agree_too() -> None:
-    chosen = pair(MultimodalFedSaC())
-    expected = personal(chosen, simulate(chosen))
-    assert apart(expected, personal(chosen, simulate(chosen, ENGINES["workers"]))) < 1e-9
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if METHODS.get(name).unlike])
+@pytest.mark.parametrize("name", UNLIKE)
 def test_every_method_that_says_so_serves_unlike_clients(name: str) -> None:
-    own = {"private": ["*.bias"]} if name == "fedbn" else {}  # these networks have no batch normalisation
-    chosen = pair(METHODS.build({"name": name, **own}), rounds=2, cohort="4", score="received", eval_every=1)
+    chosen = pair(serving(name), rounds=2, cohort="4", score="received", eval_every=1)
     state = simulate(chosen)
     models = personal(chosen, state)
     for kind, model in zip(KIND, models, strict=True):

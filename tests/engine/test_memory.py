@@ -25,6 +25,7 @@ from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
+from tests.helpers.tiers import tiered
 from tests.methods.toys import federation, setup
 
 SGD = OptimizerConfig(lr=0.01)
@@ -65,9 +66,9 @@ def chosen(
     ("method", "options"),
     [
         (Ditto(), {}),
-        (IFCA(k=3), {}),
-        (SosicFL(), {}),
-        (FedAvg(), {"model": LeNet5(batch_norm=True)}),
+        pytest.param(IFCA(k=3), {}, marks=pytest.mark.slow),
+        pytest.param(SosicFL(), {}, marks=pytest.mark.slow),
+        pytest.param(FedAvg(), {"model": LeNet5(batch_norm=True)}, marks=pytest.mark.slow),
         (FedAvg(), {"optimizer": OptimizerConfig("adam", lr=0.01)}),
         (FedAvg(), {"epochs": 3, "model": MLP(hidden=(1,))}),  # batches of many steps outweigh the model
     ],
@@ -93,7 +94,7 @@ def on_a_gpu(made: Setup, monkeypatch: pytest.MonkeyPatch, free: float) -> Setup
     return made
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 5])
+@pytest.mark.parametrize("chunk", tiered([1, 3, 5], quick=[3]))
 def test_the_largest_chunk_that_fits_is_chosen(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     peak = round_of(chosen(Ditto()), chunk)
     found = footprint.fitting_chunk(on_a_gpu(chosen(Ditto()), monkeypatch, 1.1 * peak / footprint.SHARE))

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from fedbench.core import rng, trees
+from fedbench.core.cache import Arrays
 from fedbench.engine.contract import Clock, Meter
-from fedbench.engine.preparation import Preparing
+from fedbench.engine.preparation import Preparing, shared_key
 from fedbench.engine.setup import Setup
+from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedcollab import fedcollab
+from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, Distances, train_discriminators
+from fedbench.testing.runs import everything
+from fedbench.testing.toys import federation, simulate
 from tests.methods.toys import SIZES, gap, initial, setup
 
 PARAMETERS = 16 * 7 + 7 + 7 * 4 + 4
@@ -80,3 +91,90 @@ def test_everyone_is_a_cohort_of_round_zero_with_fresh_randomness() -> None:
     assert first.clock == Clock(0, 2)
     drawn = torch.rand(3, generator=rng.torch_rng(preparation.seed, "server", 0)).tolist()
     assert [torch.rand(3, generator=each.generator).tolist() for each in (first, again)] == [drawn, drawn]
+
+
+def shared(preparation: Preparing, *given: object, value: float = 3.0) -> tuple[np.ndarray, list[bool]]:
+    """(what `once` returns, whether it was made)."""
+    asked: list[bool] = []
+
+    def make(meter: Meter) -> Arrays:
+        asked.append(True)
+        meter.sent({"a": torch.zeros(2, 5)})
+        time.sleep(0.2)
+        return {"found": np.array([value, 1 / 3])}
+
+    return preparation.once("fedbench.methods.fedcollab.discriminators", given, make)["found"], asked
+
+
+def test_what_a_run_made_is_not_made_again_and_counts_as_if_it_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    first, again = made(), made()
+    x = torch.arange(6.0)
+    before, after = shared(first, x, "setting"), shared(again, x.clone(), "setting", value=9.0)
+    assert (before[1], after[1]) == ([True], [])
+    assert np.array_equal(before[0], after[0])
+    after[0][0] = 7  # its own
+    assert first.meter == again.meter == Meter(down=40)
+    assert first.seconds == 0
+    assert 0.15 < again.seconds < 5, "the seconds of the run that made it"
+
+
+def test_what_depends_on_other_things_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    x = torch.arange(6.0)
+    for given in ((x, 0), (x, 1), (x + 1e-6, 0), (x.view(2, 3), 0), (x.double(), 0)):
+        assert shared(made(), *given)[1] == [True]
+    assert shared(made(), x, 0)[1] == []
+    assert shared_key("fedbench.methods.fedcollab.discriminators", (x,)) != shared_key(
+        "fedbench.methods.fedcollab.solver", (x,)
+    )
+
+
+def test_damage_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    expected = shared(made(), "setting")[0]
+    (file,) = tmp_path.rglob("found.npy")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    found, asked = shared(made(), "setting")
+    assert asked == [True]
+    assert np.array_equal(found, expected)
+    assert shared(made(), "setting")[1] == []
+
+
+def test_bases_on_the_same_samples_and_seed_share_their_discriminators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    trained: list[bool] = []
+
+    def train(*args: Any, **options: Any) -> Distances:
+        trained.append(True)
+        time.sleep(0.3)
+        return train_discriminators(*args, **options)
+
+    monkeypatch.setattr(fedcollab, "train_discriminators", train)
+
+    def run(seed: int = 0, rounds: int = 20, **fields: Any) -> State:
+        asked = DiscriminatorConfig(hidden=5, rounds=rounds)
+        chosen = setup(
+            fedcollab.FedCollab(C=0.1, restarts=3, discriminator=asked, **fields),
+            federation((9, 13, 8)),
+            seed=seed,
+        )
+        return simulate(chosen)
+
+    made_, read = run(), run()
+    assert len(trained) == 1
+    assert gap(everything(made_), everything(read)) == 0
+    assert made_.arrays["distances"].tobytes() == read.arrays["distances"].tobytes()
+    assert (made_.bytes_up, made_.bytes_down) == (read.bytes_up, read.bytes_down)
+    assert min(made_.seconds["prepare"], read.seconds["prepare"]) > 0.3
+    run(base={"name": "ditto"}, quantities=False)
+    assert len(trained) == 1
+    run(seed=1)
+    run(rounds=30)
+    run(inputs="normalised")
+    assert len(trained) == 4

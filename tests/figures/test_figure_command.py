@@ -13,7 +13,7 @@ import pytest
 from fedbench.cli import figure, plot
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError, Damaged, UnknownName
-from fedbench.data import dataset
+from fedbench.data import authors, dataset
 from fedbench.figures import extras, overview, pictures, plan, read, spec, store
 from fedbench.figures.judges.verdict import VERDICTS
 from fedbench.recorders import parse
@@ -57,6 +57,14 @@ def test_a_figure_plans_without_training(name: str, tmp_path: Path, monkeypatch:
         getattr(importlib.import_module(f"fedbench.plots.{found.spec.paper}"), name.split("_")[1])
     )
     assert found.spec.reads.get("extra") in (None, *extras.EXTRAS)
+
+
+def test_the_authors_distances_are_those_of_the_scenario(tmp_path: Path) -> None:
+    """Beside another partition there are none."""
+    for scenario in authors.SCENARIOS:
+        shown = extras.authors(planned("fedcollab_f5", "quick", tmp_path, f"partition={scenario}"), {})
+        assert (shown["authors"] == authors.distances(scenario)).all()
+    assert not extras.authors(planned("fedcollab_f5", "quick", tmp_path, "partition=dir0.1"), {})
 
 
 @pytest.mark.slow

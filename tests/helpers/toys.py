@@ -52,6 +52,7 @@ class ToyFold:
 
 @dataclass(frozen=True)
 class ToyNet:
+    networks: ClassVar[tuple[str, ...]] = ("net",)  # one, for clients of one kind
     width: int = 200
     classifier: str = "own"
 

@@ -11,11 +11,15 @@ from torch import nn
 import fedbench
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
 from fedbench.models.library import TorchvisionModel
+from tests.helpers.tiers import tiered
 
 
 @pytest.mark.parametrize(
     ("architecture", "width"),
-    [("resnet18", 512), ("shufflenet_v2_x0_5", 1024), ("vgg11", 4096), ("swin_t", 768)],
+    tiered(
+        [("resnet18", 512), ("shufflenet_v2_x0_5", 1024), ("vgg11", 4096), ("swin_t", 768)],
+        quick=[("resnet18", 512), ("shufflenet_v2_x0_5", 1024)],
+    ),
 )
 def test_body_and_head_are_the_librarys_network(architecture: str, width: int) -> None:
     model = TorchvisionModel(architecture=architecture)

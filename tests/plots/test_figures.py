@@ -109,7 +109,7 @@ MADE: dict[str, dict[str, Any]] = {
     "fedcollab_f4": grid(["-"], ["-"], label_map=np.stack([np.roll(np.arange(20), k // 5) for k in range(20)])),
     "fedcollab_f5": grid(
         ["FedCollab", "FeSEM", "KMeans", "FedCluster, eps1 10"], ["-"],
-        **{f"array/distances/{r}/0": square(1, 20) for r in range(4)},
+        **{f"array/distances/{r}/0": square(1, 20) for r in range(4)}, authors=square(20),
     ),
     "fedcollab_f6": grid(
         C, ["-"], **{"score/acc": R.random((7, 1, 3))},

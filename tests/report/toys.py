@@ -28,7 +28,7 @@ def judged_table() -> TableResult:
                 values: tuple[float, ...] = (mean - 0.1, mean, mean + 0.1)
                 if metric.name == "rsd":
                     values = (mean, math.nan, mean)
-                keys = tuple(f"{row.label[:3]}{seed}" for seed in range(3))
+                keys = tuple(f"{row.label}{seed}" for seed in range(3))
                 cell = Cell(row.label, column.label, metric.name, values, (0, 1, 2), keys, published)
                 if column.label == last:
                     reason = "not run: data missing (get it)"
@@ -65,16 +65,29 @@ def points(row: str, column: str) -> list[dict[str, object]]:
     ]
 
 
+def run(row: str, seed: int, **more: object) -> dict[str, object]:
+    """A result row as rows.csv has it: 2 rounds, 1.5 seconds, 3 MB."""
+    made = {"row": row, "key": f"{row}{seed}", "seed": seed, "rounds": 2, "seconds_total": 1.5}
+    sent = {"bytes_up": 1e6, "bytes_down": 2e6, "test_set": "local", "average": "client"}
+    return {**made, **sent, "local_key": f"Local{seed}", "partition_hash": f"hash{seed}", **more}
+
+
 def stored(root: Path) -> Path:
-    """Both tables on disk below `root`, with curves and matrices."""
+    """Both tables on disk below `root`, with curves, matrices and clients."""
     judged, hostile = judged_table(), hostile_table()
     label = judged.spec.columns[0].label
     folder = root / "tables" / "fedcollab_t1"
-    run = {"key": "Fed0", "rounds": 2, "seconds_total": 1.5, "bytes_up": 1e6, "bytes_down": 2e6}
-    run |= {"column": label, "clients": 20}
-    store.save(folder, judged, [{**run, "test_set": "local", "average": "client"}])
+    runs = [
+        run(row, seed, column=label, clients=20) for row in ("Local", "FedAvg", "FedProx") for seed in (0, 1)
+    ]
+    runs[-1]["partition_hash"] = "another"
+    store.save(folder, judged, runs)
     store.save_curves(folder, [curve for row in ("Local", "FedAvg") for curve in points(row, label)])
-    store.save_matrices(folder, {f"FedAvg|{label}|0": np.full((4, 4), 0.25)})
+    W = np.kron(np.eye(2), np.full((2, 2), 0.5))[:, [0, 2, 1, 3]][[0, 2, 1, 3]]
+    store.save_matrices(folder, {f"FedAvg|{label}|0": W})
+    clients = {"Local": [50.0, 60.0, 70.0, 80.0], "FedAvg": [55.0, 60.0, 68.0, 90.0], "FedProx": [1.0] * 4}
+    scores = {f"{row}|{label}|{s}": np.array(each) + s for row, each in clients.items() for s in (0, 1)}
+    store.save_clients(folder, scores)
     (folder / "table.md").write_text("# here")
     other = root / "tables" / "hostile"
     store.save(other, hostile, [])

@@ -73,6 +73,7 @@ def test_tensorboard_events(tmp_path: Path) -> None:
     assert any("fedavg seed 3" in name for name in events.Tags()["tensors"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_runs(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedbench.config.compose import compose
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.execution import build, execute
 from fedbench.runs.together import execute_together
@@ -54,6 +54,15 @@ def test_a_row_and_its_clients_tell_the_kinds_apart(tmp_path: Path) -> None:
     weights = np.load(result.folder / "collaboration.npz")["W"]
     assert weights.shape == (4, 4)
     assert (weights[:2, 2:] > 0).any()
+
+
+def test_worker_processes_give_the_row_that_one_process_does(tmp_path: Path) -> None:
+    method = ["method=fedsac_multimodal", "protocol.score=both"]
+    alone = execute(config(*method, folder=tmp_path / "looped")).row
+    spread = ["hardware.engine=workers", "hardware.workers=2"]
+    found = execute(config(*method, *spread, folder=tmp_path / "workers")).row
+    for name in ("key", "acc", "acc_of_image", "acc_of_text", "bytes_up", "bytes_down"):
+        assert found[name] == alone[name]
 
 
 def test_where_all_clients_are_alike_rows_are_as_they_were(tmp_path: Path) -> None:
@@ -108,7 +117,6 @@ def test_table_2_runs_on_files_of_cub(row: str, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "a method that mixes leaf by leaf": (["method=fedsac"], "method=per_kind with method/base=NAME"),
     "kinds without clients": (["method=fedavg", "partition.num_clients=1"], "kind 'text' has no client"),
     "numbers that do not add up": (["method=fedavg", "model.clients=[1,2]"], "are 3, the federation has 4"),
     "a number too many": (["method=fedavg", "model.clients=[1,2,1]"], "a number for each of 2 kinds"),
@@ -131,6 +139,19 @@ def test_bad_input_is_refused_in_one_line(case: str) -> None:
     overrides, reason = REFUSED[case]
     with pytest.raises(FedbenchError, match=reason) as error:
         build(config(*overrides))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (["method=fedsac"], "FedSaC compares or averages models leaf by leaf"),
+        (["method=per_kind", "method/base=fedcollab"], "FedCollab prepares with the data of all clients"),
+    ],
+)
+def test_a_method_that_cannot_is_refused_before_any_data_is_read(method: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"{reason}.*2 kinds.*fedsac_multimodal.*method=per_kind") as error:
+        config(*method)
     assert "\n" not in str(error.value)
 
 

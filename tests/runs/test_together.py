@@ -62,11 +62,19 @@ def same(together: Run, alone: Run) -> None:
     "chosen",
     [
         ["method=fedavg", "partition=dir0.5", "protocol.cohort=50%"],
-        ["method=ditto", "partition=dir0.5", "protocol.cohort=4", "protocol.score=trained"],
+        pytest.param(
+            ["method=ditto", "partition=dir0.5", "protocol.cohort=4", "protocol.score=trained"],
+            marks=pytest.mark.slow,
+        ),
         ["method=fedcollab", "partition=label_shift"],
-        ["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"],
-        ["method=fedavg", "partition=feature_shift"],
-        ["method=fedavg", "partition=dir0.5", "partition_seed=2", "reference_seed=7"],
+        pytest.param(
+            ["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"], marks=pytest.mark.slow
+        ),
+        pytest.param(["method=fedavg", "partition=feature_shift"], marks=pytest.mark.slow),
+        pytest.param(
+            ["method=fedavg", "partition=dir0.5", "partition_seed=2", "reference_seed=7"],
+            marks=pytest.mark.slow,
+        ),
         ["method=kmeans", "method.pretrain_rounds=2", "partition=homo", "partition.num_clients=3"],
     ],
     ids=["cohort", "memory", "prepared", "relabelled", "rotated", "one reference", "trained before"],

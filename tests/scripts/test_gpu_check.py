@@ -40,6 +40,12 @@ def test_engines_are_compared_with_the_cpu_and_a_wrong_one_is_found(
     engines.compare(*arguments)
     assert {line["engine"] for line in lines.read()} >= {"stacked", "stacked, in chunks"}
     assert all(line["agrees"] for line in lines.read())
+    kinds = ("per_kind", "two kinds", engines.kinds_toy("per_kind"), torch.float64, torch.device("cpu"))
+    engines.compare(*kinds, record.Lines(tmp_path / "kinds.jsonl"))
+    (row, *_) = importlib.import_module("checks.report").compared(
+        record.Lines(tmp_path / "kinds.jsonl").read()
+    )
+    assert (row["toy"], row["of"], row["wrong"]) == ("two kinds", "per_kind", {})
     right = engines.result
 
     def wrong(chosen: Any, hardware: Any) -> Any:

@@ -150,3 +150,26 @@ def test_figures_show_the_means_in_order_of_size() -> None:
     image = heatmap(runs, "method.C", "method.rho", "acc", "title").axes[0].images[0]
     assert image.get_array().tolist() == [[21.5, 101.5], [22, 102]]
     assert ordered(["homo", "dir0.1", "homo"]) == ["homo", "dir0.1"]
+    (line,) = axis.containers[0].lines[:1]
+    assert line.get_linestyle() == "-", "numbers are joined"
+
+
+def test_categories_are_dots_with_their_spread_and_every_run() -> None:
+    runs = pd.DataFrame(
+        {"method": ["fedavg", "fedavg", "ditto"], "model": ["mlp"] * 3, "acc": [1.0, 3.0, 5.0]}
+    )
+    (axis,) = lines(runs.assign(panel=""), "method", "model", "acc", "title").axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["fedavg", "ditto"]
+    means, (low, high) = axis.containers[0].lines[0], axis.containers[0].lines[1]
+    assert means.get_linestyle() == "None"
+    assert list(means.get_ydata()) == [2.0, 5.0]
+    assert high.get_ydata()[0] - low.get_ydata()[0] == pytest.approx(2 * 2**0.5), (
+        "one standard deviation each way"
+    )
+    assert [list(line.get_ydata()) for line in axis.lines if line.get_marker() == "."] == [[1.0, 3.0, 5.0]]
+
+
+def test_categories_of_several_lines_stand_beside_each_other() -> None:
+    runs = pd.DataFrame({"method": ["a", "a"], "rho": ["1", "2"], "acc": [1.0, 3.0]})
+    (axis,) = lines(runs.assign(panel=""), "method", "rho", "acc", "title").axes
+    assert len({float(each.lines[0].get_xdata()[0]) for each in axis.containers}) == 2

@@ -43,7 +43,8 @@ def table(*rows: str) -> spec.TableSpec:
 
 
 def demand(*overrides: str) -> Demand:
-    return Demand.of(resolve(compose([*BASE, "method=fedavg", *overrides])))
+    (found,) = Demand.of(resolve(compose([*BASE, "method=fedavg", *overrides])))
+    return found
 
 
 def test_steps_and_samples_are_those_of_the_run() -> None:
@@ -57,6 +58,24 @@ def test_steps_and_samples_are_those_of_the_run() -> None:
     assert found.work.flops == pytest.approx(demand("protocol.local.batch_size=5").work.flops * 2)
 
 
+def test_what_clients_train_before_they_are_scored_is_counted() -> None:
+    """FedBABU: one epoch of three steps for each of four clients, at five evaluations."""
+    found, plain = demand("method=fedbabu", "method.tune_epochs=1"), demand()
+    assert found.client_steps == plain.client_steps + 5 * 4 * 3
+    assert found.cohort_steps == plain.cohort_steps + 5 * 3
+    assert demand("method=fedbabu", "protocol.score=trained").client_steps == plain.client_steps
+
+
+def test_each_kind_of_client_is_counted_on_its_network() -> None:
+    chosen = ["dataset=captioned", "model=small_pair", "partition=homo", "partition.num_clients=4"]
+    both = Demand.of(
+        resolve(compose([*BASE, "method=fedavg", *chosen, "dataset.train=100", "dataset.test=40"]))
+    )
+    assert [each.cohort for each in both] == [1, 1]
+    assert both[0].work.flops != both[1].work.flops
+    assert sum(each.client_steps for each in both) == demand().client_steps
+
+
 def test_seeds_are_rows_of_one_program_while_that_is_cheaper() -> None:
     found = demand()
     host, products = (
@@ -65,8 +84,9 @@ def test_seeds_are_rows_of_one_program_while_that_is_cheaper() -> None:
     )
     assert host[5] == host[1], "the same graphs"
     assert products[5] == pytest.approx(5 * products[1])
-    assert found.bound_by_arithmetic(SLOW, 1)
-    assert not found.bound_by_arithmetic(DEVICES["h200"], 1)
+    assert found.bound(SLOW, 1) == "products"
+    assert found.bound(dataclasses.replace(SLOW, float32=1e15, bandwidth=1e3), 1) == "memory"
+    assert found.bound(DEVICES["h200"], 1) == "kernels"
     crammed = dataclasses.replace(DEVICES["h200"], memory=found.memory(1))
     assert found.seconds(crammed, 1, captured=True).training > host[1], "in chunks"
 
@@ -95,7 +115,7 @@ def test_data_that_is_missing_is_outlined(tmp_path: Path, monkeypatch: pytest.Mo
                 ]
             )
         )
-        clients = Demand.of(run).client_steps / run.protocol.rounds / run.protocol.local.epochs
+        clients = Demand.of(run)[0].client_steps / run.protocol.rounds / run.protocol.local.epochs
         assert clients == pytest.approx(samples / run.protocol.local.batch_size, rel=0.02)
 
 
@@ -106,9 +126,12 @@ def test_the_sum_is_drawn_with_its_terms(
     monkeypatch.setattr(spec, "load", lambda _: table("fedavg"))
     assert reproduce.main(["table=all", "--dry-run", "--device", "h200"]) == 0
     out = capsys.readouterr().out
-    assert "one h200" in out
-    assert "toy, here:" in out
-    assert "bound by arithmetic" in out
+    assert "# Every table on one h200, modelled" in out
+    assert "Nothing was measured on a GPU" in out
+    (row,) = [line for line in out.splitlines() if line.startswith("| toy ")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[2:6] == ["3", "6", "0", f"{2 * demand().cohort_steps:,.0f}"], "FedAvg and its Local"
+    assert "- toy, here: " in out
 
 
 def test_what_cannot_be_modelled_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedbench.core.errors import DataCorrupt
-from fedbench.tables import estimate, plan, spec
+from fedbench.results.environment import machine
+from fedbench.tables import estimate, needs, plan, spec
 from fedbench.tables.cell_config import Wish
+from fedbench.tables.recorded import Recorded
+from fedbench.tables.result import Circumstances, TableResult
 from fedbench.tables.scale import Scale
 
 ROWS = [
@@ -45,9 +50,9 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
     seconds = []
     for rows in ([ROWS[0]], ROWS):
         made = planned(tmp_path, rows)
-        total, unknown = estimate.Estimator().seconds(made)
-        assert unknown == 0
-        seconds.append(total)
+        found = needs.needs(made, made.missing())
+        assert (found.unknown, found.finished, found.timed) == (0, 0, len(made.missing()))
+        seconds.append(found.seconds)
     setup = estimate.build(made.jobs[-1].config)[0]
     assert setup.protocol.rounds == 10
     sizes = setup.population.sizes.tolist()
@@ -66,7 +71,41 @@ def test_what_cannot_be_built_is_counted(
         raise DataCorrupt("no such file")
 
     monkeypatch.setattr(estimate, "build", build)
-    assert estimate.told(planned(tmp_path, ROWS), 2) == "about 0 s, without 3 runs that cannot be built"
+    made, threads = planned(tmp_path, ROWS), torch.get_num_threads()
+    time, *_ = needs.told(made, made.missing(), 2)
+    assert torch.get_num_threads() == threads
+    assert time == "time: about 0 s on this machine, 2 at once (3 runs not known, as they cannot be built)"
+
+
+def test_memory_and_disk_of_what_is_missing(
+    tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(tmp_path, ROWS)
+    found = needs.needs(made, made.missing())
+    setup = estimate.build(made.jobs[-1].config)[0]
+    model = sum(leaf.numel() * leaf.element_size() for leaf in setup.task.fresh().state_dict().values())
+    assert found.checkpoint == 3 * model, "two clients and the server"
+    pixels = setup.federation.x.numel() * setup.federation.x.element_size()
+    assert found.memory > needs.PROCESS + pixels + 3 * model
+    assert found.kept == pytest.approx(3 * (needs.LOGS + needs.ROUND * (5 + 2) + 8 * 4))
+    monkeypatch.setattr(needs, "free_bytes", lambda _: 1)
+    _, memory, disk = needs.told(made, made.missing(), 2)
+    assert memory.endswith("1 B are free (too little: jobs=1 takes least)")
+    assert disk.startswith("disk: about 63")
+    assert str(tmp_path) in disk
+
+
+def test_a_seed_recorded_on_this_machine_tells_what_another_takes(tmp_path: Path, timed: list[str]) -> None:
+    content = Circumstances(machine=machine())
+    made = planned(tmp_path, ROWS[:1])
+    job = next(job for entry in made.entries for job in entry.jobs)
+    row = {job.key: {"seconds_total": "12.5"}}
+    for where, seconds in ((machine(), 12.5), ("another", None)):
+        table = TableResult(made.spec, (), dataclasses.replace(content, machine=where))
+        known = dataclasses.replace(made, recorded=Recorded(table, row))
+        got, of_finished = estimate.Estimator().of(job, known)
+        assert of_finished == (seconds is not None)
+        assert (got == 12.5) == of_finished
 
 
 @pytest.mark.parametrize(

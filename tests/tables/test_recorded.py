@@ -190,6 +190,8 @@ def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
 def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Path) -> None:
     record = dataclasses.replace(record_of(tmp_path, seed=3), matrices={"r|c|3": np.eye(2)})
     assert list(fill.matrices(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
+    record = dataclasses.replace(record, clients={"r|c|3": np.ones(2)})
+    assert list(fill.clients(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
 
 
 def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:

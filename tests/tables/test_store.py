@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.tables import spec, store
+from fedbench.tables import fill, spec, store
 from fedbench.tables.result import Cell, Circumstances, TableResult
 
 
@@ -51,15 +51,18 @@ def test_curves_and_matrices_come_back(tmp_path: Path) -> None:
     assert store.load_curves(tmp_path) == [{"row": "A", "round": "1", "acc_on_local": "12.5"}]
     assert (store.load_matrices(tmp_path)["A|c|0"] == np.eye(3)).all()
     assert store.load_matrices(tmp_path / "nothing") == {}
+    store.save_clients(tmp_path, {"A|c|0": np.array([50.0, 75.0])})
+    assert store.load_clients(tmp_path)["A|c|0"].tolist() == [50.0, 75.0]
+    assert store.load_clients(tmp_path / "nothing") == {}
     assert store.load_curves(tmp_path / "nothing") == []
 
 
 def test_curves_are_thinned_to_their_ends() -> None:
     rounds = [{"round": str(i)} for i in range(1, 501)]
-    thin = store.thinned(rounds)
-    assert len(thin) == store.POINTS
+    thin = fill.thinned(rounds)
+    assert len(thin) == fill.POINTS
     assert (thin[0]["round"], thin[-1]["round"]) == ("1", "500")
-    assert store.thinned(rounds[:7]) == rounds[:7]
+    assert fill.thinned(rounds[:7]) == rounds[:7]
 
 
 def test_each_circumstance_has_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from fedbench.tables.summary import Judged
 from tests.report.toys import stored
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = store.folders(ROOT / "results")
 
 
 def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
@@ -31,6 +32,8 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         "p, as specified, 2 tables, each value once": [2, 1, 1, 0, 1, 0, 0, 1],
         "p, partition_seed=0, 1 tables, each value once": [1, 0, 0, 1, 0, 0, 0, 0],
     }
+    assert summary.words(found[:4]) == "2 equivalent, 1 different; exploratory: 1 inconclusive"
+    assert [summary.words(each) for each in ([], found[-1:])] == ["none", "none; exploratory: 1 different"]
 
 
 def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
@@ -42,7 +45,7 @@ def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
 
 def test_the_committed_counts_are_those_of_the_committed_tables() -> None:
     """If this fails: make tables, and bring the last lines into docs/verdicts.md."""
-    counted = summary.table(summary.judged(store.folders(ROOT / "results")))
+    counted = summary.table(summary.judged({each.name: store.load_table(each) for each in FOLDERS}))
     assert counted in (ROOT / "results" / summary.FILE).read_text(encoding="utf-8")
     told = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
     assert all(line in told for line in counted.splitlines() if "each value once" in line)

@@ -23,6 +23,7 @@ from fedbench.testing.accelerator import DEVICE, Accelerator, Misplaced
 from fedbench.testing.pretended import ENGINES, Trial, federated, trial
 from fedbench.testing.subject import KINDS, Subject
 from fedbench.testing.toys import federation, setup, simulate
+from tests.helpers.tiers import tiered
 
 PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
 # Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise.
@@ -49,7 +50,7 @@ def check(found: Trial) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("preset", FEW)
+@pytest.mark.parametrize("preset", tiered(FEW, quick=["fedavg", "fedrema", "cfl"]))
 def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: str) -> None:
     subject = Subject.of(preset)
     for cohort in (4, 16):

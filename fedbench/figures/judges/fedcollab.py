@@ -54,6 +54,8 @@ def f5(a: Arrays) -> Verdict:
     told = "chance that two clients of one type are nearer than two of different types: " + ", ".join(
         f"{name} {100 * value:.0f} %" for name, value in found.items()
     )
+    if "authors" in a:
+        told += f"; the authors' own {100 * separation(a['authors']):.0f} %"
     if set(found) != {"FedCollab", "FeSEM", "KMeans", "FedCluster"}:
         return says(None, told)
     order = found["FedCollab"] == max(found.values()) and found["FeSEM"] == min(found.values())

@@ -22,11 +22,12 @@ import torch
 from fedbench.config.domain import at_least, one_of
 from fedbench.core import rng
 from fedbench.core.batch import Population
+from fedbench.core.cache import Arrays
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Cohort, Preparation
-from fedbench.methods.fedcollab import solver
+from fedbench.engine.contract import Cohort, Meter, Preparation
+from fedbench.methods.fedcollab import discriminators, solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
 from fedbench.methods.parts.inside import fedavg
@@ -95,17 +96,21 @@ class FedCollab(Coalitions):
         return {"distances": torch.from_numpy(distances), **state}, memory
 
     def _distances(self, preparation: Preparation) -> np.ndarray:
+        """Trained once for all bases, capacities and ablations on the same samples with the same seed."""
         samples = preparation.samples(unit=self.inputs == "unit")
         sizes = preparation.population.sizes.long().tolist()
-        return train_discriminators(
-            samples.x.flatten(1),
-            samples.y,
-            preparation.task.classes,
-            torch.arange(len(samples.y)).split(sizes),
-            self.discriminator,
-            preparation.seed,
-            meter=preparation.meter,
-        ).matrix
+        x, y, classes, seed = samples.x.flatten(1), samples.y, preparation.task.classes, preparation.seed
+        clients = torch.arange(len(y)).split(sizes)
+
+        def train(meter: Meter) -> Arrays:
+            return {
+                "distances": train_discriminators(
+                    x, y, classes, clients, self.discriminator, seed, meter=meter
+                ).matrix
+            }
+
+        given = (x, y, classes, sizes, self.discriminator, seed)
+        return preparation.once(discriminators.__name__, given, train)["distances"]
 
     def _solver_inputs(self, sizes: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sizes and distances as the solver is to see them (Table 3)."""

@@ -24,7 +24,7 @@ from fedbench.config.domain import selectors
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
+from fedbench.core.trees import Rows, Tree
 from fedbench.engine.contract import Client, Clock, Cohort
 from fedbench.engine.method import Method
 from fedbench.models.task import Task
@@ -142,9 +142,17 @@ def mix_among(graph: Mapping[str, Tensor], models: Tree, cohort: Cohort) -> Tree
     """
     parts = []
     for chosen, leaves in cohort.task.among(models, cohort.ids):
-        inner = {selector: matrix[chosen][:, chosen] for selector, matrix in graph.items()}
+        inner = {selector: _among(matrix, chosen) for selector, matrix in graph.items()}
         parts.append((chosen, mix_groups(inner, leaves, cohort.task)))
     return trees.spread(parts, len(cohort.ids))
+
+
+def _among(matrix: Tensor, chosen: Rows) -> Tensor:
+    """The rows and columns of `matrix` [C, C] of the clients `chosen`."""
+    if isinstance(chosen, slice):
+        return matrix
+    places = sent(chosen.nonzero().flatten(), matrix.device)
+    return matrix[places][:, places]
 
 
 def mix_groups(graph: Mapping[str, Tensor], models: Tree, task: Task) -> Tree:

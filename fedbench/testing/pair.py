@@ -1,4 +1,4 @@
-"""Five small clients of two kinds: two see images, three see captions of the same classes; float64."""
+"""Small clients of two kinds: of five, two see images and three captions of the same classes; float64."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from fedbench.engine.state import State
 from fedbench.engine.train.by_kind import KindsTrainer
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.trainer import Trainer
+from fedbench.methods import METHODS
 from fedbench.models.base import Model
 from fedbench.models.cub import TextCNN
 from fedbench.models.joint_task import JointTask
@@ -34,10 +35,20 @@ SIZES = (9, 14, 6, 11, 8)
 NETWORKS: dict[str, Model] = {"image": MLP(hidden=(8,)), "text": TextCNN(vocabulary=20, width=8)}
 
 
-def data() -> Dataset:
+QUICK: dict[str, dict[str, Any]] = {"fedbn": {"private": ["*.bias"]}, "fediot": {"steps": 5}}
+UNLIKE = tuple(name for name in METHODS if METHODS.get(name).unlike)  # methods that serve several kinds
+
+
+def serving(name: str, **fields: Any) -> Method:
+    """The method `name` with `fields`, quick on these networks, which have no batch normalisation."""
+    return METHODS.build({"name": name, **QUICK.get(name, {}), **fields})
+
+
+def data(train: int = 80, test: int = 24) -> Dataset:
     """Four classes in small pictures with short captions."""
-    source = Captioned(classes=4, size=4, channels=1, train=80, test=24, vocabulary=20, words=4, traits=3)
-    return source.load()
+    return Captioned(
+        classes=4, size=4, channels=1, train=train, test=test, vocabulary=20, words=4, traits=3
+    ).load()
 
 
 def pair(
@@ -46,17 +57,20 @@ def pair(
     kind: Sequence[int] = KIND,
     ids: Sequence[int] | None = None,
     networks: dict[str, Model] | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float64,
     **options: Any,
 ) -> KindsSetup:
     """The federation; `ids`: its clients in that order, each with its own data, kind and randomness."""
     chosen = list(range(len(sizes)) if ids is None else ids)
     begins = np.cumsum([0, *sizes])
+    whole = data(max(80, sum(sizes)), max(24, 4 * len(sizes)))
     own = [np.arange(begins[k], begins[k + 1]) for k in chosen]
-    tests = [np.arange(80 + 4 * k, 84 + 4 * k) for k in chosen]
+    tests = [whole.num_train + np.arange(4 * k, 4 * k + 4) for k in chosen]
     held = [rows[:2] for rows in own]
     partition = Partition("pair", 0, "pair", 4, [rows[2:] for rows in own], held, tests)
-    networks, whole = networks or NETWORKS, data()
-    federations = [Federation(each.view(whole), partition, dtype=torch.float64) for each in networks.values()]
+    networks = networks or NETWORKS
+    federations = [Federation(each.view(whole), partition, device, dtype) for each in networks.values()]
     for federation in federations:
         federation.ids = chosen
     tasks = [net.task(f.shape, f.classes) for net, f in zip(networks.values(), federations, strict=True)]
@@ -92,8 +106,6 @@ def personal(chosen: Setup, state: State) -> list[Tree]:
 
 def apart(a: Sequence[Tree], b: Sequence[Tree]) -> float:
     """Largest difference between clients' models, which have the same leaves."""
-    for one, other in zip(a, b, strict=True):
-        assert one.keys() == other.keys()
-    gaps = [float((one[n] - other[n]).abs().max()) for one, other in zip(a, b, strict=True) for n in one]
-    assert not any(np.isnan(gaps)), "a leaf that a client does not have was read"
-    return max(gaps)
+    for model in (*a, *b):
+        assert not any(bool(leaf.isnan().any()) for leaf in model.values()), "a leaf of another kind was read"
+    return max(toys.gap(one, other) for one, other in zip(a, b, strict=True))

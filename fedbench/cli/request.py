@@ -1,0 +1,100 @@
+"""What a command line asks of a table: which part of it, at which scale, with which overrides of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedbench.cli import making
+from fedbench.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedbench.tables.cell_config import Wish
+    from fedbench.tables.plan import Plan
+    from fedbench.tables.scale import Scale
+    from fedbench.tables.spec import TableSpec
+
+EVERY = "all"  # tables
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for, but for the overrides of the runs."""
+
+    table: str
+    scale: str = "paper"
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    substitute: str = ""
+    jobs: int = 0
+    results: str = "results"
+    retry: bool = False
+    dry_run: bool = False
+    device: str = ""
+    render: bool = False
+
+
+def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
+    """(the request, overrides of the runs and of Hydra) of a command line.
+
+    Raises:
+        ConfigError: an argument that is no KEY=VALUE, or a value of the wrong type.
+    """
+    import dataclasses
+
+    from fedbench.config.registry import typed
+
+    own = {f.name for f in dataclasses.fields(Request)}
+    values: dict[str, Any] = {}
+    overrides = []
+    for text in _keyed(arguments):
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"'{text}' is no KEY=VALUE; see python -m fedbench.reproduce --help")
+        if key not in own:
+            overrides.append(text)
+        elif key in ("rows", "columns"):
+            values[key] = [part.strip() for part in value.strip("[]").split(",")]
+        else:
+            values[key] = making.value(text, value)
+    if "seeds" in values:
+        values["seeds"] = making.seeds(values["seeds"])
+    return typed(Request, values, "the command line"), overrides
+
+
+def _keyed(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--dry-run` and `--device NAME` as KEY=VALUE."""
+    found: list[str] = []
+    for text in arguments:
+        if found and found[-1] == "--device":
+            found[-1] = f"device={text}"
+        else:
+            found.append("dry_run=true" if text == "--dry-run" else text)
+    return found
+
+
+def asked(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale) -> Wish:
+    """What the request says of the runs of `table`."""
+    from fedbench.tables.cell_config import Wish
+
+    mine = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
+    settings = tuple(text for text in mine if making.is_setting(text))
+    changed = tuple(text for text in mine if not making.is_setting(text))
+    settings = ("progress=none", *settings)
+    chosen = table.only(request.rows, request.columns)
+    rows, columns = ([each.label for each in line] for line in (chosen.rows, chosen.columns))
+    return Wish(scale, request.seeds, request.substitute, changed, settings, tuple(rows), tuple(columns))
+
+
+def planned(request: Request, overrides: Sequence[str]) -> tuple[Plan, Wish, Path]:
+    """(what the request asks for, as it stands, the wish behind it, the folder of the filled table)."""
+    from fedbench.tables import plan, recorded, scale, spec, store
+
+    table = spec.load(request.table)
+    wish = asked(request, overrides, table, scale.load(request.scale))
+    folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
+    return plan.make(table, wish, recorded.read(folder)), wish, folder

@@ -1,0 +1,84 @@
+"""What is said of a table before and after its runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedbench.config.messages import INCOMPLETE, OK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedbench.tables.cell_config import Wish
+    from fedbench.tables.job import Job
+    from fedbench.tables.plan import Entry, Plan
+    from fedbench.tables.result import TableResult
+
+
+def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
+    """The plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
+    from fedbench.results.console import Output
+    from fedbench.tables.needs import told
+    from fedbench.tables.plan import PENDING
+
+    console = Output(highlight=False)
+    jobs = plan.jobs
+    failed = sum(1 for job in plan.missing() if job.failure)
+    done = len(jobs) - len(plan.missing())
+    console.print(f"{plan.spec.title}", style="bold")
+    asked = sum(bool(entry.asked) for entry in plan.entries)
+    console.print(
+        f"{asked} cells, seeds {', '.join(map(str, plan.seeds))}, {len(jobs)} runs: "
+        f"{done} finished, {failed} failed, {len(missing)} to do, {at_once} at once"
+    )
+    reasons: dict[str, list[str]] = {}
+    for entry in plan.entries:
+        if entry.reason and entry.reason != PENDING:
+            reasons.setdefault(entry.reason, []).append(f"{entry.row.label} / {entry.column.label}")
+    for reason, cells in reasons.items():
+        console.print(f"{len(cells)} cells: {reason}")
+    for line in told(plan, missing, at_once) if missing else ():
+        console.print(line)
+
+
+def show(filled: TableResult) -> None:
+    """The table, as the terminal takes it."""
+    from fedbench.results.console import Output
+    from fedbench.tables.render import terminal
+
+    console = Output() if sys.stdout.isatty() else Output(width=120)
+    console.print(terminal.render(filled))
+
+
+def finish(plan: Plan, wish: Wish, folder: Path, made: int) -> int:
+    """Say whether every cell that was asked for is there after `made` runs, and if not, why; returns the exit code."""
+    for job in (lacking := plan.missing()):
+        reason = job.failure or "another process is at it, or was stopped; the same command goes on"
+        word = "failed" if job.failure else "not finished"
+        print(f"{word}: {' '.join(job.overrides)}: {reason}", file=sys.stderr)
+    cells = [
+        entry for entry in plan.entries if wish.wants(entry.row, entry.column) and not _impossible(entry)
+    ]
+    identities = {job.identity for job in lacking}
+    counts = {
+        "cannot be run here": sum(not entry.jobs for entry in cells),
+        "failed or not finished": sum(
+            any(job.identity in identities for job in (*entry.jobs, *entry.baselines)) for entry in cells
+        ),
+    }
+    there = len(cells) - sum(counts.values())
+    said = "".join(f", {count} {word}" for word, count in counts.items() if count)
+    whole = there == len(cells) and not lacking
+    print(
+        f"{'complete' if whole else 'incomplete'}: {there} of {len(cells)} cells asked for are in "
+        f"{folder / 'table.md'}{said}; {made} runs asked of this call"
+    )
+    print(f"with curves and matrices: python -m fedbench.report {folder.parents[1]}")
+    return OK if whole else INCOMPLETE
+
+
+def _impossible(entry: Entry) -> bool:
+    """Whether no machine could run it."""
+    return bool(entry.row.unsupported or entry.column.unsupported)

@@ -1,0 +1,111 @@
+"use strict";
+// The dialog of a cell: its runs, its command, its figures.
+const CellDialog = (() => {
+  const dialog = $("cell");
+  let open = null;
+
+  async function show(table, key) {
+    Card.hide();
+    const name = key.join("-");
+    const detail = table.cells[name];
+    const run = detail.seeds.map(([, , each]) => table.runs[each]).find(Boolean);
+    open = { table, key, set: run ? run.curve : "" };
+    $("cell-title").textContent = Card.heading(table, name);
+    $("facts").replaceChildren(...facts(table, detail, key[1]));
+    $("command").textContent = table.commands[`${key[0]}-${key[1]}`];
+    $("config").replaceChildren(...config(table, key));
+    $("copied").textContent = "";
+    picked();
+    Address.keep({ cell: [table, key] });
+    if (!dialog.open) dialog.showModal();
+    dialog.scrollTop = 0;
+    await figures();
+  }
+
+  const button = () => sectionOf(open.table).querySelector(`[data-cell="${open.key.join("-")}"]`);
+
+  function picked() {
+    const { table, key } = open;
+    const ran = table.cells[key.join("-")].seeds.length > 0;
+    $("pick").hidden = !ran;
+    const chosen = Compare.has(table, key);
+    $("pick").setAttribute("aria-pressed", String(chosen));
+    $("pick").textContent = chosen ? "Chosen for comparison" : "Choose for comparison";
+  }
+
+  async function figures() {
+    if (!open) return;
+    const { table, key, set } = open;
+    const cell = key.slice(0, 2);
+    try {
+      const data = await Packed.behind(table.id);
+      if (!open || open.key !== key) return;
+      const at = cell.join("|");
+      options($("sets"), data.sets.map((name) => [name, setName(name)]), set);
+      for (const [box, has] of [["curves", data.curves[at]], ["matrix", data.matrices[at]]]) {
+        all("label", $(box).previousElementSibling).forEach((label) => { label.hidden = !has; });
+      }
+      const chosen = { set: $("sets").value, lines: $("lines").value, across: $("cell-across").value, axis: $("cell-axis").value };
+      await Curves.ofCell($("curves"), table, data, key, chosen, set);
+      await Clients.gain($("gain"), table, data, cell);
+      await Clients.matrix($("matrix"), data.matrices[at], $("order").value);
+      await Clients.map($("map"), data.matrices[at]);
+    } catch (error) {
+      Plots.say($("curves"), `The figures cannot be drawn in this browser (${error.message}).`);
+    }
+  }
+
+  function facts(table, detail, column) {
+    const pairs = [["ours", detail.ours], ["paper", detail.paper], ["difference", detail.difference.replace(/^-$/, "")], ["verdict", detail.verdict],
+      ["counted apart, because", detail.apart], ["also equivalent to the published", detail.also.join(", ")], ["data", table.columns[column].note]];
+    const list = node("dl", "", pairs.filter(([, text]) => text).map(([name, text]) => node("div", "", [node("dt", name), node("dd", text)])));
+    const parts = [list];
+    if (detail.reason && detail.reason !== detail.verdict) parts.push(node("p", detail.reason));
+    if (detail.seeds.length) {
+      const known = detail.seeds.some(([, , run]) => table.runs[run]);
+      const about = (run) => (known ? ["rounds", "seconds", "megabytes"].map((name) => (table.runs[run] || {})[name] || "") : []);
+      const lines = detail.seeds.map(([seed, value, run]) => [seed, value, ...about(run), run]);
+      const cells = (tag, values) => node("tr", "", values.map((value) => node(tag, value)));
+      const made = node("table", "", [
+        node("thead", "", [cells("th", ["seed", "value", ...(known ? ["rounds", "seconds", "MB sent"] : []), "run"])]),
+        node("tbody", "", lines.map((values) => cells("td", values))),
+      ], { className: "plain" });
+      const box = node("div", "", [made], { className: "box", tabIndex: 0, role: "region", ariaLabel: "Runs" });
+      parts.push(box);
+    }
+    return parts;
+  }
+
+  function config(table, [row, column]) {
+    const parts = [
+      ["table", table.base], ["column", table.columns[column].overrides], ["row", table.rows[row].overrides],
+      ["row in this column", table.columns[column].own[row]], ["substitute data", table.columns[column].substitute],
+      ["command line", [...table.changed, ...table.varied]], ["scale", table.scale === "paper" ? [] : [table.scale]],
+    ];
+    const lines = parts.filter(([, texts]) => texts.length)
+      .map(([name, texts]) => node("p", `${name}: `, texts.map((text) => node("code", text))));
+    return [node("p", "Overrides in the order in which they apply; later ones win."), ...lines];
+  }
+
+  $("tables").addEventListener("click", (event) => {
+    const chosen = Card.cellOf(event);
+    if (!chosen) return;
+    Grid.focusOn(chosen);
+    const [table, key] = Card.of(chosen);
+    show(table, key.split("-").map(Number));
+  });
+  $("pick").addEventListener("click", () => { Compare.toggle(open.table, open.key); picked(); });
+  $("copy-command").addEventListener("click", () => copy($("command").textContent, $("copied"), $("command")));
+  $("copy-link").addEventListener("click", () => copy(Address.link({ cell: [open.table, open.key] }), $("copied"), null));
+  for (const name of ["lines", "sets", "order", "cell-across", "cell-axis"]) $(name).addEventListener("change", figures);
+  dialog.addEventListener("close", () => {
+    for (const name of ["curves", "gain", "matrix", "map"]) Plots.clear($(name));
+    const back = button();
+    open = null;
+    Address.keep({ cell: null });
+    back.focus();
+    Card.hide();
+  });
+
+  return { show, figures };
+})();

@@ -1,0 +1,77 @@
+"""Nothing on the page shuts anybody out: axe-core finds nothing, in every view, at both widths and colours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbench.report.build import build
+from tests.report import browsing
+
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing")
+pytestmark = browsing.needed
+FIRST = "#table-fedcollab_t1 "
+
+
+def start(page: Any) -> None:
+    assert page.locator("#start").is_visible()
+
+
+def filtered(page: Any) -> None:
+    page.select_option("[name=verdict]", "equivalent")
+    page.locator(f"{FIRST} summary").click()
+
+
+def cell(page: Any) -> None:
+    page.click(f"{FIRST} [data-cell='1-0-0']")
+    page.wait_for_selector("#matrix .heatmaplayer image")
+    page.wait_for_selector("#map .scatterlayer")
+
+
+def card(page: Any) -> None:
+    page.locator(f"{FIRST} [data-cell='0-0-0']").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#tip").is_visible()
+
+
+def comparison(page: Any) -> None:
+    page.check(f"{FIRST} [data-pick='0']")
+    page.check(f"{FIRST} [data-pick='1']")
+    page.click("#compare")
+    page.wait_for_selector("#paired .barlayer")
+
+
+VIEWS = (start, filtered, card, cell, comparison)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.__name__)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_axe_finds_nothing(
+    browser: Any, results: Path, width: int, scheme: str, view: Callable[[Any], None]
+) -> None:
+    size = {"width": width, "height": 900}
+    for page in browsing.opened(
+        browser, results, viewport=size, color_scheme=scheme, reduced_motion="reduce"
+    ):
+        view(page)
+        found = axe.Axe().run(page).response
+        assert found["passes"], "the check ran"
+        assert [
+            (each["id"], each["impact"], [node["html"][:120] for node in each["nodes"]][:3])
+            for each in found["violations"]
+        ] == []
+
+
+@pytest.mark.slow
+def test_the_committed_results_answer_in_one_screen(browser: Any, tmp_path: Path) -> None:
+    build(Path(__file__).parents[2] / "results", tmp_path / "index.html")
+    assert (tmp_path / "index.html").stat().st_size < 6e6
+    for scheme in ("light", "dark"):
+        size = {"width": 1440, "height": 900}
+        for page in browsing.opened(browser, tmp_path, viewport=size, color_scheme=scheme):
+            assert page.evaluate("document.getElementById('start').getBoundingClientRect().bottom") < 900
+            assert axe.Axe().run(page).response["violations"] == []

@@ -1,0 +1,89 @@
+"""The counts of the start view: those of verdicts.md and README, and what the runs cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from pathlib import Path
+
+from fedbench.report.start import start
+from fedbench.report.view import view
+from fedbench.tables import store, summary
+from tests.report.toys import judged_table, run
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("equivalent", "different", "inconclusive")
+
+
+def test_the_committed_counts_agree_everywhere() -> None:
+    """Start view, cards, verdicts.md and README."""
+    folders = store.folders(ROOT / "results")
+    tables = {folder.name: store.load_table(folder) for folder in folders}
+    rows = {folder.name: store.load_rows(folder) for folder in folders}
+    first = start(tables, rows)
+
+    said = (ROOT / "results" / summary.FILE).read_text(encoding="utf-8")
+    written = {}
+    for line in said.splitlines():
+        if match := re.match(r"\| (\w+), (.+), \d+ tables, each value once \| (.+) \|", line):
+            setting = match[2].replace("as specified", "as published")
+            written[match[1], setting] = [int(number) for number in match[3].split(" | ")]
+    shown = {
+        (line.paper, line.setting): [
+            number
+            for kinds in (line.confirmed, line.exploratory)
+            for number in (kinds.total(), *(kinds[kind] for kind in KINDS))
+        ]
+        for line in first.lines
+        if line.confirmed
+    }
+    assert shown == written
+
+    published = [line for line in first.lines if line.setting == "as published" and line.confirmed]
+    assert first.confirmed == sum((line.confirmed for line in published), Counter())
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for line in published:
+        phrases = [
+            ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS if kinds[kind])
+            for kinds in (line.confirmed, line.exploratory)
+        ]
+        assert f"| {'; exploratory: '.join(filter(None, phrases))} |" in readme
+
+    by_table = {match[1]: match for match in re.finditer(r"\| \[([^]]+)\]\(\S+ \| (.+) \|", said)}
+    for name, table in tables.items():
+        counts = dict(view(table, name, [], {}, []).counts)
+        card = [sum(counts.get(kind, 0) for kind in kinds) for kinds in CARD]
+        numbers = [int(text) for text in by_table[name][2].split(" | ")] if name in by_table else [0] * 8
+        assert card == [*numbers[1:4], numbers[4]], name
+
+
+CARD = (("equivalent",), ("above", "below"), ("inconclusive",), ("exploratory",))
+
+
+def test_a_run_of_two_tables_costs_once_and_other_settings_stand_apart() -> None:
+    table = judged_table()
+    made = dataclasses.replace(table.circumstances, scale="quick")
+    tables = {"a": table, "b": table, "c": dataclasses.replace(table, circumstances=made)}
+    lines = [{name: str(value) for name, value in run("FedAvg", seed).items()} for seed in (0, 1)]
+    first = start(tables, {"a": lines, "b": lines[:1], "c": []})
+    whole, quick = first.lines
+    assert (whole.label, whole.setting, whole.tables, whole.runs) == (
+        "FedCollab",
+        "as published",
+        ("a", "b"),
+        2,
+    )
+    assert whole.hours == 3 / 3600
+    assert whole.confirmed == {"equivalent": 1, "different": 2, "inconclusive": 2}
+    assert (quick.setting, quick.confirmed.total(), quick.runs) == ("quick scale", 0, 0)
+    assert quick.open == 7
+    assert (first.runs, first.confirmed) == (2, whole.confirmed)
+
+
+def test_exploratory_values_of_two_tables_count_once() -> None:
+    table = judged_table()
+    rows = tuple(dataclasses.replace(row, exploratory="seen before") for row in table.spec.rows)
+    apart = dataclasses.replace(table, spec=dataclasses.replace(table.spec, rows=rows))
+    (line,) = start({"a": apart, "b": apart}, {"a": [], "b": []}).lines
+    assert (line.confirmed.total(), line.exploratory.total()) == (0, 5)
