@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedbench.core.errors import FedbenchError, FolderInUse
 from fedbench.core.files import as_csv, as_json, as_npz, replacing, sweep, write_bytes, write_text
 from fedbench.core.lock import FolderLock
-from fedbench.core.sealed import MANIFEST, Sealed, checksum, checksum_of
+from fedbench.core.sealed import MANIFEST, Sealed, checksum
 from fedbench.results.history import History
 from fedbench.results.observer import Labels
 
@@ -208,8 +208,6 @@ class RunFolder:
             from fedbench.results import checkpoint
 
             checkpoint.save(self.path / MODEL, model, {}, key=self.key)
-        if CODE not in self._checksums and (self.path / CODE).is_file():  # another process began the run
-            self._checksums[CODE] = checksum_of(self.path / CODE)
         files_of(self.path).write({RESULT: as_json({**result, "key": self.key})}, self._checksums)
         self.checkpoint.unlink(missing_ok=True)
 
