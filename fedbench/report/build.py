@@ -15,7 +15,7 @@ from fedbench.core.files import write_text
 from fedbench.report.behind import behind, packed
 from fedbench.report.start import OWN, Start, start
 from fedbench.report.view import KINDS, TableView, shown, view
-from fedbench.tables import account, store
+from fedbench.tables import account, staleness, store
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.result import TableResult
 
@@ -56,7 +56,7 @@ def build(results: Path, out: Path) -> int:
         raise FedbenchError(
             f"no filled table below {results}; python -m fedbench.reproduce table=NAME makes one"
         )
-    tables = {folder.name: store.load_table(folder) for folder in folders}
+    tables = {folder.name: staleness.load(folder)[0] for folder in folders}
     rows = {folder.name: store.load_rows(folder) for folder in folders}
     views = [_view(folder, tables[folder.name], rows[folder.name], out) for folder in folders]
     try:

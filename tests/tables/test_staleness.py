@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from fedbench.cli import redraw, reproduce
 from fedbench.core.files import read_csv, write_csv
+from fedbench.report.build import build
 from fedbench.results.units import STALE
 from fedbench.tables import store
 from tests.helpers.codes import edit, forget
@@ -49,6 +51,9 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     assert reproduced(tmp_path) == 0
     assert table(tmp_path).count(STALE) == 2 * 3 - 2 + 1  # Local has one metric; one is in the remark
     assert "as the code of method has changed since: Local, FedAvg." in table(tmp_path)
+    build(tmp_path / "results", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert len(re.findall(rf'class="ours[^>]*>[^<]*{STALE}<', page)) == 2 * 3 - 2
     capsys.readouterr()
     redraw.main([str(tmp_path / "results")])
     assert "2 runs: 2 made by other code than today's, 0 recorded before code was" in capsys.readouterr().out
