@@ -6,10 +6,12 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from status import PAPERS, markdown
+from status import markdown
+
+from fedbench.tables import account
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-TITLES = {name.partition(" ")[0]: name for name in PAPERS.values()}
+TITLES = {name.partition(" ")[0]: name for name in account.PAPERS.values()}
 OTHERS = "Methods' own papers"
 READINGS = {
     "about": "about",
