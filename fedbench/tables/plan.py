@@ -151,7 +151,7 @@ def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:
     """Why nothing in the column can be run; "" if it can."""
     if column.unsupported:
         return column.unsupported
-    _, plain = compose_cell(table, column, (), wish)
+    _, plain = compose_cell(table, column, ("method=local",), wish)  # which trains on any data and networks
     try:
         config = from_plain(plain)
     except DataMissing as error:  # a file of weights that was named

@@ -120,6 +120,13 @@ def test_a_substitute_takes_the_place_of_the_data_and_of_what_does_not_fit_it(tm
     assert not planned.made.faithful
 
 
+def test_every_cell_of_unlike_clients_has_a_run_on_the_stand_in(tmp_path: Path) -> None:
+    """Though the default method could not serve them."""
+    table = spec.load("fedsac_t2")
+    planned = plan.make(table, wish(tmp_path, substitute="captioned", scale=load_scale("smoke"), seeds=(0,)))
+    assert all(entry.jobs and not entry.reason for entry in planned.entries if not entry.row.unsupported)
+
+
 def test_changes_of_the_user_void_verdicts_and_settings_do_not(tmp_path: Path) -> None:
     changed = plan.make(table(), wish(tmp_path, changed=("protocol.rounds=3",)))
     assert changed.jobs[0].config.protocol.rounds == 3
