@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -19,6 +20,13 @@ from tests.helpers import examples, toys
 from tests.helpers.runner import FakeRunner
 
 examples.register()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_signals() -> None:
+    """A job in a shell's background ignores Ctrl-C, and so would what it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

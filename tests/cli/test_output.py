@@ -50,7 +50,7 @@ def test_a_reader_that_leaves_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_reader_that_leaves_ends_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of itself rich ends the process: a table that is being filled would stay half filled."""
     with unread(monkeypatch):
-        assert list_command.main(["methods"]) == 0
+        assert list_command.main(["recorders"]) == 0
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])

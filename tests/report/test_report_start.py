@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from fedbench.report.start import start
 from fedbench.report.view import view
 from fedbench.tables import store, summary
@@ -16,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("equivalent", "different", "inconclusive")
 
 
+@pytest.mark.slow
 def test_the_committed_counts_agree_everywhere() -> None:
     """Start view, cards, verdicts.md and README."""
     folders = store.folders(ROOT / "results")

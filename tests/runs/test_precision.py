@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedbench.cli import reproduce
+from fedbench.cli import request as request_of
 from fedbench.config.compose import compose
 from fedbench.core.batch import Batch
 from fedbench.engine.train.looped import LoopedTrainer
@@ -48,10 +48,10 @@ def test_its_row_says_so(tmp_path: Path) -> None:
 
 def test_a_table_made_with_it_is_another() -> None:
     table = spec.load("fedcollab_t1")
-    request, overrides = reproduce.read(
+    request, overrides = request_of.read(
         ["table=fedcollab_t1", "hardware.precision=bf16", "hardware.threads=2"]
     )
-    wish = reproduce._wish(request, overrides, table, scale.load("paper"))
+    wish = request_of.asked(request, overrides, table, scale.load("paper"))
     assert wish.changed == ("hardware.precision=bf16",)
     assert "hardware.threads=2" in wish.settings
 
