@@ -56,7 +56,7 @@ def _main(arguments: Sequence[str]) -> int:
 def reproduce(request: Request, overrides: Sequence[str]) -> int:
     """Fill one table; returns INCOMPLETE if a cell that was asked for is not there, else OK."""
     from fedbench.core.lock import held
-    from fedbench.tables import fill, store
+    from fedbench.tables import fill, staleness, store
     from fedbench.tables.render import write
 
     if request.table == EVERY or request.device:
@@ -82,7 +82,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         store.save_matrices(folder, fill.matrices(plan))
         store.save_clients(folder, fill.clients(plan))
         write(folder)
-    telling.show(filled)
+    telling.show(staleness.load(folder)[0])  # as table.md has it: with margins and marks
     return telling.finish(plan, wish, folder, len(missing))
 
 

@@ -61,7 +61,8 @@ def compose_cell(
         from fedbench.config.messages import one_line
 
         raise ConfigError(f"{where}: {one_line(error) or error}") from error
-    scaled = wish.scale.overrides(plain)
+    own = {_key(text) for text in wish.changed}  # what the user says stands against the scale
+    scaled = [text for text in wish.scale.overrides(plain) if _key(text) not in own]
     merged = OmegaConf.merge(config, OmegaConf.from_dotlist(scaled))
     plain = cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
     return [*overrides, *scaled], plain

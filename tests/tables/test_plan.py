@@ -158,6 +158,15 @@ def test_scale_reduces_rounds_work_evaluations_and_data(tmp_path: Path) -> None:
     assert job.config.dataset.label == "digits-500"
 
 
+def test_what_the_user_says_stands_against_the_scale(tmp_path: Path) -> None:
+    """Else the table would be titled with what did not run."""
+    changed = ("protocol.rounds=7", "dataset.limit=123")
+    asked = wish(tmp_path, scale=load_scale("smoke"), changed=changed, columns=("here",))
+    config = plan.make(table(), asked).entries[0].jobs[0].config
+    assert config.protocol.rounds == 7
+    assert config.plain["dataset"]["limit"] == 123
+
+
 def test_scale_never_adds_work(tmp_path: Path) -> None:
     scale = Scale("large", rounds=0.01, epochs=9, iterations=50, limit=10**9)
     spec_ = table(base=["protocol.rounds=1", "protocol.local.iterations=7"])

@@ -48,7 +48,9 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     assert STALE not in table(tmp_path)
     before = {row["row"]: row["code"] for row in store.load_rows(folder(tmp_path))}
     edit(monkeypatch, "method")
+    capsys.readouterr()
     assert reproduced(tmp_path) == 0
+    assert STALE in capsys.readouterr().out
     assert table(tmp_path).count(STALE) == 2 * 3 - 2 + 1  # Local has one metric; one is in the remark
     assert "as the code of method has changed since: Local, FedAvg." in table(tmp_path)
     build(tmp_path / "results", tmp_path / "page.html")
