@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fedbench.config import groups
 from fedbench.core.errors import DataMissing, Stale
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
@@ -151,15 +152,15 @@ def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:
     """Why nothing in the column can be run; "" if it can."""
     if column.unsupported:
         return column.unsupported
-    _, plain = compose_cell(table, column, ("method=local",), wish)  # which trains on any data and networks
-    try:
-        config = from_plain(plain)
+    _, plain = compose_cell(table, column, (), wish)
+    try:  # the data and the network alone: not every method could train it
+        dataset, model = (groups.registry(name).build(plain[name]) for name in ("dataset", "model"))
     except DataMissing as error:  # a file of weights that was named
         return f"weights missing ({error})"
-    state = config.dataset.state()
+    state = dataset.state()
     if not state.ready:
         return f"data missing ({state.how})"
-    weights = config.model.lacking()
+    weights = model.lacking()
     return f"weights missing ({weights})" if weights else ""
 
 

@@ -19,6 +19,7 @@ from fedbench.figures.judges.verdict import VERDICTS
 from fedbench.recorders import parse
 from fedbench.tables.spec import TableSpec
 from tests.helpers.runs import FAST
+from tests.helpers.tiers import tiered
 
 NAMES = sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml"))
 QUICK = ["scale=quick", "jobs=1", "hardware.engine=looped", "protocol.local.epochs=1"]
@@ -41,7 +42,9 @@ def test_all_figures_of_the_papers_are_here() -> None:
     assert sorted(overview.ordered()) == NAMES == spec.names()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", tiered(NAMES, quick=["fedsac_f3", "pfedsim_f1", "sosicfl_f6", "fedrema_f3", "fedcollab_f5"])
+)
 def test_a_figure_plans_without_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "load", None, raising=False)
     found = planned(name, "quick", tmp_path)

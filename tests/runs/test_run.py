@@ -218,6 +218,7 @@ def test_engines_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 KEPT = ["checkpoint.rounds=1", "save_models=true"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_rows(tmp_path: Path) -> None:
     assert kill_and_rerun(tmp_path, ["method=ditto", "protocol.rounds=40", *KEPT], kills=4, seed=0) == 4
 

@@ -67,6 +67,7 @@ def test_rows_and_failures_come_back(
     assert not (elsewhere / "runs" / ".sweeps").exists()
 
 
+@pytest.mark.slow
 def test_tuning_repeats_seeds_and_needs_validation_samples(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
