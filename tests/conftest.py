@@ -16,7 +16,7 @@ import pytest
 from fedbench.config import groups
 from fedbench.config.registry import Registry
 from fedbench.core import source
-from tests.helpers import examples, toys
+from tests.helpers import codes, examples, toys
 from tests.helpers.runner import FakeRunner
 
 examples.register()
@@ -45,6 +45,14 @@ def nothing_is_edited() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "BEGAN", math.inf)
         yield
+
+
+@pytest.fixture
+def fresh_codes() -> Iterator[None]:
+    """Hashes of code are looked up once a process; for tests in which code changes within one."""
+    codes.forget()
+    yield
+    codes.forget()
 
 
 @pytest.fixture

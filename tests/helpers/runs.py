@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 
 from fedbench.config import compose
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.state import State
 from fedbench.results import checkpoint
 from fedbench.results.history import deterministic
 from fedbench.runs import execution as run
@@ -35,6 +38,18 @@ FAST = [
 def config(folder: Path, *overrides: str) -> RunConfig:
     chosen = [*FAST, f"runs_dir={folder}", "progress=none", "hardware=cpu", *overrides]
     return resolve(compose.compose(chosen))
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """From now on Ctrl-C ends each run when it would begin the round after `rounds`."""
+    step = Simulation.step
+
+    def stopped(self: Simulation, state: State) -> None:
+        if state.round == rounds:
+            raise KeyboardInterrupt
+        step(self, state)
+
+    monkeypatch.setattr(Simulation, "step", stopped)
 
 
 def rows(folder: Path) -> Any:

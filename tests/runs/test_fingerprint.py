@@ -5,30 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedbench.core.errors import Stale
-from fedbench.engine import state as states
-from fedbench.engine.simulation import Simulation
 from fedbench.runs import execution, fingerprint, places
 from fedbench.runs.config import RunConfig, run_key
-from tests.helpers.codes import ROOMS, edit, forget
+from tests.helpers.codes import ROOMS, edit
 from tests.helpers.real_formats import write_labelled
-from tests.helpers.runs import config
+from tests.helpers.runs import config, interrupt_after
 
 TRAIN, TEST = (np.arange(n) % 10 for n in (300, 100))
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Hashes are looked up once a process; here code changes within one."""
-    forget()
-    yield
-    forget()
+pytestmark = pytest.mark.usefixtures("fresh_codes")
 
 
 def of_files(tmp_path: Path, name: str, shift: int, *overrides: str) -> RunConfig:
@@ -56,7 +48,7 @@ def test_a_run_on_replaced_files_does_not_go_on(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
     run = of_files(tmp_path, "a", 0, "method=local", "checkpoint.rounds=1")
     with monkeypatch.context() as patch:
-        stopped(patch)
+        interrupt_after(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(run)
     before = places.folder_of(run)
@@ -72,18 +64,6 @@ def test_a_result_is_shown_where_its_data_are_gone(tmp_path: Path) -> None:
     made = execution.execute(run)
     shutil.rmtree(tmp_path / "a")
     assert execution.execute(run).row == made.row
-
-
-def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt runs in their second round, after a checkpoint."""
-    step = Simulation.step
-
-    def once(self: Simulation, state: states.State) -> None:
-        if state.round:
-            raise KeyboardInterrupt
-        step(self, state)
-
-    monkeypatch.setattr(Simulation, "step", once)
 
 
 @pytest.mark.parametrize("part", ROOMS)
@@ -128,7 +108,7 @@ def test_a_checkpoint_of_other_code_goes_on_with_a_word_and_stays_marked(
 ) -> None:
     run = config(tmp_path, "method=local", "checkpoint.rounds=1")
     with monkeypatch.context() as patch:
-        stopped(patch)
+        interrupt_after(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(run)
     edit(monkeypatch, "method")

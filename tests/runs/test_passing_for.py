@@ -6,7 +6,6 @@ import gzip
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +13,15 @@ import pytest
 
 from fedbench.core import source
 from fedbench.core.errors import FedbenchError
-from fedbench.engine import state as states
-from fedbench.engine.simulation import Simulation
 from fedbench.runs import execution, fingerprint, places
 from tests.helpers.codes import forget
 from tests.helpers.real_formats import write_labelled
-from tests.helpers.runs import config
+from tests.helpers.runs import config, interrupt_after
 
 TRAIN, TEST = (np.arange(n) % 10 for n in (300, 100))
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Hashes are looked up once a process; here code changes within one."""
-    forget()
-    yield
-    forget()
+pytestmark = pytest.mark.usefixtures("fresh_codes")
 
 
 def test_files_replaced_with_their_dates_kept_are_read_again(
@@ -73,15 +65,8 @@ def test_hashes_that_were_lost_are_no_reason_to_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = config(tmp_path, "method=local", "checkpoint.rounds=1")
-    step = Simulation.step
-
-    def once(self: Simulation, state: states.State) -> None:
-        if state.round:
-            raise KeyboardInterrupt
-        step(self, state)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "step", once)
+        interrupt_after(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(run)
     file = places.folder_of(run).path / "code.txt"

@@ -15,7 +15,6 @@ import torch
 from fedbench.config.compose import compose
 from fedbench.core.errors import Diverged
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
 from fedbench.engine.train.joint import JointSetup, Request
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Outcome, Trainer
@@ -25,6 +24,7 @@ from fedbench.runs import execution as run
 from fedbench.runs import places
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.together import execute_together
+from tests.helpers.runs import interrupt_after
 
 SEEDS = (0, 3)
 SHORT = ["dataset=digits", "model=mlp", "protocol.rounds=3", "protocol.eval_every=1", "save_models=true"]
@@ -126,15 +126,8 @@ def test_a_run_is_charged_its_share_of_the_time(tmp_path: Path, monkeypatch: pyt
 def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["method=local", "partition=dir0.5", "checkpoint.rounds=1"]
     first, _ = configs(tmp_path / "together", *chosen)
-    played = Simulation.step
-
-    def stopped(self: Simulation, state: State) -> None:
-        if state.round == 2:
-            raise KeyboardInterrupt
-        played(self, state)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "step", stopped)
+        interrupt_after(patch, 2)
         with pytest.raises(KeyboardInterrupt):
             run.execute(first)
     sizes: list[int] = []

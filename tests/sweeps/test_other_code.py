@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -12,19 +11,16 @@ import fedbench
 from fedbench.cli import collect, tta
 from fedbench.cli.app import main
 from fedbench.results.units import STALE
-from tests.helpers.codes import edit, forget
+from tests.helpers.codes import edit
 
 SHORT = ["dataset=digits", "dataset.limit=300", "model=mlp", "protocol.rounds=1", "progress=none"]
 SAID = f"{STALE} made by other code than today's (method changed since); stale=rerun makes it again\n"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of one's own; hashes of code are looked up once a process, and here code changes within one."""
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_codes: None) -> None:
+    """A folder of one's own."""
     monkeypatch.chdir(tmp_path)
-    forget()
-    yield
-    forget()
 
 
 def swept(*more: str) -> int:

@@ -12,18 +12,15 @@ from fedbench.core.files import read_csv, write_csv
 from fedbench.report.build import build
 from fedbench.results.units import STALE
 from fedbench.tables import store
-from tests.helpers.codes import edit, forget
+from tests.helpers.codes import edit
 
 TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
 CELLS = ["rows=Local,FedAvg", "columns=Label shift", "seeds=1"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    """Hashes of code are looked up once a process; here code changes within one."""
-    forget()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_codes"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 
 def reproduced(tmp_path: Path, *more: str) -> int:
