@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import Diverged, FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.method import Method
@@ -218,6 +218,12 @@ def test_few_samples_span_few_directions() -> None:
     for centred, rank in ((False, 2), (True, 1)):
         found = subspace.directions(subspace.products(initial(chosen), Batch(x, y), chosen.task, centred), 3)
         assert found.square().sum(0).tolist() == pytest.approx([1.0] * rank + [0.0] * (3 - rank))
+
+
+def test_features_that_diverged_are_told_before_anything_is_decomposed() -> None:
+    chosen = setup(FedSaC(), federation(SIZES), optimizer=OptimizerConfig(lr=1e200), epochs=5)
+    with pytest.raises(Diverged, match=r"round 1 on client \d"):
+        simulate(chosen)
 
 
 # ---- limits

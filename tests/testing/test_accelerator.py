@@ -26,7 +26,8 @@ from fedbench.testing.toys import federation, setup, simulate
 from tests.helpers.tiers import tiered
 
 PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
-# Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise.
+# Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise,
+# subspaces.
 FEW = [
     "fedavg",
     "cfl",
@@ -39,6 +40,7 @@ FEW = [
     "perfedavg",
     "pfedgraph",
     "sosicfl",
+    "fedsac",
 ]
 MOST = 8  # waits a round
 
@@ -50,7 +52,7 @@ def check(found: Trial) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("preset", tiered(FEW, quick=["fedavg", "fedrema", "cfl"]))
+@pytest.mark.parametrize("preset", tiered(FEW, quick=["fedavg", "fedrema", "cfl", "fedsac"]))
 def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: str) -> None:
     subject = Subject.of(preset)
     for cohort in (4, 16):
