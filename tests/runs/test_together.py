@@ -15,6 +15,7 @@ import torch
 
 from fedbench.config.compose import compose
 from fedbench.core.errors import Diverged
+from fedbench.engine.contract import Clock
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.joint import JointSetup, Request
 from fedbench.engine.train.program import Program
@@ -127,6 +128,18 @@ def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
     assert set(captured) == {14}
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
         same(ours, run.execute(config))
+
+
+def test_what_is_drawn_ahead_for_all_runs_is_what_each_draws(tmp_path: Path) -> None:
+    chosen = ["method=local", "partition=dir0.5", "protocol.cohort=4"]
+    setups = [run.build(config)[0] for config in configs(tmp_path, *chosen)]
+    whole, clock = JointSetup.of(setups), Clock(2, 3)
+    first, second = (setup.draw_cohort(clock) for setup in setups)
+    assert whole.draw_cohort(clock).tolist() == [*first.tolist(), *(second + whole.clients).tolist()]
+    for place, (setup, ids) in enumerate(zip(setups, (first, second), strict=True)):
+        client, (stage,) = int(ids[0]), setup.method.stages(setup.protocol.local, clock)
+        joint = whole.order(client + place * whole.clients, stage, clock, "batches")
+        assert torch.equal(joint.positions, setup.order(client, stage, clock, "batches").positions)
 
 
 def test_a_run_is_charged_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

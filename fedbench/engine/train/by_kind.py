@@ -38,6 +38,10 @@ class KindsTrainer(Trainer):
             (engine.setup, ids[chosen], engine.launch(ids[chosen], *given, clock, score))
             for chosen, engine, given in each
         ]
+        after = self.setup.draw_cohort(clock.next)
+        kind = self.setup.task.kind_of(after)
+        for place, engine in enumerate(self.engines):
+            engine.setup.draw_ahead(after[kind == place], clock.next)
         parts = [(chosen, part) for (chosen, _, _), part in zip(each, settled(launched, clock), strict=True)]
 
         def whole(tree: Callable[[Outcome], Tree]) -> Tree:

@@ -15,6 +15,7 @@ from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.hooks import Calls
+from fedbench.engine.schedule import Order
 from fedbench.engine.train.looped_scorer import Known, LoopedScorer, lay_out, stack_counts
 from fedbench.engine.train.optim import Optimizer
 from fedbench.engine.train.trainer import Counts, Outcome
@@ -107,16 +108,15 @@ class LoopedTrainer(LoopedScorer):
         lay_out(work, torch.contiguous_format)
         return losses
 
-    def _batches(self, owned: Tensor, order: list[Tensor], noise: Tree) -> Iterator[Batch]:
+    def _batches(self, owned: Tensor, order: Order, noise: Tree) -> Iterator[Batch]:
         """The batch of each local step of a client with samples `owned`; those of some steps are gathered at once."""
         federation = self.setup.federation
         noise = {name: sent(leaf, federation.device) for name, leaf in noise.items()}
         for begin in range(0, len(order), self.gathered_batches):
-            block = order[begin : begin + self.gathered_batches]
-            x, y = federation.gather(owned[sent(torch.cat(block), owned.device)])
-            sizes = [len(positions) for positions in block]
+            block = order.cut(begin, begin + self.gathered_batches)
+            x, y = federation.gather(owned[sent(block.positions, owned.device)])
             for step, (inputs, labels) in enumerate(
-                zip(x.split(sizes), y.split(sizes), strict=True), start=begin
+                zip(x.split(block.sizes), y.split(block.sizes), strict=True), start=begin
             ):
                 drawn = trees.row(noise, step)
                 inputs, drawn = self.setup.augmented(inputs, drawn)

@@ -66,7 +66,7 @@ class Trainer(ABC):
 
 
 class Engine(Trainer):
-    """A trainer of clients of one kind, which first sets the device to all work and then waits for it."""
+    """A trainer of clients of one kind, which sets the device to all work, draws for the next round, and then waits."""
 
     @abstractmethod
     def launch(
@@ -84,8 +84,9 @@ class Engine(Trainer):
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
         """See Trainer.train."""
-        (outcome,) = settled([(self.setup, ids, self.launch(ids, message, memory, clock, score))], clock)
-        return outcome
+        launched, after = self.launch(ids, message, memory, clock, score), clock.next
+        self.setup.draw_ahead(self.setup.draw_cohort(after), after)
+        return settled([(self.setup, ids, launched)], clock)[0]
 
     def evaluate(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
