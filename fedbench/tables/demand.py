@@ -128,14 +128,14 @@ class Demand:
         """Of `seeds` runs as one program on `device`, by its peaks; steps `captured` in CUDA graphs, or not."""
         chunks = max(1.0, self.memory(seeds) / (SHARE * device.memory))
         host = chunks * self.cohort_steps * self.work.host_seconds(captured=captured)
-        host += self.client_steps * seeds * AHEAD_SECONDS
+        ahead = self.client_steps * seeds * AHEAD_SECONDS
         device_ = self.client_steps * seeds * self.work.device_seconds(1, device)
         samples = self.scored * seeds
         passes = max(self.evaluations, samples / SCORED_AT_ONCE)
         asked = passes * FORWARD_SHARE * self.forward.host_seconds(captured=False)
         forward = samples / self.batch * FORWARD_SHARE * self.forward.device_seconds(1, device)
         return Seconds(
-            max(host, device_),
+            max(host, device_, ahead),
             self.client_steps * seeds * DRAW_SECONDS,
             max(asked, forward),
             self.rounds * seeds * ROUND_SECONDS,
