@@ -74,6 +74,9 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     from omegaconf.errors import OmegaConfBaseException
 
     fields = [field for field in dataclasses.fields(cast("Any", cls)) if field.init]
+    if not isinstance(values, Mapping):
+        keys = ", ".join(field.name for field in fields)
+        raise ConfigError(f"{where} is {values!r}; it must be a mapping of some of {keys}")
     for key in values:
         if key not in {field.name for field in fields}:
             raise unknown(f"key of {where}", str(key), [field.name for field in fields])
