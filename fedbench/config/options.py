@@ -85,6 +85,14 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> str:
     return ", ".join(word for word in words if word)
 
 
+def changed(group: str, plain: Mapping[str, Any]) -> str:
+    """`rounds=3, optimizer.lr=0.5`: where a run's config of `group` is not as the preset it names; "" if nowhere."""
+    preset = "_".join(str(plain[key]) for key in ("name", "preset") if plain.get(key))
+    if preset not in names(group):
+        return ""
+    return parameters(different(plain, load(group, preset)))
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_plain, value))}]"

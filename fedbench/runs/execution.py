@@ -27,11 +27,11 @@ from fedbench.engine.state import State
 from fedbench.engine.train.trainer import Trainer
 from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
-from fedbench.results.console import Progress
 from fedbench.results.environment import environment, versions
 from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Observer, Observers
+from fedbench.results.progress import Progress
 from fedbench.results.summary import Reading, client_rows, summarise
 from fedbench.runs import fingerprint, recorded
 from fedbench.runs.config import RunConfig, run_key

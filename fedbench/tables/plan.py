@@ -52,6 +52,11 @@ class Plan:
     seeds: tuple[int, ...]
     recorded: Recorded = field(default_factory=Recorded)
 
+    @property
+    def title(self) -> str:
+        """The table's title, and what is not as published."""
+        return self.made.named(self.spec.title)
+
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
         """Every run that is asked for, once: first the Local runs that others are measured against."""
