@@ -143,7 +143,7 @@ def _nearest(parent: DictConfig, prefix: str, missing: str, *, alone: bool) -> s
         return ", ".join(named)
     if alone and (elsewhere := _elsewhere(missing)):
         return elsewhere
-    by_name = {str(key): f"{prefix}{key}" for key in parent if key != "hydra"}
+    by_name = {str(key): f"{prefix}{key!s}" for key in parent if key != "hydra"}
     if alone:
         by_name |= {key.rpartition(".")[2]: key for key in reversed(keys)}
     return ", ".join(by_name.get(name, name) for name in nearest(missing, by_name).split(", "))
