@@ -108,7 +108,7 @@ def _model(request: Request, overrides: Sequence[str]) -> int:
 
 def _require_cells(planned: Plan) -> None:
     """Refuse to write a table without a single cell, as where all of its data is missing."""
-    from fedbench.tables.plan import PENDING
+    from fedbench.tables.result import PENDING
 
     if not any(entry.jobs for entry in planned.entries):
         reasons = dict.fromkeys(each.reason for each in planned.entries if each.reason != PENDING)

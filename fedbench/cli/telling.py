@@ -26,7 +26,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     from fedbench.results.console import Output
     from fedbench.tables import naming
     from fedbench.tables.needs import told
-    from fedbench.tables.plan import PENDING
+    from fedbench.tables.result import PENDING
 
     console = Output(highlight=False)
     jobs = plan.jobs

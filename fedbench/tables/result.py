@@ -10,6 +10,7 @@ import numpy as np
 from fedbench.tables.published import Published
 from fedbench.tables.spec import TableSpec
 
+PENDING = "not run yet"  # why a cell has no value that was not asked for, or not yet
 SEVERAL = "one of several settings tried beside the same published value"
 
 
