@@ -7,9 +7,10 @@ Data sets, partitions, models and methods are all built the same way: the YAML u
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from fedbench.core.errors import ConfigError, unknown
@@ -82,7 +83,7 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         if not has_default and field.name not in values:
             raise ConfigError(f"{where}: '{field.name}' must be given")
     # One level at a time: OmegaConf refuses to merge into a frozen dataclass inside another.
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cast("Any", cls))
     nested = {
         key: typed(cast("type[Any]", hints[key]), value, f"{where}.{key}")
         for key, value in values.items()
@@ -90,16 +91,27 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     }
     flat = {key: value for key, value in values.items() if key not in nested}
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(flat))
-        checked = OmegaConf.to_container(
-            OmegaConf.masked_copy(cast("DictConfig", merged), list(flat)), resolve=True, throw_on_missing=True
-        )
+        merged = OmegaConf.merge(_schema(cast("Any", cls), tuple(flat)), flat)
+        checked = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
         reason = str(error).splitlines()[0]
         full = getattr(error, "full_key", None)
         key = f" ({full})" if full else ""
         raise ConfigError(f"{where}{key}: {reason}") from error
     return cls(**nested, **_tuples(cast("dict[str, Any]", checked), hints))
+
+
+_hints = functools.cache(typing.get_type_hints)  # finding them takes longer than checking the values
+
+
+@functools.cache
+def _schema(cls: type[Any], keys: Sequence[str]) -> DictConfig:
+    """What OmegaConf checks the values of `keys` against; making it takes longer than checking them, too."""
+    from omegaconf import MISSING, OmegaConf
+
+    hints = _hints(cast("Any", cls))
+    given = dataclasses.make_dataclass(cls.__name__, [(key, hints[key], MISSING) for key in keys])
+    return cast("DictConfig", OmegaConf.structured(given))
 
 
 def _tuples(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
