@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -71,9 +72,6 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         UnknownName: a key that is no field, with the nearest fields.
         ConfigError: a field without a value, or a value of the wrong type.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     fields = [field for field in dataclasses.fields(cast("Any", cls)) if field.init]
     for key in values:
         if key not in {field.name for field in fields}:
@@ -90,15 +88,36 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
     }
     flat = {key: value for key, value in values.items() if key not in nested}
+    return cls(**nested, **_tuples(_converted(cls, flat, where), hints))
+
+
+def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`values` as the types of their fields; OmegaConf, which takes its time, where they are of others: 1 for 1.0."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    hints = _hints(cast("Any", cls))
+    if all(_is_plainly(value, hints[key]) for key, value in values.items()):
+        return dict(values)
     try:
-        merged = OmegaConf.merge(_schema(cast("Any", cls), tuple(flat)), flat)
+        merged = OmegaConf.merge(_schema(cast("Any", cls), tuple(values)), values)
         checked = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
         reason = str(error).splitlines()[0]
         full = getattr(error, "full_key", None)
         key = f" ({full})" if full else ""
         raise ConfigError(f"{where}{key}: {reason}") from error
-    return cls(**nested, **_tuples(cast("dict[str, Any]", checked), hints))
+    return cast("dict[str, Any]", checked)
+
+
+def _is_plainly(value: object, hint: Any) -> bool:
+    """Whether `value` is of the type `hint`, and no text that stands for another value."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_plainly(value, each) for each in inner)
+    if origin is tuple and inner[1:] == (...,):
+        return isinstance(value, (list, tuple)) and all(_is_plainly(each, inner[0]) for each in value)
+    return type(value) is hint and not (isinstance(value, str) and ("${" in value or value == "???"))
 
 
 _hints = functools.cache(typing.get_type_hints)  # finding them takes longer than checking the values
@@ -106,7 +125,7 @@ _hints = functools.cache(typing.get_type_hints)  # finding them takes longer tha
 
 @functools.cache
 def _schema(cls: type[Any], keys: Sequence[str]) -> DictConfig:
-    """What OmegaConf checks the values of `keys` against; making it takes longer than checking them, too."""
+    """What OmegaConf checks the values of `keys` against; making it takes longer than checking them."""
     from omegaconf import MISSING, OmegaConf
 
     hints = _hints(cast("Any", cls))
