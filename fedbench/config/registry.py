@@ -65,8 +65,8 @@ class Registry(Generic[T]):
         return typed(cls, given, f"{self.kind} '{config['name']}'")
 
 
-def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build dataclass `cls` from `values`, checking names and types; `where` opens any message.
+def typed(cls: type[T], values: object, where: str) -> T:
+    """Build dataclass `cls` from the mapping `values`, checking names and types; `where` opens any message.
 
     Raises:
         UnknownName: a key that is no field, with the nearest fields.
