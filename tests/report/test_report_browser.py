@@ -167,7 +167,10 @@ def test_real_results(browser: Any, tmp_path: Path) -> None:
         heading = page.locator("thead th[data-column]").first.inner_text().split("\n")
         assert heading == ["digits, label_shift", "in place of Fashion-MNIST, Label shift"]
         kinds = {cell.get_attribute("data-kind") for cell in page.locator("td[data-kind]").all()}
-        assert kinds == {"open", "alone"}  # never a verdict on substitute data, and no row that was not asked for
+        assert kinds == {
+            "open",
+            "alone",
+        }  # never a verdict on substitute data, and no row that was not asked for
         page.select_option("[name=dataset]", "digits")
         assert page.locator("#shown").inner_text().startswith("1 of 1 tables")
         page.click("[data-cell='2-0-0']")
