@@ -101,10 +101,7 @@ def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
     label, clients = partition.label, len(partition)
     empty = [client for client, part in enumerate(partition.train) if len(part) == 0]
     if empty:
-        raise ConfigError(
-            f"partition {label} leaves client {empty[0]} of {clients} without a training sample; use fewer clients, "
-            "or more samples"
-        )
+        raise ConfigError(f"partition {label} leaves client {empty[0]} without a training sample")
     used = np.concatenate([part for name in SETS for part in getattr(partition, name)])
     if not 0 <= used.min() <= used.max() < len(dataset):
         wrong = used.min() if used.min() < 0 else used.max()

@@ -82,7 +82,7 @@ class Model(Component, ABC):
             reason = str(error).splitlines()[0]
             raise ConfigError(
                 f"model {self.label} does not fit inputs of shape {list(shape)}: {reason}; "
-                "add model=mlp, which fits any, or take larger images"
+                "model=mlp fits any, others larger images"
             ) from error
 
 
