@@ -21,7 +21,7 @@ from fedbench.results.folder import CHECKPOINT, RESULT, files_of
 from fedbench.results.history import deterministic
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS, EACH = 300, 5
+ROUNDS, EACH = 200, 5
 RUN = [
     *["dataset.limit=60", "partition=homo", "partition.num_clients=3", "model=mlp", "hardware=cpu"],
     *[f"protocol.rounds={ROUNDS}", "protocol.eval_every=10", f"checkpoint.rounds={EACH}"],
