@@ -32,7 +32,10 @@ from fedbench.testing.captures import rerun
 from tests.helpers.runs import interrupt_after
 
 SEEDS = (0, 3)
-SHORT = ["dataset=digits", "model=mlp", "protocol.rounds=3", "protocol.eval_every=1", "save_models=true"]
+SHORT = [
+    *["dataset=digits", "dataset.limit=400", "model=mlp", "protocol.rounds=3", "protocol.eval_every=1"],
+    "save_models=true",
+]
 WHERE = ["hardware=cpu", "hardware.engine=stacked", "progress=none"]
 
 
@@ -71,7 +74,10 @@ def same(together: Run, alone: Run) -> None:
             ["method=ditto", "partition=dir0.5", "protocol.cohort=4", "protocol.score=trained"],
             marks=pytest.mark.slow,
         ),
-        ["method=fedcollab", "partition=label_shift"],
+        [
+            *["method=fedcollab", "method.discriminator.rounds=10"],
+            *["partition=label_shift", "dataset.limit=null"],
+        ],
         pytest.param(
             ["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"], marks=pytest.mark.slow
         ),
