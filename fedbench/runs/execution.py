@@ -26,11 +26,11 @@ from fedbench.engine.state import State
 from fedbench.engine.train.trainer import Trainer
 from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
-from fedbench.results.console import Progress
 from fedbench.results.environment import environment
 from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Observer, Observers
+from fedbench.results.progress import Progress
 from fedbench.runs import fingerprint, recorded
 from fedbench.runs.config import RunConfig, run_key
 from fedbench.runs.places import folder_of, labels_of, standing

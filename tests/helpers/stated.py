@@ -18,8 +18,7 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedbench.cli.listing import load_option
-from fedbench.config import groups
+from fedbench.config import groups, options
 
 CONF = groups.conf_dir()
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,8 +40,8 @@ class Statement:
     def places(self) -> list[str]:
         """The presets: with `method=a,b` two of them; names of rows and columns may be globs."""
         first, _, rest = self.words.partition(" ")
-        group, _, options = first.partition("=")
-        return [" ".join([f"{group}={option}", *([rest] if rest else [])]) for option in options.split(",")]
+        group, _, chosen = first.partition("=")
+        return [" ".join([f"{group}={option}", *([rest] if rest else [])]) for option in chosen.split(",")]
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -149,4 +148,4 @@ def option(group: str, name: str) -> dict[str, Any]:
     """All values of a preset, inherited ones too; `dir0.5` is of the family `dir`."""
     own = (CONF / group / f"{name}.yaml").is_file()
     file = name if own else re.sub(r"\d+(\.\d+)?$", "", name)
-    return dict(leaves(load_option(group, file))) | parent(group, file)
+    return dict(leaves(options.load(group, file))) | parent(group, file)
