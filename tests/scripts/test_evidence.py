@@ -20,15 +20,15 @@ def lines(name: str) -> list[dict[str, str]]:
 
 
 def found(partition: str, discriminators: str) -> list[int]:
-    """Seeds with the published coalitions {0-4} {5-9} {10-19}."""
+    """Of the seeds 0-4 those with the published coalitions {0-4} {5-9} {10-19}."""
     chosen = [
         line
         for line in lines("coalitions")
         if (line["partition"], line["discriminators"]) == (partition, discriminators)
     ]
-    assert [int(line["seed"]) for line in chosen] == list(range(5))
+    assert [int(line["seed"]) for line in chosen] in (list(range(5)), list(range(20)))
     assert all((line["coalitions"] == PLANTED) is (line["published"] == "1") for line in chosen)
-    return [int(line["seed"]) for line in chosen if line["published"] == "1"]
+    return [int(line["seed"]) for line in chosen[:5] if line["published"] == "1"]
 
 
 @pytest.mark.parametrize("name", ["fedcollab_t1", "fedcollab_t2", "fedcollab_t3"])
@@ -47,15 +47,16 @@ def test_notes_say_which_draws_give_the_published_coalitions(name: str) -> None:
 
 def test_the_page_counts_the_draws() -> None:
     page = (ROOT / "results" / "fedcollab.md").read_text(encoding="utf-8")
-    for reading, words in (
-        ("unit, last", "pixels in [0, 1], read last"),
-        ("normalised, last", "normalised, read last"),
-        ("normalised, best", "normalised, best check"),
-    ):
-        counts = [
-            len(found(partition, reading)) for partition in ("label_shift", "fedcollab_label_shift_seed0")
-        ]
-        assert re.search(rf"{re.escape(words)}.*\| {counts[0]} of 5 \| {counts[1]} of 5 \|", page)
+    unit, normalised = (
+        sum(
+            int(line["published"])
+            for line in lines("coalitions")
+            if (line["partition"], line["discriminators"]) == ("label_shift", reading)
+        )
+        for reading in ("unit, last", "normalised, last")
+    )
+    said = f"for {unit} of 20 redrawn partitions, with normalised inputs for {normalised} of 20"
+    assert said in " ".join(page.split())
 
 
 def test_the_comparison_with_fl_bench_is_the_mean_of_its_evaluations() -> None:
