@@ -1,0 +1,69 @@
+"""results/evidence: what the pages and the tables' notes say is what the stored numbers say."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from fedbench.tables import spec
+
+ROOT = Path(__file__).parents[2]
+PLANTED = " ".join(["0"] * 5 + ["1"] * 5 + ["2"] * 10)
+
+
+def lines(name: str) -> list[dict[str, str]]:
+    with (ROOT / "results" / "evidence" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def found(partition: str, discriminators: str) -> list[int]:
+    """Of the seeds 0-4 those with the published coalitions {0-4} {5-9} {10-19}."""
+    chosen = [
+        line
+        for line in lines("coalitions")
+        if (line["partition"], line["discriminators"]) == (partition, discriminators)
+    ]
+    assert [int(line["seed"]) for line in chosen] in (list(range(5)), list(range(20)))
+    assert all((line["coalitions"] == PLANTED) is (line["published"] == "1") for line in chosen)
+    return [int(line["seed"]) for line in chosen[:5] if line["published"] == "1"]
+
+
+@pytest.mark.parametrize("name", ["fedcollab_t1", "fedcollab_t2", "fedcollab_t3"])
+def test_notes_say_which_draws_give_the_published_coalitions(name: str) -> None:
+    (note,) = (each for each in spec.load(name).notes if "redrawn partitions" in each)
+    assert found("label_shift", "unit, last") == [0, 1, 2, 3, 4]
+    first, second, last = found("label_shift", "normalised, best")
+    assert (
+        f"the former finds the published coalitions for seeds 0-4, the latter for {first}, {second} and {last}"
+        in note
+    )
+    assert "on the authors' partition both do for all five" in note
+    for reading in ("unit, last", "normalised, last", "normalised, best"):
+        assert len(found("fedcollab_label_shift_seed0", reading)) == 5
+
+
+def test_the_page_counts_the_draws() -> None:
+    page = (ROOT / "results" / "fedcollab.md").read_text(encoding="utf-8")
+    unit, normalised = (
+        sum(
+            int(line["published"])
+            for line in lines("coalitions")
+            if (line["partition"], line["discriminators"]) == ("label_shift", reading)
+        )
+        for reading in ("unit, last", "normalised, last")
+    )
+    said = f"for {unit} of 20 redrawn partitions, with normalised inputs for {normalised} of 20"
+    assert said in " ".join(page.split())
+
+
+def test_the_comparison_with_fl_bench_is_the_mean_of_its_evaluations() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for line in lines("fl_bench"):
+        last = [float(line[f"round_{number}"]) for number in range(24, 41, 4)]
+        assert float(line["mean_last_5"]) == pytest.approx(sum(last) / 5, abs=0.011)
+        (row,) = re.findall(rf"\| {line['method']} \| {line['split']} \|.*", page)
+        said = [float(number) for number in re.findall(r" (\d\d\.\d) ", row.replace("|", " "))]
+        assert min(abs(number - sum(last) / 5) for number in said) < 0.051, line
