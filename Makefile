@@ -11,7 +11,8 @@ PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.10 python3 pytho
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CHECKS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Neighbours share what a file of tests makes once; the many processes that tests start find their code compiled.
+CHECKS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 FIGURES := $(subst _,-,$(basename $(notdir $(sort $(wildcard conf/figure/*.yaml)))))
 TABLES := $(subst _,-,$(basename $(notdir $(sort $(wildcard conf/table/*.yaml)))))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import groups
 
@@ -38,32 +35,35 @@ def is_setting(key: str) -> bool:
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """The config that `python -m fedbench OVERRIDES` would run; also works inside a running job.
 
-    It is the caller's own. Composing takes a tenth of a second, so what was composed is kept while no file changes.
+    Hydra's own part is left out, which would take most of the time: overrides of it (`hydra/launcher=joblib`) are
+    parsed, but only `hydra.searchpath` changes what comes out.
+
+    Raises:
+        HydraException, OmegaConfBaseException, ConfigError: an override that has no place, or a file that is none.
     """
-    return copy.deepcopy(_composed(tuple(overrides), groups.conf_dir(), _stamp(groups.conf_dir())))
-
-
-def _stamp(folder: Path) -> tuple[int, int]:
-    """Of the YAML files in `folder`: how many there are, and when the last was written."""
-    times = [file.stat().st_mtime_ns for file in folder.rglob("*.yaml")]
-    return len(times), max(times)
-
-
-@functools.lru_cache(maxsize=1024)
-def _composed(overrides: tuple[str, ...], folder: Path, _: tuple[int, int]) -> DictConfig:
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
+    from hydra import version
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
 
     from fedbench.config import sources
 
     sources.register()
-    outer = GlobalHydra.instance().hydra  # a job that is running must find its own Hydra again
-    GlobalHydra.instance().hydra = None
-    try:
-        with hydra.initialize_config_dir(str(folder), job_name="fedbench", version_base="1.3"):
-            return hydra.compose(groups.CONFIG_NAME, list(overrides))
-    finally:
-        GlobalHydra.instance().hydra = outer
+    version.setbase("1.3")
+    search_path = create_config_search_path(str(groups.conf_dir()))
+    loader, files = ConfigLoaderImpl(search_path), cast("Any", sources.OfRuns(search_path))
+    given = OverridesParser.create().parse_overrides(list(overrides))
+    loader.validate_sweep_overrides_legal(given, RunMode.RUN, from_shell=False)
+    loader._process_config_searchpath(groups.CONFIG_NAME, given, files)
+    given = [override for override in given if not override.is_hydra_override()]
+    defaults = create_defaults_list(files, groups.CONFIG_NAME, given, prepend_hydra=False, skip_missing=False)
+    config = loader._compose_config_from_defaults_list(defaults.defaults, files)
+    OmegaConf.set_struct(config, True)
+    loader._apply_overrides_to_config(defaults.config_overrides, config)
+    return config
 
 
 def label(group: str, config: Mapping[str, Any], component: object = None) -> str:

@@ -7,9 +7,11 @@ Data sets, partitions, models and methods are all built the same way: the YAML u
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from fedbench.core.errors import ConfigError, unknown
@@ -63,17 +65,17 @@ class Registry(Generic[T]):
         return typed(cls, given, f"{self.kind} '{config['name']}'")
 
 
-def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build dataclass `cls` from `values`, checking names and types; `where` opens any message.
+def typed(cls: type[T], values: object, where: str) -> T:
+    """Build dataclass `cls` from the mapping `values`, checking names and types; `where` opens any message.
 
     Raises:
         UnknownName: a key that is no field, with the nearest fields.
         ConfigError: a field without a value, or a value of the wrong type.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     fields = [field for field in dataclasses.fields(cast("Any", cls)) if field.init]
+    if not isinstance(values, Mapping):
+        keys = ", ".join(field.name for field in fields)
+        raise ConfigError(f"{where} is {values!r}; it must be a mapping of some of {keys}")
     for key in values:
         if key not in {field.name for field in fields}:
             raise unknown(f"key of {where}", str(key), [field.name for field in fields])
@@ -82,24 +84,56 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         if not has_default and field.name not in values:
             raise ConfigError(f"{where}: '{field.name}' must be given")
     # One level at a time: OmegaConf refuses to merge into a frozen dataclass inside another.
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cast("Any", cls))
     nested = {
         key: typed(cast("type[Any]", hints[key]), value, f"{where}.{key}")
         for key, value in values.items()
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
     }
     flat = {key: value for key, value in values.items() if key not in nested}
+    return cls(**nested, **_tuples(_converted(cls, flat, where), hints))
+
+
+def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`values` as the types of their fields; OmegaConf, which takes its time, where they are of others: 1 for 1.0."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    hints = _hints(cast("Any", cls))
+    if all(_is_plainly(value, hints[key]) for key, value in values.items()):
+        return dict(values)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(flat))
-        checked = OmegaConf.to_container(
-            OmegaConf.masked_copy(cast("DictConfig", merged), list(flat)), resolve=True, throw_on_missing=True
-        )
+        merged = OmegaConf.merge(_schema(cast("Any", cls), tuple(values)), values)
+        checked = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
         reason = str(error).splitlines()[0]
         full = getattr(error, "full_key", None)
         key = f" ({full})" if full else ""
         raise ConfigError(f"{where}{key}: {reason}") from error
-    return cls(**nested, **_tuples(cast("dict[str, Any]", checked), hints))
+    return cast("dict[str, Any]", checked)
+
+
+def _is_plainly(value: object, hint: Any) -> bool:
+    """Whether `value` is of the type `hint`, and no text that stands for another value."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_plainly(value, each) for each in inner)
+    if origin is tuple and inner[1:] == (...,):
+        return isinstance(value, (list, tuple)) and all(_is_plainly(each, inner[0]) for each in value)
+    return type(value) is hint and not (isinstance(value, str) and ("${" in value or value == "???"))
+
+
+_hints = functools.cache(typing.get_type_hints)  # finding them takes longer than checking the values
+
+
+@functools.cache
+def _schema(cls: type[Any], keys: Sequence[str]) -> DictConfig:
+    """What OmegaConf checks the values of `keys` against; making it takes longer than checking them."""
+    from omegaconf import MISSING, OmegaConf
+
+    hints = _hints(cast("Any", cls))
+    given = dataclasses.make_dataclass(cls.__name__, [(key, hints[key], MISSING) for key in keys])
+    return cast("DictConfig", OmegaConf.structured(given))
 
 
 def _tuples(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:

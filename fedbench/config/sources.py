@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.default_element import GroupDefault, InputDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import groups, yaml_files
 
@@ -35,10 +36,9 @@ class FileConfigSource(file_config_source.FileConfigSource):
     """
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """See ConfigSource.load_config; raises ConfigError as `yaml_files.reading`."""
+        """See ConfigSource.load_config; raises ConfigError as `yaml_files.load`."""
         file = Path(self.path) / self._normalize_file_name(config_path)
-        with yaml_files.reading(file) if file.is_file() else nullcontext():
-            return super().load_config(config_path)
+        return _result(self, file) if file.is_file() else super().load_config(config_path)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """See ConfigSource.list; without the groups that no run is composed of."""
@@ -75,15 +75,10 @@ class VirtualSource(ConfigSource):
         path = _outer(config_path)
         member = self._member(path)
         file = Path(self.path) / f"{path if member is None else member[0]}.yaml"
-        config = yaml_files.load(file)
+        result = _result(self, file)
         if member is not None:
-            OmegaConf.update(config, member[1], member[2])
-        return ConfigResult(
-            provider=self.provider,
-            path=self.full_path(),
-            config=config,
-            header=self._get_header_dict(file.read_text(encoding="utf-8")),
-        )
+            OmegaConf.update(result.config, member[1], member[2])
+        return result
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The options of a nested group, which are the files of the outer one; nothing else."""
@@ -120,6 +115,37 @@ def register() -> None:
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
     plugins.register(VirtualSource)
     plugins.register(VirtualSearchPath)
+
+
+class OfRuns(ConfigRepository):
+    """The configs without Hydra's own part, which chooses folders, a sweeper and a launcher, and no run depends on."""
+
+    def __init__(self, search_path: ConfigSearchPath) -> None:
+        super().__init__(search_path)
+        self._loaded: dict[str, ConfigResult | None] = {}
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """See IConfigRepository.load_config; a composition asks for each several times."""
+        if config_path not in self._loaded:
+            found = self._loaded[config_path] = super().load_config(config_path)
+            if found is not None:
+                found.defaults_list = [each for each in found.defaults_list or () if not _is_hydra_s(each)]
+            if found is not None and isinstance(found.config, DictConfig):
+                found.config.pop("hydra", None)
+        return self._loaded[config_path]
+
+
+def _is_hydra_s(default: InputDefault) -> bool:
+    return isinstance(default, GroupDefault) and str(default.group).removeprefix("/").startswith("hydra/")
+
+
+def _result(source: ConfigSource, file: Path) -> ConfigResult:
+    return ConfigResult(
+        provider=source.provider,
+        path=source.full_path(),
+        config=yaml_files.load(file),
+        header=source._get_header_dict(file.read_text(encoding="utf-8")),
+    )
 
 
 def _outer(config_path: str) -> str:

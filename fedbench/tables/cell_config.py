@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import numpy as np
-
-from fedbench.config import groups
 from fedbench.config.compose import compose
-from fedbench.core import source
-from fedbench.core.cache import Arrays, cached_arrays, source_key
 from fedbench.core.errors import ConfigError
 from fedbench.tables.parts import ColumnSpec, RowSpec
 from fedbench.tables.scale import Scale
 from fedbench.tables.spec import TableSpec
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,7 @@ def compose_cell(
     overrides += [*wish.changed, *wish.settings]
     where = f"table {table.name}, {' '.join(overrides)}"
     try:
-        config = _composed(overrides)
+        config = compose(overrides)
         plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except Exception as error:
         from fedbench.config.messages import one_line
@@ -63,36 +52,9 @@ def compose_cell(
         raise ConfigError(f"{where}: {one_line(error) or error}") from error
     own = {_key(text) for text in wish.changed}  # what the user says stands against the scale
     scaled = [text for text in wish.scale.overrides(plain) if _key(text) not in own]
-    merged = OmegaConf.merge(config, OmegaConf.from_dotlist(scaled))
-    plain = cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
+    config.merge_with(OmegaConf.from_dotlist(scaled))
+    plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     return [*overrides, *scaled], plain
-
-
-def _composed(overrides: Sequence[str]) -> DictConfig:
-    """The config that `overrides` compose, remembered in the cache: Hydra takes .1 s, a table has 100 cells."""
-    from omegaconf import OmegaConf
-
-    if any(_key(text).partition(".")[0] == "hydra" for text in overrides):  # which may name other folders
-        return compose(overrides)
-    code = source.digest(("fedbench.config.compose", "fedbench.config.sources"), ("fedbench.config",))
-    what = json.dumps([*overrides, code, version("hydra-core"), version("omegaconf")])
-    folder = groups.conf_dir()
-    files = [
-        file
-        for file in sorted(folder.rglob("*.yaml"))
-        if file.relative_to(folder).parts[0] not in groups.NOT_OF_RUNS
-    ]
-
-    def build() -> Arrays:
-        plain = OmegaConf.to_container(compose(overrides))
-        return {"config": np.frombuffer(json.dumps(plain).encode(), np.uint8)}
-
-    found = cached_arrays(
-        source_key(f"config-{hashlib.sha256(what.encode()).hexdigest()[:16]}", files), build
-    )
-    config = OmegaConf.create(json.loads(found["config"].tobytes()))
-    OmegaConf.set_struct(config, True)
-    return cast("DictConfig", config)
 
 
 def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:

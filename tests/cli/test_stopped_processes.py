@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ from fedbench.results.folder import CHECKPOINT, RESULT, files_of
 from fedbench.results.history import deterministic
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS, EACH = 300, 5
+ROUNDS, EACH = 200, 5
 RUN = [
     *["dataset.limit=60", "partition=homo", "partition.num_clients=3", "model=mlp", "hardware=cpu"],
     *[f"protocol.rounds={ROUNDS}", "protocol.eval_every=10", f"checkpoint.rounds={EACH}"],
@@ -51,24 +52,20 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{**row, "commit": ""} for row in found]  # of the source, which may change while a slow test runs
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each command if nobody interrupts it."""
-    found = {}
-    for command in (SWEEP, TABLE):
-        folder = tmp_path_factory.mktemp("straight")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            main = app.main if command is SWEEP else reproduce.main
-            assert main([*command[1:], *(RUN if command is SWEEP else [])]) == 0
-        found[command[0]] = rows(folder)
-    return found
+@functools.cache
+def straight(command: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
+    """The rows of `command` if nobody interrupts it; run in `folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        sweep = command[0] == SWEEP[0]
+        assert (app.main if sweep else reproduce.main)([*command[1:], *(RUN if sweep else [])]) == 0
+    return rows(folder)
 
 
 @pytest.mark.parametrize(
     ("command", "number", "group"),
     [
-        pytest.param(SWEEP, signal.SIGTERM, False, id="sweep, SIGTERM"),
+        pytest.param(SWEEP, signal.SIGTERM, False, id="sweep, SIGTERM", marks=pytest.mark.slow),
         pytest.param(SWEEP, signal.SIGINT, True, id="sweep, Ctrl-C", marks=pytest.mark.slow),
         pytest.param(TABLE, signal.SIGINT, True, id="seeds together, Ctrl-C"),
         pytest.param(TABLE, signal.SIGTERM, False, id="seeds together, SIGTERM", marks=pytest.mark.slow),
@@ -78,8 +75,8 @@ def test_every_run_under_way_is_saved_and_goes_on(
     command: list[str],
     number: int,
     group: bool,
-    straight: dict[str, list[dict[str, Any]]],
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -104,7 +101,7 @@ def test_every_run_under_way_is_saved_and_goes_on(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes
     assert (app.main if command is SWEEP else reproduce.main)(whole[1:]) == 0
     assert len(rows(tmp_path)) == 2
-    assert rows(tmp_path) == straight[command[0]]
+    assert rows(tmp_path) == straight(tuple(command), tmp_path_factory.mktemp("straight"))
     if command is SWEEP:
         resumed = capfd.readouterr().out
         assert all(f"resumed after round {done}" in resumed for done, _ in said)

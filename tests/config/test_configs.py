@@ -107,11 +107,3 @@ def test_defaults_are_fedcollab_on_digits() -> None:
     run = resolved()
     chosen = {group: run.labels[group] for group in ("dataset", "partition", "method")}
     assert chosen == {"dataset": "digits", "partition": "dir0.1", "method": "fedcollab"}
-
-
-def test_a_config_is_the_caller_s_own_and_follows_its_files(toy: Path) -> None:
-    first = compose.compose(["method=fedprox"])
-    first.method.mu = 9
-    assert compose.compose(["method=fedprox"]).method.mu == 0.1
-    (toy / "method" / "fedprox.yaml").write_text("name: fedprox\nmu: 0.3\n")
-    assert compose.compose(["method=fedprox"]).method.mu == 0.3

@@ -65,7 +65,7 @@ def chosen(
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        (Ditto(), {}),
+        pytest.param(Ditto(), {}, marks=pytest.mark.slow),
         pytest.param(IFCA(k=3), {}, marks=pytest.mark.slow),
         pytest.param(SosicFL(), {}, marks=pytest.mark.slow),
         pytest.param(FedAvg(), {"model": LeNet5(batch_norm=True)}, marks=pytest.mark.slow),

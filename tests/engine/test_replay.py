@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,11 +87,9 @@ def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) 
 
 
 def test_batch_normalisation_and_several_chunks_are_replayed() -> None:
-    chosen, traces = ragged("sgd"), Counted(traced)
-    images = federation(RAGGED, (1, 16, 16))
-    chosen = replace(
-        chosen, federation=images, task=LeNet5(batch_norm=True).task(images.shape, images.classes)
-    )
+    images, model = federation((1, 13, 9, 5), (1, 16, 16)), LeNet5(batch_norm=True)
+    chosen = setup(FedAvg(), images, model, rounds=2, optimizer=OPTIMIZERS["sgd"], eval_every=3)
+    traces = Counted(traced)
     found = everything(simulate(chosen, StackedTrainer(chosen, 3, traces)))
     assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 3)))) < 1e-12
     assert {rows for rows, _ in traces.kinds} <= {1, 2, 3}
@@ -200,7 +198,7 @@ def test_hardware_graph_says_whether_a_gpu_captures(
     monkeypatch.setattr(hardware, "cuda_capture", {torch.device(device): rerun}.get)
     chosen = setup(FedAvg())
     chosen.federation.device = torch.device(device)
-    trainer = hardware._stacked(chosen, HardwareConfig(graph=graph, chunk=2))
+    trainer = hardware.stacked_engine(chosen, HardwareConfig(graph=graph, chunk=2))
     assert (trainer.capture is rerun) == captures
 
 

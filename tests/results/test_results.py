@@ -432,11 +432,16 @@ class TestEnvironment:
             (folder / "a.py").write_text("1")
         assert environment.source_commit(package) == ("", False)
         git("init")
-        git("add", "fedbench")
+        table = tmp_path / "results" / "table.md"
+        table.parent.mkdir()
+        table.write_text("before")
+        git("add", "fedbench", "results")
         git("commit", "-m", "x")
         commit, dirty = environment.source_commit(package)
         assert len(commit) == 40
         assert not dirty
+        table.write_text("after")
+        assert environment.source_commit(package) == (commit, False), "a result is no code"
         (package / "a.py").write_text("2")
         assert environment.source_commit(package) == (commit, True)
         assert environment.source_commit(installed) == ("", False)

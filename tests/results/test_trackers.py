@@ -38,6 +38,7 @@ def tell(tracker: Tracker, *, resumed: int = 0, rounds: tuple[int, ...] = (1, 2)
     tracker.close()
 
 
+@pytest.mark.slow  # it starts a service
 @pytest.mark.filterwarnings("ignore")  # wandb's own
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -158,7 +158,12 @@ NO_PARTITION = {  # (data set, partition): why not; "*" any other
 }
 
 
-@pytest.mark.parametrize(("dataset", "partition"), list(itertools.product(CLASSES, options("partition"))))
+PAIRS = list(itertools.product(CLASSES, options("partition")))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "partition"), tiered(PAIRS, quick=[*PAIRS[::4], ("emnist", "pathological")])
+)
 def test_every_partition_divides_every_data_set_or_says_why_not(
     dataset: str, partition: str, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ COMPARED = (
 )
 
 
+@pytest.mark.slow
 def test_methods_differ_on_the_default_federation(tmp_path: Path) -> None:
     """Client by client, after a quarter of the default rounds."""
     found = {}

@@ -17,6 +17,7 @@ from fedbench.runs.execution import build, execute
 from fedbench.runs.together import execute_together
 from fedbench.tables import spec
 from tests.helpers.real_formats import LABELLED
+from tests.helpers.tiers import tiered
 
 TWO = [
     "dataset=captioned",
@@ -92,7 +93,10 @@ def test_keys_tell_networks_and_readings_apart() -> None:
     assert len({run_key(config("method=fedavg", *each)) for each in variants}) == 4
 
 
-@pytest.mark.parametrize("row", [row.label for row in spec.load("fedsac_t2").rows])
+ROWS = [row.label for row in spec.load("fedsac_t2").rows]
+
+
+@pytest.mark.parametrize("row", tiered(ROWS, quick=["FedSaC", "FedIoT"]))
 def test_table_2_runs_on_files_of_cub(row: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     LABELLED["cub"](tmp_path, rng.permutation(np.arange(160) % 200), np.arange(40))

@@ -34,6 +34,14 @@ def run(tmp_path: Path, *more: str) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a first call leaves; nobody changes it."""
+    made = tmp_path_factory.mktemp("first")
+    run(made, *FIRST, "seeds=1")
+    return made
+
+
 def folder(tmp_path: Path) -> Path:
     """Where the table is."""
     (only,) = store.folders(tmp_path / "results")
@@ -65,11 +73,12 @@ def rewrite(tmp_path: Path, old: str, new: str) -> None:
     store.files_of(folder(tmp_path)).write({store.TABLE: text.replace(old, new).encode()})
 
 
-def test_recorded_values_stand_without_their_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, *FIRST, "seeds=1")
+def test_recorded_values_stand_without_their_runs(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(first / "results", tmp_path / "results")
     before = (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
     files = {name: (folder(tmp_path) / name).read_text() for name in (store.ROWS, store.CURVES, "cells.csv")}
-    shutil.rmtree(tmp_path / "runs")
     capsys.readouterr()
     run(tmp_path, *FIRST, "seeds=1")
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
@@ -82,10 +91,9 @@ def test_recorded_values_stand_without_their_runs(tmp_path: Path, capsys: pytest
 
 
 def test_a_record_of_another_configuration_does_not_stand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tmp_path, *FIRST, "seeds=1")
-    shutil.rmtree(tmp_path / "runs")
+    shutil.copytree(first / "results", tmp_path / "results")
     cell = store.load_table(folder(tmp_path)).cell("FedAvg", "Label shift", "acc")
     rewrite(tmp_path, cell.keys[0], "0" * 16)
     capsys.readouterr()
@@ -94,10 +102,9 @@ def test_a_record_of_another_configuration_does_not_stand(
 
 
 def test_a_record_measured_otherwise_does_not_stand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tmp_path, *FIRST, "seeds=1")
-    shutil.rmtree(tmp_path / "runs")
+    shutil.copytree(first / "results", tmp_path / "results")
     rewrite(tmp_path, '"column": "rsd"', '"column": "acc_pooled"')
     capsys.readouterr()
     run(tmp_path, *FIRST, "seeds=1", "--dry-run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def reproduced(tmp_path: Path, *more: str) -> int:
     return reproduce.main([*TABLE, *CELLS, *places, *more])
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a first call leaves; nobody changes it."""
+    made = tmp_path_factory.mktemp("first")
+    assert reproduced(made) == 0
+    return made
+
+
 def folder(tmp_path: Path) -> Path:
     (only,) = store.folders(tmp_path / "results")
     return only
@@ -39,9 +48,9 @@ def table(tmp_path: Path) -> str:
 
 
 def test_cells_of_other_code_are_marked_counted_and_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert reproduced(tmp_path) == 0
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     assert STALE not in table(tmp_path)
     before = {row["row"]: row["code"] for row in store.load_rows(folder(tmp_path))}
     edit(monkeypatch, "method")
@@ -67,25 +76,25 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     assert "2 finished, 0 failed, 0 to do" in capsys.readouterr().out
 
 
-def test_a_record_of_other_samples_does_not_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduced(tmp_path) == 0
+def test_a_record_of_other_samples_does_not_stand(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(first / "results", tmp_path / "results")
     rows = [{**row, "data": "0" * 12} for row in read_csv(folder(tmp_path) / store.ROWS)]
     write_csv(folder(tmp_path) / store.ROWS, rows)
     (folder(tmp_path) / "checksums.json").unlink()
-    (tmp_path / "runs").rename(tmp_path / "elsewhere")
     capsys.readouterr()
     assert reproduced(tmp_path, "dry_run=true") == 0
     assert "0 finished, 0 failed, 2 to do" in capsys.readouterr().out
 
 
 def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert reproduced(tmp_path) == 0
+    shutil.copytree(first / "results", tmp_path / "results")
     rows = [{**row, "code": "", "data": ""} for row in read_csv(folder(tmp_path) / store.ROWS)]
     write_csv(folder(tmp_path) / store.ROWS, rows)
     (folder(tmp_path) / "checksums.json").unlink()
-    (tmp_path / "runs").rename(tmp_path / "elsewhere")
     capsys.readouterr()
     assert reproduced(tmp_path, "dry_run=true", "stale=error") == 0
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
