@@ -19,7 +19,7 @@ import numpy as np
 from fedbench.config.compose import compose
 from fedbench.core.files import as_npz, write_bytes, write_text
 from fedbench.core.sealed import Sealed
-from fedbench.results.folder import CLIENTS, ROUNDS, files_of, numeric_rows
+from fedbench.results.run_files import CLIENTS, ROUNDS, files_of, numeric_rows
 from fedbench.runs.config import resolve
 from fedbench.runs.places import folder_of
 from fedbench.tables import spec

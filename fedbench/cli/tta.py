@@ -62,7 +62,7 @@ def rows(
 ) -> tuple[str, list[tuple[str, ...]]]:
     """The title, and a line of text for the baseline, if there is one, and for each run."""
     from fedbench.metrics.time_to_accuracy import improvement
-    from fedbench.results.folder import RESULT, files_of
+    from fedbench.results.run_files import RESULT, files_of
     from fedbench.results.units import STALE
     from fedbench.runs.places import changed_since
     from fedbench.tables.measures import Finished

@@ -108,7 +108,7 @@ def state(plan: Plan) -> Table:
 def _round(job: Job) -> str:
     """Its last checkpoint, as "round 12 of 200"; "begun" before the first one; "" if nothing is there."""
     from fedbench.results import checkpoint
-    from fedbench.results.folder import CODE
+    from fedbench.results.run_files import CODE
 
     folder = job.folder
     if folder.status() == "partial":

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.plots import beside, runs, style
-from fedbench.results.folder import CLIENTS, COLLABORATION, RESULT, ROUNDS, files_of, numeric_rows
 from fedbench.results.history import TEST_SETS
+from fedbench.results.run_files import CLIENTS, COLLABORATION, RESULT, ROUNDS, files_of, numeric_rows
 from fedbench.tables import significance, store
 from fedbench.tables.result import TableResult
 

@@ -19,7 +19,7 @@ import numpy as np
 from fedbench.data.split import make_partition
 from fedbench.figures import extras
 from fedbench.figures.plan import FigurePlan
-from fedbench.results.folder import ARRAYS, ROUNDS, files_of
+from fedbench.results.run_files import ARRAYS, ROUNDS, files_of
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig
 from fedbench.tables.job import Job

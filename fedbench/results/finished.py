@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.results.console import COLUMNS
-from fedbench.results.folder import (
-    ARRAYS,
-    CLIENTS,
-    COLLABORATION,
-    CONFIG,
-    MODEL,
-    RESULT,
-    ROUNDS,
-    files_of,
-)
+from fedbench.results.run_files import ARRAYS, CLIENTS, COLLABORATION, CONFIG, MODEL, RESULT, ROUNDS, files_of
 from fedbench.results.units import decimals, human_bytes, human_seconds
 
 if TYPE_CHECKING:

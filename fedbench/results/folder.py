@@ -1,58 +1,48 @@
 """The folder of a run: runs/<dataset>/<partition>/<method>/seed<k>-<key8>-<data6>/.
 
-Every file is written atomically. `result.json` is written last: a run is finished when it is there, and has checksums
-of its files (fedbench.core.sealed) by then.
+`result.json` is written last: a run is finished when it is there, and has checksums of its files by then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.core.errors import FedbenchError, FolderInUse
-from fedbench.core.files import as_csv, as_json, as_npz, replacing, sweep, write_bytes, write_text
+from fedbench.core.files import as_json, sweep, write_text
 from fedbench.core.lock import FolderLock
-from fedbench.core.sealed import MANIFEST, Sealed, checksum
-from fedbench.results.history import History
+from fedbench.core.sealed import MANIFEST
 from fedbench.results.observer import Labels
+from fedbench.results.run_files import (
+    CHECKPOINT,
+    CLIENTS,
+    CODE,
+    FAILURE,
+    LOST,
+    MEMORY,
+    MODEL,
+    RESULT,
+    RunFiles,
+    files_of,
+    numeric_rows,
+)
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-RESULT = "result.json"
-CHECKPOINT = "checkpoint.safetensors"
-MODEL = "model.safetensors"
-MEMORY = "memory.rows"  # what clients keep between rounds, where it is too large for a checkpoint
-FAILURE = "failure.txt"
-CONFIG = "config.yaml"
-CODE = "code.txt"  # hashes of the code that began the run
-LOST = f"{CODE}:lost"
-ROUNDS = "rounds.csv"
-CLIENTS = "clients.csv"
-ARRAYS = "arrays.npz"
-COLLABORATION = "collaboration.npz"
-
 Status = Literal["new", "partial", "finished"]
 
 
-class Savable(Protocol):
-    """A partition, as far as its files are concerned."""
-
-    def save(self, path: Path) -> object:
-        """Write the client indices to `path` (.npz)."""
-
-
-class RunFolder:
-    """Names and writes the files of one run. As a context manager it holds the folder's lock."""
+class RunFolder(RunFiles):
+    """The folder of one run, from its beginning to its result. As a context manager it holds the folder's lock."""
 
     def __init__(self, runs_dir: Path | str, key: str, labels: Labels, data: str = "") -> None:
         """`key` is the hash of the configuration, `data` that of the samples ("": they are not on this machine).
@@ -64,11 +54,10 @@ class RunFolder:
         self.runs_dir = Path(runs_dir)
         place, name = self.runs_dir.joinpath(*map(_slug, parts)), f"seed{labels.seed}-{key[:8]}"
         there = [] if data else sorted(place.glob(f"{name}-*"))
-        self.path = there[0] if len(there) == 1 else place / (f"{name}-{data[:6]}" if data else name)
+        super().__init__(there[0] if len(there) == 1 else place / (f"{name}-{data[:6]}" if data else name))
         self.key, self.data = key, data
         self.labels = labels
         self._lock = FolderLock(self.path)
-        self._checksums: dict[str, str] = {}  # of the files written so far
 
     @property
     def checkpoint(self) -> Path:
@@ -159,49 +148,6 @@ class RunFolder:
         for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, MEMORY, CODE):
             (self.path / name).unlink(missing_ok=True)
 
-    def write_config(self, yaml: str) -> None:
-        """config.yaml: the resolved config."""
-        self._write(CONFIG, yaml.encode())
-
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """environment.json (fedbench.results.environment)."""
-        self._write("environment.json", as_json(environment))
-
-    def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
-        """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
-        with replacing(self.path / "partition.npz") as temporary:
-            partition.save(temporary)
-            self._checksums["partition.npz"] = checksum(temporary.read_bytes())
-        self._write("partition.csv", as_csv(statistics))
-
-    def write_figure(self, name: str, svg: str) -> None:
-        """`name`.svg: a figure (fedbench.plots)."""
-        write_text(self.path / f"{name}.svg", svg)
-
-    def write_history(self, history: History) -> None:
-        """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
-        self._write(ROUNDS, as_csv(history.rows()))
-        self._write("tallies.npz", as_npz(history.arrays()))
-
-    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """clients.csv: one row a client (fedbench.results.summary.client_rows)."""
-        self._write(CLIENTS, as_csv(rows))
-
-    def write_collaboration(self, matrix: NDArray[Any]) -> None:
-        """collaboration.npz (array W) and .csv: row i holds the weights [N, N] client i gives to the others."""
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
-        self._write(COLLABORATION, as_npz({"W": matrix}))
-        rows = [
-            {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
-            for index, weights in enumerate(matrix)
-        ]
-        self._write("collaboration.csv", as_csv(rows))
-
-    def write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """arrays.npz: what the method found: before training (distances, coalitions), or in its course."""
-        self._write(ARRAYS, as_npz(arrays))
-
     def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:
         """Write `model` if it is to be kept, then `result`, and drop the checkpoint: the run is finished."""
         if model is not None:
@@ -240,33 +186,6 @@ class RunFolder:
         if len(rows) != self.result().get("clients"):
             raise files.damaged(CLIENTS, f"it does not hold as many clients as {RESULT}")
         return np.array([float(row["acc"] or "nan") for row in rows], dtype=np.float64) / 100
-
-    def _write(self, name: str, content: bytes) -> None:
-        write_bytes(self.path / name, content)
-        self._checksums[name] = checksum(content)
-
-
-def files_of(folder: Path) -> Sealed:
-    """The files of a finished run."""
-    return Sealed(folder, f"make the run again after: rm -r {shlex.quote(str(folder))}")
-
-
-def numeric_rows(files: Sealed, name: str, *columns: str) -> list[dict[str, str]]:
-    """The rows of a CSV file of numbers, as text that is empty or a number; at least one, with all of `columns`.
-
-    Raises:
-        Damaged: it is not as it was written.
-    """
-    rows = files.csv(name)
-    try:
-        for row in rows:
-            for text in row.values():
-                float(text or "nan")
-    except ValueError as error:
-        raise files.damaged(name, "it holds something else than numbers") from error
-    if not rows or not set(columns) <= set(rows[0]):
-        raise files.damaged(name, "rows or columns are missing")
-    return rows
 
 
 def _slug(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config import yaml_files
 from fedbench.core.errors import FedbenchError
-from fedbench.results.folder import CONFIG, RESULT, files_of
+from fedbench.results.run_files import CONFIG, RESULT, files_of
 
 if TYPE_CHECKING:
     import pandas as pd

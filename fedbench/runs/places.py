@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 from fedbench.config import options, yaml_files
 from fedbench.core.errors import FedbenchError, Stale
-from fedbench.results.folder import CONFIG, RESULT, RunFolder, Status, files_of
+from fedbench.results.folder import RunFolder, Status
 from fedbench.results.observer import Labels
+from fedbench.results.run_files import CONFIG, RESULT, files_of
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve, run_key
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.recording import Arrays
-from fedbench.results.folder import ARRAYS, RunFolder, files_of
+from fedbench.results.folder import RunFolder
+from fedbench.results.run_files import ARRAYS, files_of
 from fedbench.runs.config import RunConfig
 from fedbench.runs.places import folder_of
 

@@ -165,7 +165,7 @@ def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
 
 def curves(runs: pd.DataFrame, x: str, by: str) -> list[Mapping[str, Any]]:
     """One entry a run: line, panel, and the rows of its rounds.csv."""
-    from fedbench.results.folder import ROUNDS, files_of
+    from fedbench.results.run_files import ROUNDS, files_of
 
     return [
         {

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.results.environment import machine, source_commit
-from fedbench.results.folder import CLIENTS, COLLABORATION, files_of, numeric_rows
+from fedbench.results.run_files import CLIENTS, COLLABORATION, files_of, numeric_rows
 from fedbench.tables import measures, store
 from fedbench.tables.job import Job
 from fedbench.tables.measures import Finished

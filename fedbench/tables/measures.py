@@ -13,7 +13,7 @@ import numpy as np
 from fedbench.config.registry import Registry
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.metrics.time_to_accuracy import TimeToAccuracy, improvement, time_to_accuracy
-from fedbench.results.folder import ARRAYS, CLIENTS, ROUNDS, files_of, numeric_rows
+from fedbench.results.run_files import ARRAYS, CLIENTS, ROUNDS, files_of, numeric_rows
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import pytest
 
 from fedbench.cli import app, reproduce
 from fedbench.results import checkpoint
-from fedbench.results.folder import CHECKPOINT, RESULT, files_of
 from fedbench.results.history import deterministic
+from fedbench.results.run_files import CHECKPOINT, RESULT, files_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, EACH = 200, 5

@@ -17,7 +17,7 @@ from fedbench.engine.recording import Moment, Recorder
 from fedbench.methods.parts import subspace
 from fedbench.recorders import RECORDERS, parse
 from fedbench.recorders.models import kernel, outputs
-from fedbench.results.folder import ARRAYS, files_of
+from fedbench.results.run_files import ARRAYS, files_of
 from fedbench.runs import execution
 from fedbench.runs.config import run_key
 from tests.helpers.runs import config

@@ -18,7 +18,7 @@ from fedbench.core.errors import CheckpointError, Damaged, FedbenchError
 from fedbench.core.sealed import Sealed
 from fedbench.data.partitions.file import read_arrays
 from fedbench.results import checkpoint
-from fedbench.results.folder import numeric_rows
+from fedbench.results.run_files import numeric_rows
 from fedbench.tables import store
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
 from tests.helpers.examples import line_of, tried

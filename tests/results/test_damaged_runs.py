@@ -17,10 +17,11 @@ from fedbench.data.partitions.file import read_arrays
 from fedbench.data.split import Partition
 from fedbench.metrics.accuracy import Tally
 from fedbench.results import checkpoint
-from fedbench.results.folder import RESULT, RunFolder, files_of
+from fedbench.results.folder import RunFolder
 from fedbench.results.gather import collect
 from fedbench.results.history import History, Record
 from fedbench.results.observer import Labels
+from fedbench.results.run_files import RESULT, files_of
 from fedbench.tables.measures import ArrayMean, Clients, Finished
 from tests.helpers.damage import DAMAGES, tried
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.config import compose
-from fedbench.results.folder import CLIENTS, files_of
+from fedbench.results.run_files import CLIENTS, files_of
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import execute
 

@@ -12,7 +12,7 @@ from fedbench.config.schema import HardwareConfig
 from fedbench.engine.clients.rows import MappedRows, ResidentRows, Rows
 from fedbench.engine.pick.footprint import free_bytes
 from fedbench.engine.setup import Setup
-from fedbench.results.folder import MEMORY
+from fedbench.results.run_files import MEMORY
 
 MOST_COPIED = (
     2 * 2**30
