@@ -8,12 +8,12 @@ import pytest
 from fedbench.core import rng
 from fedbench.data.partitions.fold import Fold
 from fedbench.methods.sosicfl import clustering, positions
-from tests.helpers.tiers import tiered
 
 GROUP = np.repeat(np.arange(5), 20)
 
 
-@pytest.mark.parametrize("seed", tiered([0, 1], quick=[0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_ten_endpoints_keep_five_groups_apart_and_three_do_not(seed: int) -> None:
     """Section 4.1 needs the groups separable; three corners put two pairs of them in one place."""
     counts = Fold(folds=5).counts(np.full(10, 5000)).astype(float)
