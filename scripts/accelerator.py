@@ -17,7 +17,7 @@ import torch
 from fedbench.config import groups
 from fedbench.config.schema import OptimizerConfig
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.trainer import Engine, Trainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS
 from fedbench.testing.pair import UNLIKE, serving, trainer
@@ -85,7 +85,7 @@ def _cohorts(
     write: Callable[[str], None],
     name: str,
     toy: Callable[[int], Toy],
-    build: Callable[[Build], Build],
+    build: Callable[[Callable[[Setup], Engine]], Build],
 ) -> None:
     """The row of the toy with cohorts of few and of many, by each engine."""
     found = [attempt(toy(cohort), build(ENGINES[engine])) for engine in ENGINES for cohort in COHORTS]

@@ -17,7 +17,7 @@ import sources
 import status
 from benchmarks import render
 
-from fedbench.cli.listing import KINDS, listing
+from fedbench.cli.catalogue import KINDS, listing
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = ("looped", "workers", "stacked")

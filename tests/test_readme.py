@@ -31,9 +31,9 @@ MADE = (  # by a command that the page names, or by the reader
 )
 
 
-def block(language: str, marker: str) -> str:
-    """The fenced block of README.md in `language` that contains `marker`."""
-    found = [text for text in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if marker in text]
+def block(language: str, marker: str, page: str = README) -> str:
+    """The fenced block of a page in `language` that contains `marker`."""
+    found = [text for text in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) if marker in text]
     assert len(found) == 1, f"expected one {language} block with {marker!r}, found {len(found)}"
     return str(found[0])
 
@@ -44,24 +44,35 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(
     (tmp_path / "l2_fedavg.py").write_text(block("python", "class ShrinkingFedAvg"), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(METHODS._entries, "shrinking", "l2_fedavg:ShrinkingFedAvg")
-    base = [
-        "protocol.rounds=3",
-        "protocol.eval_every=1",
-        f"runs_dir={tmp_path}/runs",
-        "progress=none",
-        "hardware=cpu",
-    ]
-
-    def losses(method: dict[str, object]) -> list[float]:
-        plain = resolve(compose.compose([*base, "method=fedavg"])).plain
-        result = run.execute(from_plain({**plain, "method": method}))
-        return pd.read_csv(result.folder / "rounds.csv")["train_loss"].dropna().tolist()
-
-    plain = losses({"name": "fedavg"})
+    plain = losses(tmp_path, {"name": "fedavg"})
     assert len(plain) == 3
     config = yaml.safe_load(block("yaml", "name: shrinking"))
-    assert losses({**config, "strength": 0.0}) == plain  # its limit is FedAvg
-    assert losses({**config, "strength": 1.0})[0] > plain[0]  # the penalty counts
+    assert losses(tmp_path, {**config, "strength": 0.0}) == plain  # its limit is FedAvg
+    assert losses(tmp_path, {**config, "strength": 1.0})[0] > plain[0]  # the penalty counts
+
+
+def losses(tmp_path: Path, method: dict[str, object]) -> list[float]:
+    """Of three rounds on a few digits."""
+    small = ["dataset.limit=300", "protocol.rounds=3", "protocol.eval_every=1", "protocol.optimizer.lr=0.01"]
+    base = [*small, f"runs_dir={tmp_path}/runs", "progress=none", "hardware=cpu"]
+    plain = resolve(compose.compose([*base, "method=fedavg"])).plain
+    result = run.execute(from_plain({**plain, "method": method}))
+    return pd.read_csv(result.folder / "rounds.csv")["train_loss"].dropna().tolist()
+
+
+def test_the_server_of_the_docs_runs_and_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "momentum.py").write_text(block("python", "class FedAvgM", PAGES["docs/writing-a-method.md"]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(METHODS._entries, "fedavgm", "momentum:FedAvgM")
+    plain = losses(tmp_path, {"name": "fedavg"})
+    made = {
+        share: losses(tmp_path, {"name": "fedavgm", "private": [], "momentum": share}) for share in (0.0, 0.9)
+    }
+    assert made[0.0] == pytest.approx(plain, rel=1e-4)  # its limit is FedAvg
+    assert made[0.9][:2] == pytest.approx(plain[:2], rel=1e-4), "the first step has no velocity yet"
+    assert made[0.9][2] < plain[2] - 0.005, "then it moves on"
 
 
 @pytest.mark.parametrize("page", PAGES)

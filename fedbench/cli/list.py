@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    from fedbench.cli.listing import KINDS, listing
+    from fedbench.cli.catalogue import KINDS, listing
 
     parser = argparse.ArgumentParser(prog="python -m fedbench.list", description="Show what can be chosen.")
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))

@@ -56,7 +56,7 @@ def _main(arguments: Sequence[str]) -> int:
 def reproduce(request: Request, overrides: Sequence[str]) -> int:
     """Fill one table; returns INCOMPLETE if a cell that was asked for is not there, else OK."""
     from fedbench.core.lock import held
-    from fedbench.tables import fill, staleness, store
+    from fedbench.tables import fill, staleness, store, under_way
     from fedbench.tables.render import write
 
     if request.table == EVERY or request.device:
@@ -72,7 +72,9 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         return OK
     _require_cells(plan)
     if missing:
-        _run(missing, launcher, plan.spec)
+        command = [*request.arguments, *overrides]  # by which another terminal watches it
+        with under_way.told(missing[0].config.settings.runs_dir, folder.name, command):
+            _run(missing, launcher, plan.spec)
     with held(folder):
         if missing:
             plan = planned(request, overrides)[0]  # another call may have added cells meanwhile
@@ -106,7 +108,7 @@ def _model(request: Request, overrides: Sequence[str]) -> int:
 
 def _require_cells(planned: Plan) -> None:
     """Refuse to write a table without a single cell, as where all of its data is missing."""
-    from fedbench.tables.plan import PENDING
+    from fedbench.tables.result import PENDING
 
     if not any(entry.jobs for entry in planned.entries):
         reasons = dict.fromkeys(each.reason for each in planned.entries if each.reason != PENDING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from fedbench.cli import making
@@ -37,6 +37,16 @@ class Request:
     device: str = ""
     render: bool = False
 
+    @property
+    def arguments(self) -> list[str]:
+        """The command line that asks for it."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        texts = {
+            key: ",".join(map(str, value)) if isinstance(value, tuple) else value
+            for key, value in given.items()
+        }
+        return [f"{key}=[{text}]" if key == "seeds" else f"{key}={text}" for key, text in texts.items()]
+
 
 def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     """(the request, overrides of the runs and of Hydra) of a command line.
@@ -44,11 +54,9 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     Raises:
         ConfigError: an argument that is no KEY=VALUE, or a value of the wrong type.
     """
-    import dataclasses
-
     from fedbench.config.registry import typed
 
-    own = {f.name for f in dataclasses.fields(Request)}
+    own = {f.name for f in fields(Request)}
     values: dict[str, Any] = {}
     overrides = []
     for text in _keyed(arguments):

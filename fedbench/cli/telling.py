@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,30 +18,38 @@ if TYPE_CHECKING:
     from fedbench.tables.result import TableResult
 
 
+ELSEWHERE = "another process is at it, or was stopped; the same command goes on"
+
+
 def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     """The plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
     from fedbench.results.console import Output
+    from fedbench.tables import naming
     from fedbench.tables.needs import told
-    from fedbench.tables.plan import PENDING
+    from fedbench.tables.result import PENDING
 
     console = Output(highlight=False)
     jobs = plan.jobs
     failed = sum(1 for job in plan.missing() if job.failure)
-    done = len(jobs) - len(plan.missing())
-    console.print(f"{plan.spec.title}", style="bold")
+    finished = sum(job.finished for job in jobs)
+    recorded = len(jobs) - len(plan.missing()) - finished
+    console.print(plan.title, style="bold", markup=False)
     asked = sum(bool(entry.asked) for entry in plan.entries)
     console.print(
         f"{asked} cells, seeds {', '.join(map(str, plan.seeds))}, {len(jobs)} runs: "
-        f"{done} finished, {failed} failed, {len(missing)} to do, {at_once} at once"
+        f"{finished} finished, {f'{recorded} recorded, ' if recorded else ''}{failed} failed, {len(missing)} to do, "
+        f"{at_once} at once"
     )
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[Entry]] = {}
     for entry in plan.entries:
         if entry.reason and entry.reason != PENDING:
-            reasons.setdefault(entry.reason, []).append(f"{entry.row.label} / {entry.column.label}")
-    for reason, cells in reasons.items():
-        console.print(f"{len(cells)} cells: {reason}")
-    for line in told(plan, missing, at_once) if missing else ():
-        console.print(line)
+            reasons.setdefault(entry.reason, []).append(entry)
+    for reason, entries in reasons.items():
+        console.print(f"{naming.named(plan, entries)}: {reason}", markup=False)
+    if missing:
+        print("measuring what the runs take on this machine ...", file=sys.stderr, flush=True)
+        for line in told(plan, missing, at_once):
+            console.print(line, markup=False)
 
 
 def show(filled: TableResult) -> None:
@@ -54,10 +63,16 @@ def show(filled: TableResult) -> None:
 
 def finish(plan: Plan, wish: Wish, folder: Path, made: int) -> int:
     """Say whether every cell that was asked for is there after `made` runs, and if not, why; returns the exit code."""
+    from fedbench.tables import naming
+
+    reasons: dict[str, list[Job]] = {}
     for job in (lacking := plan.missing()):
-        reason = job.failure or "another process is at it, or was stopped; the same command goes on"
-        word = "failed" if job.failure else "not finished"
-        print(f"{word}: {' '.join(job.overrides)}: {reason}", file=sys.stderr)
+        word = f"failed: {job.failure}" if job.failure else f"not finished: {ELSEWHERE}"
+        reasons.setdefault(word, []).append(job)
+    for said, jobs in reasons.items():
+        word, _, reason = said.partition(": ")
+        where = naming.of_runs(plan, {job.identity for job in jobs})
+        print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}", file=sys.stderr)
     cells = [
         entry for entry in plan.entries if wish.wants(entry.row, entry.column) and not _impossible(entry)
     ]

@@ -1,10 +1,12 @@
-"""`python -m fedbench.watch table=NAME ...`: how far a table is that another terminal fills.
+"""`python -m fedbench.watch [table=NAME ...]`: how far a table is that another terminal fills, or which are filled.
 
-Takes the arguments of fedbench.reproduce. Ends when no run is left, with exit code 3 if one failed.
+Takes the arguments of fedbench.reproduce. Ends when no run is left, with exit code 3 if one failed. Without a table it
+lists those that are being filled with runs in runs_dir=DIR (default: runs), each with the command that watches it.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 5.0  # seconds between two looks
 ONCE = "--once"
+RUNS_DIR = "runs_dir="
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,36 +31,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    if not arguments or {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments):
         print(
-            f"usage: python -m fedbench.watch table=NAME [KEY=VALUE ...] [{ONCE}]\n\n{__doc__.partition('.')[2]}"
+            f"usage: python -m fedbench.watch [table=NAME] [KEY=VALUE ...] [{ONCE}]\n\n{__doc__.partition('.')[2]}"
         )
-        return 0 if arguments else 2
+        return OK
+    asked = [text for text in arguments if text != ONCE]
+    if all(text.startswith(RUNS_DIR) for text in asked):
+        return _list(*(text.removeprefix(RUNS_DIR) for text in asked))
+    return _watch(asked, once=ONCE in arguments)
+
+
+def _list(runs_dir: str = "runs") -> int:
+    from fedbench.cli.request import planned, read
+    from fedbench.tables import under_way
+
+    found = under_way.commands(runs_dir)
+    for arguments in found:
+        elsewhere = [text for text in arguments if not text.startswith(RUNS_DIR)]
+        plan = planned(*read([*elsewhere, f"{RUNS_DIR}{runs_dir}"]))[0]
+        missing = plan.missing()
+        done, failed = len(plan.jobs) - len(missing), sum(bool(job.failure) for job in missing)
+        print(f"{plan.title}: {done} of {len(plan.jobs)} runs are there, {failed} failed")
+        print(f"  watch it: {shlex.join(['python', '-m', 'fedbench.watch', *arguments])}")
+    if not found:
+        print(
+            f"nothing under way in {runs_dir}; fill a table: python -m fedbench.reproduce table=NAME "
+            "(python -m fedbench.list tables names them)"
+        )
+    return OK
+
+
+def _watch(arguments: Sequence[str], *, once: bool) -> int:
     from rich.live import Live
 
     from fedbench.cli.request import planned, read
     from fedbench.results.console import Output
 
-    plan = planned(*read([text for text in arguments if text != ONCE]))[0]
+    plan = planned(*read(arguments))[0]
     console = Output()
-    if ONCE in arguments:
+    if once:
         console.print(state(plan))
     else:
         with Live(state(plan), console=console, auto_refresh=False) as live:
-            while any(not job.finished and not job.failure for job in plan.jobs):
+            while any(not job.failure for job in plan.missing()):
                 time.sleep(PATIENCE)
                 live.update(state(plan), refresh=True)
-    return INCOMPLETE if any(job.failure and not job.finished for job in plan.jobs) else OK
+    return INCOMPLETE if any(job.failure for job in plan.missing()) else OK
 
 
 def state(plan: Plan) -> Table:
-    """One line a row of the table: runs that are finished, under way, failed and to do."""
+    """One line a row of the table: runs that are finished, or recorded, failed, to do and under way."""
     from rich.table import Table
+    from rich.text import Text
 
-    drawn = Table(title=plan.spec.title, title_justify="left")
+    drawn = Table(title=Text(plan.title), title_justify="left")
     drawn.add_column("", no_wrap=True)
     for name in ("finished", "failed", "to do", "under way"):
         drawn.add_column(name, justify="right")
+    missing = {job.identity for job in plan.missing()}
     lines = {
         row.label: [job for entry in plan.entries if entry.row is row for job in entry.jobs]
         for row in plan.spec.rows
@@ -65,14 +97,11 @@ def state(plan: Plan) -> Table:
     for label, jobs in lines.items():
         if not jobs:
             continue
-        finished = [job for job in jobs if job.finished]
-        rest = [job for job in jobs if job not in finished]
+        rest = [job for job in jobs if job.identity in missing]
         failed = [job for job in rest if job.failure]
         words = [f"seed {job.seed}: {_round(job)}" for job in rest if job not in failed and _round(job)]
-        todo = len(rest) - len(failed) - len(words)
-        drawn.add_row(
-            label, *(str(count or "") for count in (len(finished), len(failed), todo)), ", ".join(words)
-        )
+        counts = (len(jobs) - len(rest), len(failed), len(rest) - len(failed) - len(words))
+        drawn.add_row(label, *(str(count or "") for count in counts), ", ".join(words))
     return drawn
 
 

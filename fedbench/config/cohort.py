@@ -60,7 +60,10 @@ def size(text: str, clients: int) -> int:
     if isinstance(wanted, Fraction):
         return max(1, round(float(wanted) * clients))
     if wanted > clients:
-        raise ConfigError(f"protocol.cohort={wanted} is more than the {clients} clients of the partition")
+        raise ConfigError(
+            f"protocol.cohort={wanted} is more than the {clients} clients of the partition; add protocol.cohort=all, "
+            "or a share: protocol.cohort=10%"
+        )
     return wanted
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 
 from hydra.errors import (
     ConfigCompositionException,
@@ -17,10 +17,12 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedbench.config import options
 from fedbench.config.groups import REGISTRIES
 from fedbench.core.errors import FedbenchError, nearest
 
 READERS = ("hydra.", "omegaconf.", "yaml.", "antlr4.")  # of what a user writes
+SHOWN = 4  # options that have a key
 OK, CRASHED, REFUSED, INCOMPLETE = 0, 1, 2, 3  # exit codes; the last: not all that was asked for is there
 
 
@@ -127,15 +129,44 @@ def _unknown_key(key: str, cause: OmegaConfBaseException) -> str:
         return f"unknown key '{key}': keys of a model need the model named first: {named} {key}=..."
     if where in REGISTRIES and set(parent) == {"name"}:
         return f"unknown key '{key}': {where}={parent['name']} has none"
-    return f"unknown key '{key}'; nearest: {_prefixed(prefix, missing, _keys(parent))}"
+    near = _nearest(parent, prefix, missing, alone="." not in key)
+    return f"unknown key '{key}'; nearest: {near}"
 
 
-def _keys(parent: DictConfig) -> list[str]:
-    return [str(key) for key in parent if key != "hydra"]
+def _nearest(parent: DictConfig, prefix: str, missing: str, *, alone: bool) -> str:
+    """The keys of that name anywhere in the config; else, if the name stands alone, in options that are not chosen.
+
+    Else those with a name close to it: of the same group, or of the whole config.
+    """
+    keys = sorted(_keys(OmegaConf.to_container(parent._get_root())), key=lambda key: key.count("."))
+    if named := [key for key in keys if key.rpartition(".")[2] == missing]:
+        return ", ".join(named)
+    if alone and (elsewhere := _elsewhere(missing)):
+        return elsewhere
+    by_name = {str(key): f"{prefix}{key!s}" for key in parent if key != "hydra"}
+    if alone:
+        by_name |= {key.rpartition(".")[2]: key for key in reversed(keys)}
+    return ", ".join(by_name.get(name, name) for name in nearest(missing, by_name).split(", "))
 
 
-def _prefixed(prefix: str, missing: str, keys: Iterable[str]) -> str:
-    return ", ".join(name if name == "..." else prefix + name for name in nearest(missing, keys).split(", "))
+def _elsewhere(missing: str) -> str:
+    """`method.mu with method=fedprox|moon`: the keys of that name in any option of a group."""
+    found: dict[str, list[str]] = {}
+    for group in reversed(REGISTRIES):
+        for name in options.names(group):
+            for key in _keys(options.load(group, name), f"{group}."):
+                if key.rpartition(".")[2] == missing:
+                    found.setdefault(f"{key} with {group}=", []).append(name)
+    return ", ".join(key + "|".join(names[:SHOWN]) for key, names in found.items())
+
+
+def _keys(config: object, prefix: str = "") -> Iterator[str]:
+    """Every key of a plain config, those of its groups as `group.key`."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            if key != "hydra":
+                yield f"{prefix}{key}"
+                yield from _keys(value, f"{prefix}{key}.")
 
 
 def _unused_group(group: str) -> str:

@@ -65,14 +65,17 @@ class Registry(Generic[T]):
         return typed(cls, given, f"{self.kind} '{config['name']}'")
 
 
-def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build dataclass `cls` from `values`, checking names and types; `where` opens any message.
+def typed(cls: type[T], values: object, where: str) -> T:
+    """Build dataclass `cls` from the mapping `values`, checking names and types; `where` opens any message.
 
     Raises:
         UnknownName: a key that is no field, with the nearest fields.
         ConfigError: a field without a value, or a value of the wrong type.
     """
     fields = [field for field in dataclasses.fields(cast("Any", cls)) if field.init]
+    if not isinstance(values, Mapping):
+        keys = ", ".join(field.name for field in fields)
+        raise ConfigError(f"{where} is {values!r}; it must be a mapping of some of {keys}")
     for key in values:
         if key not in {field.name for field in fields}:
             raise unknown(f"key of {where}", str(key), [field.name for field in fields])

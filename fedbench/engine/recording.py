@@ -140,6 +140,7 @@ def _trial(setup: Setup) -> Moment:
     ended = []
     for place, client in enumerate(ids.tolist()):
         view = setup.client(client, trees.row(message, place), trees.row(memory, place), clock)
-        ended.append(setup.method.finish(setup.method.start(view), view))
+        upload, own = setup.method.finish(setup.method.start(view), view)
+        ended.append((setup.method.compress(upload), own))
     uploads, kept = (trees.stack(list(each)) for each in zip(*ended, strict=True))
     return Moment(setup, setup.cohort(ids, clock), message, kept, uploads, setup.federation.placed(server))

@@ -1,13 +1,40 @@
-"""Mini-batch schedules: which samples a client sees at each local step. Keyed, so the same for every engine."""
+"""Schedules: which clients train in a round, and which samples a client sees at each local step.
+
+Keyed, so the same for every engine.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedbench.config.schema import LocalConfig
 from fedbench.core.errors import ConfigError
-from fedbench.engine.contract import Stage
+from fedbench.core.rng import torch_rng
+from fedbench.engine.contract import Clock, Stage
+
+SHUFFLED = 10_000  # clients among whom a cohort is drawn by shuffling all; among more, its cost must not grow with them
+
+
+def cohort(seed: int, clock: Clock, clients: int, size: int) -> Tensor:
+    """Ids of `size` of a run's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
+    if size == clients:
+        return torch.arange(clients)
+    generator = torch_rng(seed, "cohort", clock.round)
+    if clients > SHUFFLED and size <= clients // 2:
+        return _distinct(clients, size, generator)
+    return torch.randperm(clients, generator=generator)[:size].sort().values
+
+
+def _distinct(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """`size` numbers below `count`, sorted: the first distinct ones of a stream of draws, so each set is as likely."""
+    chosen: dict[int, None] = {}
+    while len(chosen) < size:
+        chosen.update(dict.fromkeys(torch.randint(count, (size,), generator=generator).tolist()))
+    return torch.tensor(sorted(list(chosen)[:size]))
 
 
 def local_work(stage: Stage | None, local: LocalConfig) -> tuple[int | None, int | None]:
@@ -50,14 +77,39 @@ def all_steps(sizes: Tensor, local: LocalConfig) -> Tensor:
     return (epochs or 0) * batches
 
 
-def batches(size: int, local: LocalConfig, stage: Stage, generator: torch.Generator) -> list[Tensor]:
-    """Positions (int64, each [<= batch]) of every step: reshuffled each epoch, its last batch short or left out.
+@dataclass(frozen=True)
+class Order:
+    """The mini-batches of S local steps; iterated, positions of each (int64 [<= batch]) among a client's samples.
+
+    Kept in one piece: it is drawn on the host for every step of every client, and cut where it is used.
+    """
+
+    positions: Tensor  # int64 [sum of sizes], step after step
+    sizes: list[int]  # of each step's mini-batch
+
+    def __len__(self) -> int:
+        """S."""
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.positions.split(self.sizes))
+
+    def cut(self, begin: int, end: int) -> Order:
+        """The steps from `begin` to before `end`, or as many of them as there are."""
+        first = sum(self.sizes[:begin])
+        sizes = self.sizes[begin:end]
+        return Order(self.positions[first : first + sum(sizes)], sizes)
+
+
+def batches(size: int, local: LocalConfig, stage: Stage, generator: torch.Generator) -> Order:
+    """Of `size` samples: reshuffled each epoch, whose last batch is short or left out.
 
     K iterations walk through epochs of the same kind until K steps are done.
     """
-    order: list[Tensor] = []
     wanted = steps(size, local, stage)
-    while len(order) < wanted:
-        epoch = torch.randperm(size, generator=generator).split(local.batch_size)
-        order.extend(epoch[: batches_an_epoch(size, local)])
-    return order[:wanted]
+    epoch = [min(local.batch_size, size - k * local.batch_size) for k in range(batches_an_epoch(size, local))]
+    shuffled, sizes = [torch.empty(0, dtype=torch.int64)], list[int]()
+    while len(sizes) < wanted:
+        shuffled.append(torch.randperm(size, generator=generator)[: sum(epoch)])
+        sizes += epoch
+    return Order(torch.cat(shuffled), sizes).cut(0, wanted)

@@ -24,11 +24,8 @@ from fedbench.engine.scored_sets import ScoredSets
 from fedbench.engine.selectors import check_selectors
 from fedbench.models.task import Task
 
-SHUFFLED = 10_000  # clients among whom a cohort is drawn by shuffling all; among more, its cost must not grow with them
-
-
-Drawn = tuple[list[Tensor], Tree]
-"""(positions of each local step among a client's samples, per-step noise leaves [S, ...])."""
+Drawn = tuple[schedule.Order, Tree]
+"""(a client's mini-batches, per-step noise leaves [S, ...])."""
 
 BatchSource = Callable[["Setup", int, Stage, Client, str], Drawn]
 """(setup, client, stage, the client as it sees itself, purpose) -> all mini-batches of the stage."""
@@ -39,15 +36,14 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
 
     The noise is the method's, and beside it, under `augment/`, the augmentation's for each place in a batch.
     """
-    seed, local = setup.seed_of(client), setup.protocol.local
+    seed, order = setup.seed_of(client), setup.order(client, stage, view.clock, purpose)
     keys = (view.clock.round, setup.federation.ids[client], stage.order)
-    order = schedule.batches(setup.federation.size(client), local, stage, rng.torch_rng(seed, purpose, *keys))
     call = Calls(setup.method, view.clock, [client])
     generator = rng.torch_rng(seed, purpose + "/noise", *keys)
     noise = call("draw", setup.method.draw, generator, len(order), call.view("draw", view))
     if setup.augmentations:
         generator = rng.torch_rng(seed, purpose + "/augment", *keys)
-        changes = augment.draw(setup.augmentations, generator, (len(order), local.batch_size))
+        changes = augment.draw(setup.augmentations, generator, (len(order), setup.protocol.local.batch_size))
         noise = {**noise, **trees.join(augment=changes)}
     return order, noise
 
@@ -64,6 +60,7 @@ class Setup:
     source: BatchSource = field(
         default=drawn
     )  # of mini-batches; a trial takes some of those that are `drawn`
+    ahead: dict[tuple[object, ...], schedule.Order] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Refuse a method that selects leaves which the network lacks, or names hooks that there are not."""
@@ -117,13 +114,7 @@ class Setup:
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
         count = self.federation.clients
-        size = self.protocol.cohort_size(count)
-        if size == count:
-            return torch.arange(count)
-        generator = rng.torch_rng(self.seed, "cohort", clock.round)
-        if count > SHUFFLED and size <= count // 2:
-            return _distinct(count, size, generator)
-        return torch.randperm(count, generator=generator)[:size].sort().values
+        return schedule.cohort(self.seed, clock, count, self.protocol.cohort_size(count))
 
     def traffic(self, tree: Tree, ids: Tensor) -> int:
         """Bytes that cross the network when clients `ids` [C] are sent, or send, their rows of `tree`."""
@@ -133,6 +124,30 @@ class Setup:
     def batches(self, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
         """One client's stage, `view` as it sees it, from `source`."""
         return self.source(self, client, stage, view, purpose)
+
+    def order(self, client: int, stage: Stage, clock: Clock, purpose: str) -> schedule.Order:
+        """The mini-batches of one client's stage in the round of `clock`, whatever the server sent."""
+        if (key := self._drawing(client, stage, clock, purpose)) in self.ahead:
+            return self.ahead.pop(key)
+        keys = (clock.round, self.federation.ids[client], stage.order)
+        generator = rng.torch_rng(self.seed_of(client), purpose, *keys)
+        return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator)
+
+    def draw_ahead(self, ids: Tensor, clock: Clock) -> None:
+        """Draw the orders of clients `ids`, who train next, at `clock`: for the host while the device works.
+
+        A CPU is the device itself: there they are drawn when they are needed.
+        """
+        self.ahead.clear()
+        if self.federation.device.type == "cpu" or clock.round >= clock.rounds:
+            return
+        for stage in Calls(self.method, clock, ids)("stages", self.method.stages, self.protocol.local, clock):
+            for client in ids.tolist():
+                drawing = client, stage, clock, "batches"
+                self.ahead[self._drawing(*drawing)] = self.order(*drawing)
+
+    def _drawing(self, client: int, stage: Stage, clock: Clock, purpose: str) -> tuple[object, ...]:
+        return purpose, clock, client, stage.order, schedule.local_work(stage, self.protocol.local)
 
     @cached_property
     def scored(self) -> ScoredSets:
@@ -173,11 +188,3 @@ class Setup:
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
         )
-
-
-def _distinct(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """`size` numbers below `count`, sorted: the first distinct ones of a stream of draws, so each set is as likely."""
-    chosen: dict[int, None] = {}
-    while len(chosen) < size:
-        chosen.update(dict.fromkeys(torch.randint(count, (size,), generator=generator).tolist()))
-    return torch.tensor(sorted(list(chosen)[:size]))

@@ -66,14 +66,14 @@ def label_map(plan: FigurePlan, _arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def draws(plan: FigurePlan, arrays: Arrays) -> dict[str, np.ndarray]:
-    """`draws` [clusters, points, 3]: where in the simplex the clients of each cluster of SosicFL draw."""
+    """`draws` [clusters, points, 3]: where the clients of each cluster of SosicFL draw, within the L1 `radius`."""
     run, centres = _first(plan), arrays["array/centers/0/0"][0]
     radius = _method(run, SosicFL).rho * region.mean_distance(centres)
     clouds = [
         region.uniform(DRAWN, torch.from_numpy(centre), radius, rng.torch_rng(run.seed, "figure", index))
         for index, centre in enumerate(centres)
     ]
-    return {"draws": torch.stack(clouds).numpy()}
+    return {"draws": torch.stack(clouds).numpy(), "radius": np.array(radius)}
 
 
 def images(plan: FigurePlan, _arrays: Arrays) -> dict[str, np.ndarray]:

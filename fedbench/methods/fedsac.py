@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedbench.config.domain import at_least, one_of, share
+from fedbench.core import trees
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
@@ -59,10 +60,15 @@ class FedSaC(CosineMixing):
         return frozenset({"finish"})
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Theta_i and U_i."""
+        """Theta_i and the products of its features, of which it sends U_i alone."""
         upload, memory = super().finish(work, client)
-        U = subspace.directions(work, client.data, client.task, self.k, self.centred)
-        return {**upload, "subspace/U": U}, memory
+        products = subspace.products(work, client.data, client.task, self.centred)
+        return {**upload, **trees.join(products=products)}, memory
+
+    def compress(self, upload: Tree) -> Tree:
+        """Theta_i and U_i."""
+        U = subspace.directions(trees.part(upload, "products"), self.k)
+        return {**trees.plain(upload), "subspace/U": U}
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W from sizes, complementarity and similarity."""
@@ -70,11 +76,13 @@ class FedSaC(CosineMixing):
 
     def cost(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tensor:
         """Alpha C - beta S, [C, C]."""
-        similarity = self.similarities(server, uploads, cohort)
-        complementarity = subspace.complementarity(uploads["subspace/U"], self.angles == "greedy")
+        return self.weighed(uploads, cohort) - self.beta * self.similarities(server, uploads, cohort)
+
+    def weighed(self, uploads: Tree, cohort: Cohort) -> Tensor:
+        """Alpha C, [C, C]."""
         early = cohort.clock.round < self.alpha_share * cohort.clock.rounds
         alpha = self.alpha if early else 0.0
-        return alpha * complementarity - self.beta * similarity
+        return alpha * subspace.complementarity(uploads["subspace/U"], self.angles == "greedy")
 
     def rows(self, cost: Tensor, allowed: Tensor, cohort: Cohort) -> Tensor:
         """The rows of W that minimise Eq. 8 over the clients `allowed` (bool [C, C])."""

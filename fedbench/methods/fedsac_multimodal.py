@@ -43,13 +43,12 @@ class MultimodalFedSaC(FedSaC):
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W of the classification layers, over all clients, and of the other leaves, inside a modality."""
-        count = len(cohort.ids)
-        cost = torch.zeros(count, count, dtype=torch.float64, device=uploads["subspace/U"].device)
-        inside = torch.zeros(count, count, dtype=torch.bool)
+        cost = self.weighed(uploads, cohort)  # of a pair across modalities it is left out below
+        inside = torch.zeros(cost.shape, dtype=torch.bool)
         for chosen, alike in cohort.alike():
             places = sent(chosen.nonzero().flatten(), cost.device)
             own = trees.rows(alike.task.own(uploads), chosen)
-            cost[places[:, None], places] = self.cost(server, own, alike).to(cost)
+            cost[places[:, None], places] -= self.beta * self.similarities(server, own, alike)
             inside |= chosen[:, None] & chosen
         allowed = self.allowed(cohort)
         body = self.rows(cost, allowed & inside, cohort)

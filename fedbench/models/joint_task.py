@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Rows, Tree
-from fedbench.models.task import Slice, Task
+from fedbench.models.slices import Slice
+from fedbench.models.task import Task
 
 
 class KindTask(Task):

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Rows, Tree
+from fedbench.models.norm import BatchNorm
 
 
 class Leaves:
@@ -67,3 +68,23 @@ class Leaves:
     def kind_of(self, ids: Tensor) -> Tensor:
         """The kind of each of clients `ids`: a place in `kinds`, int64 [C]."""
         return torch.zeros_like(ids)
+
+
+def leaf_groups(net: nn.Module, classifier: str) -> dict[str, frozenset[str]]:
+    """The leaves of `net` in each group that a selector may name; `classifier` is one of SPLITS (see Task)."""
+    buffers = frozenset(name for name, _ in net.named_buffers())
+    leaves = buffers | {name for name, _ in net.named_parameters()}
+
+    def inside(kind: type[nn.Module]) -> frozenset[str]:
+        layers = {name for name, module in net.named_modules() if isinstance(module, kind)}
+        return frozenset(name for name in leaves if any(name.startswith(f"{layer}.") for layer in layers))
+
+    last, every = frozenset(name for name in leaves if name.startswith("head.")), inside(nn.Linear)
+    head = every if classifier == "linear" else last
+    return {
+        "@head": head,
+        "@body": leaves - head,
+        "@classifier": last if classifier == "last" else every,
+        "@norm": inside(BatchNorm),  # affine parameters and statistics
+        "@stats": buffers,  # running statistics of batch normalisation alone
+    }

@@ -10,9 +10,8 @@ from any stage. Where it is split into body and classifier is one setting, `Mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -22,43 +21,11 @@ from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.models.convolution import Conv2d, replace_convolutions
-from fedbench.models.leaves import Leaves
-from fedbench.models.norm import BatchNorm, replace_batch_norm
+from fedbench.models.leaves import Leaves, leaf_groups
+from fedbench.models.norm import replace_batch_norm
+from fedbench.models.slices import Slice
 
 SPLITS = ("own", "last", "linear")
-
-
-class Slice:
-    """Some stages of a network as a function of its leaves.
-
-    As torch.func.functional_call, but where each leaf goes is looked up once: for a small network that look-up costs
-    as much as the forward pass.
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        self.net = net
-        self.norms = [module for module in net.modules() if isinstance(module, BatchNorm)]
-        self.slots: list[tuple[dict[str, Any], str, str, Tensor]] = []
-        for path, module in net.named_modules():
-            for store in (module._parameters, module._buffers):
-                for key, placeholder in store.items():
-                    if placeholder is not None:
-                        self.slots.append((store, key, f"{path}.{key}" if path else key, placeholder))
-
-    @contextmanager
-    def bound(self, model: Tree, mask: Tensor | None) -> Iterator[nn.Module]:
-        """The network with `model`'s leaves in place, batch normalisation told of padding by `mask`."""
-        for store, key, name, _ in self.slots:
-            store[key] = model[name]
-        for norm in self.norms:
-            norm.mask = mask
-        try:
-            yield self.net
-        finally:
-            for store, key, _, placeholder in self.slots:
-                store[key] = placeholder
-            for norm in self.norms:
-                norm.mask = None
 
 
 class Task(Leaves):
@@ -95,7 +62,7 @@ class Task(Leaves):
             raise ConfigError("a network is an nn.Sequential of named stages whose last is called 'head'")
         self.parameters = frozenset(name for name, _ in net.named_parameters())
         self.buffers = frozenset(name for name, _ in net.named_buffers())
-        self.groups = self._groups(net)
+        self.groups = leaf_groups(net, classifier)
         self.boundary = self._boundary()  # the classifier's first stage
         self._slices: dict[tuple[bool, str | None, str | None], Slice] = {}
 
@@ -115,24 +82,6 @@ class Task(Leaves):
             net = self._build()
         replace_convolutions(replace_batch_norm(net))
         return net.requires_grad_(False)
-
-    def _groups(self, net: nn.Module) -> dict[str, frozenset[str]]:
-        leaves = self.parameters | self.buffers
-        norm = {f"{m}." for m, module in net.named_modules() if isinstance(module, BatchNorm)}
-        linear = {f"{m}." for m, module in net.named_modules() if isinstance(module, nn.Linear)}
-
-        def under(prefixes: set[str]) -> frozenset[str]:
-            return frozenset(name for name in leaves if any(name.startswith(p) for p in prefixes))
-
-        last, every = under({"head."}), under(linear)
-        head = every if self._classifier == "linear" else last
-        return {
-            "@head": head,
-            "@body": leaves - head,
-            "@classifier": last if self._classifier == "last" else every,
-            "@norm": under(norm),  # batch norm: affine parameters and statistics
-            "@stats": self.buffers,  # batch norm: running statistics alone
-        }
 
     def _boundary(self) -> str:
         if self._classifier != "linear":

@@ -55,10 +55,9 @@ class Complementarity(Recorder):
     def look(self, moment: Moment) -> Arrays:
         """See Recorder.look."""
         setup = moment.setup
-        bases = [
-            subspace.directions(
-                trees.row(moment.models, place), setup.federation.all_of(client), setup.task, DIRECTIONS
-            )
+        products = [
+            subspace.products(trees.row(moment.models, place), setup.federation.all_of(client), setup.task)
             for place, client in enumerate(moment.cohort.ids.tolist())
         ]
-        return {VALUE: moment.square(subspace.complementarity(torch.stack(bases)))}
+        bases = torch.vmap(lambda each: subspace.directions(each, DIRECTIONS))(trees.stack(products))
+        return {VALUE: moment.square(subspace.complementarity(bases))}

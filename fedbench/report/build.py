@@ -12,7 +12,7 @@ from typing import Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_text
-from fedbench.report.behind import behind, packed
+from fedbench.report.behind import Arrays, behind, packed
 from fedbench.report.start import OWN, Start, start
 from fedbench.report.view import KINDS, TableView, shown, view
 from fedbench.tables import account, staleness, store
@@ -33,6 +33,7 @@ SCRIPTS = (  # in the order in which they need each other
     "page.js",
 )
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
+Rows = Sequence[Mapping[str, str]]  # result rows of runs
 SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 DRAWN = (
     "table.md",
@@ -58,7 +59,10 @@ def build(results: Path, out: Path) -> int:
         )
     tables = {folder.name: staleness.load(folder)[0] for folder in folders}
     rows = {folder.name: store.load_rows(folder) for folder in folders}
-    views = [_view(folder, tables[folder.name], rows[folder.name], out) for folder in folders]
+    clients = clients_of(folders, rows)
+    views = [
+        _view(folder, tables[folder.name], rows[folder.name], clients[folder.name], out) for folder in folders
+    ]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, render(views, start(tables, rows)))
@@ -95,14 +99,33 @@ def render(views: Sequence[TableView], first: Start) -> str:
     )
 
 
-def _view(folder: Path, table: TableResult, rows: Sequence[Mapping[str, str]], out: Path) -> TableView:
+def clients_of(folders: Sequence[Path], rows: Mapping[str, Rows]) -> dict[str, dict[str, Arrays]]:
+    """Accuracies of clients by table and "row|column|seed"; a table that did not keep a run's has those of another."""
+    kept = {folder.name: store.load_clients(folder) for folder in folders}
+    named = [
+        (table, store.SEPARATOR.join((run["row"], run["column"], run["seed"])), run["key"])
+        for table, runs in rows.items()
+        for run in runs
+    ]
+    by_key = {key: kept[table][name] for table, name, key in named if name in kept[table]}
+    return {
+        folder.name: {
+            name: by_key[key] for table, name, key in named if table == folder.name and key in by_key
+        }
+        for folder in folders
+    }
+
+
+def _view(
+    folder: Path, table: TableResult, rows: Rows, clients: Mapping[str, Arrays], out: Path
+) -> TableView:
     links = [
         (name, Path(os.path.relpath(folder / name, out.parent)).as_posix())
         for name in DRAWN
         if (folder / name).is_file()
     ]
-    arrays = store.load_matrices(folder), store.load_clients(folder)
-    return view(table, folder.name, rows, behind(shown(table), store.load_curves(folder), *arrays), links)
+    found = behind(shown(table), store.load_curves(folder), store.load_matrices(folder), clients)
+    return view(table, folder.name, rows, found, links)
 
 
 def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from fedbench.tables.result import TableResult
 from fedbench.tables.summary import Judged
 from fedbench.tables.verdict import NONE, judge
 
-OWN = "Our own tables"
+OWN, PUBLISHED = "Our own tables", "as published"
 Rows = Mapping[str, Sequence[Mapping[str, str]]]  # of the result rows of runs, by the folder of their table
 
 
@@ -36,6 +36,7 @@ class Start:
     """All lines, and their sum: of the values with a verdict only those at the papers' own settings."""
 
     lines: tuple[Line, ...]
+    empty: tuple[str, ...]  # folders of tables without a value, which are in no line
     confirmed: Counter[str]
     runs: int
     hours: float
@@ -46,20 +47,29 @@ def start(tables: Mapping[str, TableResult], rows: Rows) -> Start:
     found = summary.judged(tables)
     tallies = summary.tallies(found)
     lines = [
-        _line(tables, rows, each.paper, each.setting or "as published", each.tables, each.values)
+        _line(
+            tables,
+            rows,
+            each.paper,
+            account.spelled(each.setting.split()) or PUBLISHED,
+            each.tables,
+            each.values,
+        )
         for each in tallies
     ]
     told = {folder for each in tallies for folder in each.tables}
-    for paper in (*account.PAPERS, ""):
-        rest = [name for name, table in tables.items() if table.spec.paper == paper and name not in told]
+    empty = tuple(name for name, table in tables.items() if not any(cell.values for cell in table.cells))
+    settings: dict[tuple[str, str], list[str]] = {}
+    for name, table in tables.items():
+        if name not in (*told, *empty):
+            settings.setdefault((table.spec.paper, ", ".join(_differs(table)) or PUBLISHED), []).append(name)
+    for (paper, setting), rest in settings.items():
         values = {(each.keys, each.metric): each for each in found if each.folder in rest}
-        if rest:
-            setting = ", ".join(dict.fromkeys(word for name in rest for word in _differs(tables[name])))
-            lines.append(_line(tables, rows, paper, setting, rest, list(values.values())))
+        lines.append(_line(tables, rows, paper, setting, rest, list(values.values())))
     papers = (*account.PAPERS, "")
     lines.sort(key=lambda line: papers.index(line.paper) if line.paper in papers else len(papers))
-    own = [line.confirmed for line in lines if line.setting == "as published"]
-    return Start(tuple(lines), sum(own, Counter()), *_cost(rows, list(tables)))
+    own = [line.confirmed for line in lines if line.setting == PUBLISHED]
+    return Start(tuple(lines), empty, sum(own, Counter()), *_cost(rows, list(tables)))
 
 
 def _line(
@@ -93,20 +103,18 @@ def _short(table: TableResult) -> str:
 
 
 def _differs(table: TableResult) -> Iterator[str]:
-    """In what a table is not as published."""
+    """In what a table is not as published, in words."""
     made = table.circumstances
-    if made.substitute:
-        yield "other data"
-    if made.scale != "paper":
-        yield f"{made.scale} scale"
-    if made.changed:
-        yield "changed settings"
-    if table.spec.varies:
-        yield "several settings tried"
-    if made.varied:
-        yield "what the paper leaves open chosen otherwise"
     if not table.spec.paper:
-        yield "nothing published"
+        yield "not in a paper"
+    if made.substitute:
+        yield "on other data"
+    if made.scale != "paper":
+        yield f"shorter: {made.scale} scale"
+    if words := account.spelled((*made.changed, *made.varied)):
+        yield words
+    if table.spec.varies and made.faithful:
+        yield "several settings tried"
 
 
 def _open(table: TableResult) -> int:

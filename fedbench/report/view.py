@@ -53,12 +53,12 @@ class TableView:
 
 
 def shown(table: TableResult) -> TableResult:
-    """A table that is not at the paper's setting with only the columns in which something ran."""
+    """A table that is not at the paper's setting with only the rows and columns in which something ran."""
     if table.circumstances.faithful:
         return table
-    return dataclasses.replace(
-        table, spec=dataclasses.replace(table.spec, columns=tuple(Layout(table).columns))
-    )
+    layout = Layout(table)
+    chosen = dataclasses.replace(table.spec, rows=tuple(layout.rows), columns=tuple(layout.columns))
+    return dataclasses.replace(table, spec=chosen)
 
 
 def view(

@@ -12,6 +12,8 @@ from typing import Any
 
 from fedbench.core.version import __version__
 
+MAKING = ("fedbench", "conf", "hydra_plugins", "pyproject.toml")  # what results are made by, in a checkout
+
 
 def versions() -> dict[str, str]:
     """Columns of a result row: version_fedbench, version_python, version_torch, version_numpy, commit."""
@@ -57,15 +59,16 @@ def machine() -> str:
 
 
 def source_commit(source: Path | None = None) -> tuple[str, bool]:
-    """(commit, whether tracked files differ from it) of the checkout that `source` lies in the top level of.
+    """(commit, whether code or settings differ from it) of the checkout that `source` lies in the top level of.
 
+    Other tracked files may differ: a table that was filled stands in results/ before it is committed.
     ("", False) for an installed package, even if it is installed somewhere inside another repository.
     """
     top = (source or Path(__file__).parents[1]).resolve().parent
     if not (top / ".git").exists():
         return "", False
     commit = _git(top, "rev-parse", "HEAD")
-    return commit, bool(commit and _git(top, "status", "--porcelain", "--untracked-files=no"))
+    return commit, bool(commit and _git(top, "status", "--porcelain", "--untracked-files=no", "--", *MAKING))
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -17,7 +17,6 @@ from fedbench.data.partition import Partition
 from fedbench.data.split import make_partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
-from fedbench.engine.hooks import Calls
 from fedbench.engine.kinds import assemble
 from fedbench.engine.pick.hardware import pick_device, pick_trainer
 from fedbench.engine.recording import check
@@ -27,15 +26,15 @@ from fedbench.engine.state import State
 from fedbench.engine.train.trainer import Trainer
 from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
-from fedbench.results.console import Progress
-from fedbench.results.environment import environment, versions
+from fedbench.results.environment import environment
 from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Observer, Observers
-from fedbench.results.summary import Reading, client_rows, summarise
+from fedbench.results.progress import Progress
 from fedbench.runs import fingerprint, recorded
 from fedbench.runs.config import RunConfig, run_key
 from fedbench.runs.places import folder_of, labels_of, standing
+from fedbench.runs.writing import write
 
 PATIENCE = 0.5  # seconds between looks at a reference that another process makes
 REFERENCE = "(the reference of IPR and RSD)"
@@ -109,7 +108,7 @@ def _simulate(
             state = simulation.begin()
         with state.memory:
             _play(simulation, state, run.settings.checkpoint, folder, key)
-            return _write(run, key, folder, setup, partition, state, local, local_key)
+            return write(run, key, folder, setup, partition, state, local, local_key)
     finally:
         trainer.close()
 
@@ -176,59 +175,8 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
     return folder.accuracies(), key
 
 
-def _made(run: RunConfig) -> dict[str, str]:
-    """Of the samples which, and the precision where it is not float32."""
-    coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
-    return {"data": fingerprint.content(run.dataset), **coarse}
-
-
 def _make_or_wait(reference: RunConfig) -> None:
     try:
         execute(reference, purpose=REFERENCE)
     except FolderInUse:
         pause(PATIENCE)
-
-
-def _write(
-    run: RunConfig,
-    key: str,
-    folder: RunFolder,
-    setup: Setup,
-    partition: Partition,
-    state: State,
-    local: Floats | None,
-    local_key: str,
-) -> dict[str, Any]:
-    """All files of a finished run; its row is written last."""
-    reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
-    folder.write_history(state.history)
-    sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
-    kinds = _kinds(run, setup)
-    folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds))
-    method, call = setup.method, Calls(setup.method, None, ())
-    matrix = call("collaboration", method.collaboration, state.server, setup.population)
-    if matrix is not None:
-        folder.write_collaboration(matrix.numpy())
-    own = call("record", method.record, state.server)
-    found = {name: array.cpu().numpy() for name, array in own.items()}
-    if arrays := {**state.arrays, **found}:
-        folder.write_arrays(arrays)
-    row = summarise(
-        labels_of(run),
-        key,
-        state.history,
-        reading,
-        partition_hash=partition.hash,
-        local=local,
-        local_key=local_key,
-        kinds=kinds,
-        versions={**_made(run), "code": folder.code, **versions()},
-    )
-    folder.finish(row, states.models(state) if run.settings.save_models else None)
-    return folder.result()
-
-
-def _kinds(run: RunConfig, setup: Setup) -> list[str]:
-    """The kind of each client; nothing where there is one."""
-    names = list(run.model.networks)
-    return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []

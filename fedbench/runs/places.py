@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedbench.config import yaml_files
+from fedbench.config import options, yaml_files
 from fedbench.core.errors import FedbenchError, Stale
 from fedbench.results.folder import CONFIG, RESULT, RunFolder, Status, files_of
 from fedbench.results.observer import Labels
@@ -66,6 +66,8 @@ def changed_since(folder: Path) -> list[str]:
 
 
 def labels_of(run: RunConfig) -> Labels:
-    """What people call the run."""
-    names = {group: run.labels[group] for group in ("dataset", "partition", "method", "protocol")}
-    return Labels(**names, model=run.model.label, seed=run.seed)
+    """What people call the run; of a protocol also what is not as its preset says."""
+    names = {group: run.labels[group] for group in ("dataset", "partition", "method")}
+    changed = options.changed("protocol", run.plain["protocol"])
+    protocol = run.labels["protocol"] + (f" ({changed})" if changed else "")
+    return Labels(**names, model=run.model.label, protocol=protocol, seed=run.seed)

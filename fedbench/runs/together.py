@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from fedbench.engine.pick import convolutions
-from fedbench.engine.pick.footprint import fitting_chunk
-from fedbench.engine.pick.hardware import set_threads
+from fedbench.engine.pick.hardware import set_threads, stacked_engine
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.by_kind import by_kind
 from fedbench.engine.train.joint import JointSetup
-from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.together import together
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.trainer import Engine, Trainer
 from fedbench.results.finished import Run
 from fedbench.runs.config import RunConfig, run_key
 from fedbench.runs.execution import execute
@@ -34,11 +31,8 @@ def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
             setups[0], [alike(each) for each in zip(*(setup.kinds for setup in setups), strict=True)]
         )
 
-    def alike(setups: Sequence[Setup]) -> Trainer:
-        whole = JointSetup.of(setups)
-        chunk = runs[0].hardware.chunk or fitting_chunk(whole)
-        convolutions.choose(whole, min(chunk, whole.at_once))
-        return StackedTrainer(whole, chunk)
+    def alike(setups: Sequence[Setup]) -> Engine:
+        return stacked_engine(JointSetup.of(setups), runs[0].hardware)
 
     set_threads(runs[0].hardware)  # of this thread, which trains for those of the runs
     return together([functools.partial(execute, run) for run in runs], joint)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fedbench.config import messages, sources
 from fedbench.core.errors import FolderInUse
 from fedbench.core.interruption import Stopped, passed_on, pause, stop_if_asked, working_for
-from fedbench.results.units import human_seconds
+from fedbench.sweeps import counting
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -40,34 +40,7 @@ class JobOutcome:
     stopped: str = ""  # by a signal: how far it got, and where that was saved
 
 
-@dataclass
-class Count:
-    """Where a sweep whose jobs run in this process, one after the other, stands."""
-
-    first: int  # number of its first job
-    jobs: int
-    made: list[float] = field(default_factory=list)  # seconds of those that were run
-
-    def line(self, number: int) -> str:
-        """What to say before the job with this number."""
-        done = number - self.first
-        left = sum(self.made) / len(self.made) * (self.jobs - done) if self.made else float("nan")
-        ending = f", about {human_seconds(left)} left" if self.made else ""
-        return f"run {done + 1} of {self.jobs}{ending}"
-
-
-@contextmanager
-def counting(first: int, jobs: int) -> Iterator[None]:
-    """Within it jobs that run in this process say which of how many they are, and how long the rest takes."""
-    token = _count.set(Count(first, jobs))
-    try:
-        yield
-    finally:
-        _count.reset(token)
-
-
 PATIENCE = 0.5  # seconds between looks at a run that another process makes
-_count: ContextVar[Count | None] = ContextVar("_count", default=None)
 _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 
@@ -179,7 +152,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
 def _counted(run: RunConfig) -> Run:
     """The run's result; says which job of a sweep it is, and notes its time unless it only read what was there."""
-    count = _count.get()
+    count = counting.current()
     if count is not None and run.settings.progress != "none":
         print(count.line(_hydra().job.num), flush=True)
     begin = time.monotonic()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config import messages
 from fedbench.core.errors import ConfigError
 from fedbench.results.units import remark
-from fedbench.sweeps import jobs
+from fedbench.sweeps import counting, jobs
 from fedbench.sweeps.jobs import JobOutcome
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
 def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> list[JobOutcome]:
     """What the runs of `batch` send back; their jobs are numbered from `first`."""
     sweeper.validate_batch_is_legal(batch)
-    with jobs.counting(first, len(batch)):
+    with counting.counted(first, len(batch)):
         folder = Path(sweeper.config.hydra.sweep.dir)
         return [outcome_of(job) for job in jobs.launch(sweeper.launcher, folder, batch, first)]
 

@@ -17,6 +17,16 @@ PAPERS = {
     "sosicfl": "SosicFL",
     "fedrema": "FedReMa",
 }
+WORDS = {  # key of a run's config -> what a reader is told of its value
+    "model": "network {}",
+    "model.classifier": "classifier split: {}",
+    "partition": "partition {}",
+    "partition.num_clients": "{} clients",
+    "partition.size": "{} samples a client",
+    "partition_seed": "the partition of seed {}",
+    "protocol.rounds": "{} rounds",
+    "reference_seed": "Local of seed {}",
+}
 
 
 def setting(table: TableResult) -> str:
@@ -26,6 +36,12 @@ def setting(table: TableResult) -> str:
     parts += [f"scale `{made.scale}`"] if made.scale != "paper" else []
     parts += [f"`{text}`" for text in (*made.changed, *made.varied)]
     return ", ".join(parts) or "as published"
+
+
+def spelled(overrides: Sequence[str]) -> str:
+    """`lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words of its own as it is."""
+    pairs = (text.partition("=")[::2] for text in overrides)
+    return ", ".join(WORDS.get(key, f"{key}={{}}").format(value) for key, value in pairs)
 
 
 def data(table: TableResult) -> str:

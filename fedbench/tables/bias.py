@@ -22,7 +22,7 @@ import numpy as np
 from fedbench.tables.equivalence import LEAST_SEEDS, Sample, compare
 from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.significance import holm
-from fedbench.tables.verdict import NONE, judge, sample_of
+from fedbench.tables.verdict import NONE, judge, measured, samples_of
 
 ALL = "all rows"
 
@@ -83,7 +83,8 @@ def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
     ours = np.array(
         [[dict(zip(cell.seeds, cell.values, strict=True))[seed] for seed in seeds] for cell in cells]
     )
-    theirs = [sample_of(cell.published, table.spec.published_seeds) for cell in cells if cell.published]
+    column, metric = cells[0].column, cells[0].metric
+    theirs = [samples_of(table, cell, cell.published)[1] for cell in cells if cell.published]
     spreads = [each.std for each in theirs if each.std is not None]
     published = Sample(
         float(np.mean([each.mean for each in theirs])),
@@ -92,11 +93,11 @@ def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
         float(np.mean([each.rounding for each in theirs])),
     )
     by_seed = ours.mean(0)  # [seeds]
-    test = compare(Sample(float(by_seed.mean()), float(by_seed.std(ddof=1)), len(seeds)), published, math.inf)
+    test = compare(measured(table, column, metric, by_seed), published, math.inf)
     below = int((ours.mean(1) < [each.mean for each in theirs]).sum())
     return Bias(
-        cells[0].column,
-        cells[0].metric,
+        column,
+        metric,
         group,
         len(cells),
         below,

@@ -3,8 +3,10 @@
 Two questions, each with a p a client, adjusted by Holm over the clients:
 
 - Is the published value what one more seed of ours would give? t = (published - mean) / (s sqrt(1 + 1/S)), with s
-  pooled over the clients of a group, as S seeds of one client say little: df = (S - 1) |group|. s is at least that of
-  rounding to whole samples, a sample / sqrt(12): seeds that all give the same share are not known to vary less.
+  pooled over the clients of a group, as S seeds of one client say little: df = (S - 1) |group|. That takes the clients
+  of a seed as independent, which those that share a model are not; the interval on a mean over clients (`Further`) is
+  over seeds alone. s is at least that of rounding to whole samples, a sample / sqrt(12): seeds that all give the same
+  share are not known to vary less.
 - Do the two shares of right answers differ, the n test samples of either side taken as independent? Fisher's exact
   test, with our mean rounded to a whole sample. Both sides are scored on the same samples, so this is cautious.
 

@@ -29,9 +29,10 @@ from fedbench.tables.outline import outlined
 COHORTS = 20  # drawn to know how long the longest of a cohort trains
 FORWARD_SHARE = 1 / 3  # of a step's operations
 SCORED_AT_ONCE = 8192  # samples
-DRAW_SECONDS = (
-    2.5e-6  # of the host for a client-step, whose mini-batch is drawn and laid out; measured on an EPYC
-)
+# Of the host for a client-step, measured on an EPYC (scripts/bench.py --only PROFILE): its mini-batch is drawn while
+# the device works on the round before, and laid out when the round begins.
+AHEAD_SECONDS = 0.6e-6
+DRAW_SECONDS = 1.3e-6
 ROUND_SECONDS = 5e-3  # of the server and of what else happens once a round
 
 
@@ -40,7 +41,7 @@ class Seconds:
     """Of runs of one configuration, its seeds as rows of one program."""
 
     training: float
-    drawing: float  # mini-batches, on the host
+    drawing: float  # mini-batches, on the host, while the device waits
     scoring: float
     server: float
 
@@ -127,6 +128,7 @@ class Demand:
         """Of `seeds` runs as one program on `device`, by its peaks; steps `captured` in CUDA graphs, or not."""
         chunks = max(1.0, self.memory(seeds) / (SHARE * device.memory))
         host = chunks * self.cohort_steps * self.work.host_seconds(captured=captured)
+        host += self.client_steps * seeds * AHEAD_SECONDS
         device_ = self.client_steps * seeds * self.work.device_seconds(1, device)
         samples = self.scored * seeds
         passes = max(self.evaluations, samples / SCORED_AT_ONCE)

@@ -13,12 +13,17 @@ and the interval of confidence 1 - a is d +- (t(1 - a / 2, df) se + r), r being 
 
 No published spread: the paper's seeds are taken to vary as ours, se^2 = s^2 (1 / n + 1 / k) with n - 1 degrees of
 freedom. That is wider than a known spread of the same size would give, as nothing is learnt about it from the paper.
+
+A share of N clients (IPR) moves in steps of one client and ends at 0 and 100 %, where seeds may all agree by chance. So
+its s is at least that of N independent clients, 100 sqrt(q (1 - q) / N), q = (hits + 1/2) / (n N + 1) (Jeffreys). With
+the bare s, five seeds and 20 clients the test would call 11 % of the values at the margin equivalent, not 5 %. Clients
+that are unlike, some sure to gain and others not, vary less than that: the floor is cautious.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +45,15 @@ class Sample:
     std: float | None  # sample standard deviation; None: not known
     n: int
     rounding: float = 0.0  # half a unit of the last digit that the mean is known to
+
+
+def share_of(clients: int, sample: Sample) -> Sample:
+    """`sample`, means and spread of a share in percent of `clients`, with a spread of at least the binomial one."""
+    if sample.std is None:
+        return sample
+    trials = sample.n * clients
+    q = (sample.mean / 100 * trials + 0.5) / (trials + 1)
+    return replace(sample, std=max(sample.std, 100 * math.sqrt(q * (1 - q) / clients)))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock
 from fedbench.engine.pick.calibrate import Contender, pace
@@ -30,7 +31,8 @@ class Estimator:
     """Estimates with what it has measured so far kept."""
 
     def __init__(self) -> None:
-        self._setups: dict[str, Setup] = {}  # by everything but method and seed
+        # By everything but method and seed; where there can be none, the error that says why.
+        self._setups: dict[str, Setup | FedbenchError] = {}
         self._step: dict[str, float] = {}  # seconds of a client-step
 
     def of(self, job: Job, plan: Plan) -> tuple[float, bool]:
@@ -51,11 +53,17 @@ class Estimator:
         return batches * self._step[where], False
 
     def setup(self, config: RunConfig) -> Setup:
-        """The setup of a run with the same data, partition and network. Raises as `of`."""
+        """The setup of a run; those with the same data, partition and network share all else. Raises as `of`."""
         where = _without_method(config)
         if where not in self._setups:
-            self._setups[where] = build(config)[0]
-        return self._setups[where]
+            try:
+                self._setups[where] = build(config.local or config)[0]  # Local fits every network
+            except FedbenchError as error:
+                self._setups[where] = error
+        found = self._setups[where]
+        if isinstance(found, FedbenchError):
+            raise found
+        return dataclasses.replace(found, method=config.method)  # refuses one that does not fit the network
 
 
 def client_steps(setup: Setup, config: RunConfig) -> float:

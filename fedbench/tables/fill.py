@@ -16,8 +16,8 @@ from fedbench.tables import measures, store
 from fedbench.tables.job import Job
 from fedbench.tables.measures import Finished
 from fedbench.tables.parts import MetricSpec
-from fedbench.tables.plan import PENDING, Entry, Plan
-from fedbench.tables.result import Cell, Circumstances, TableResult
+from fedbench.tables.plan import Entry, Plan
+from fedbench.tables.result import PENDING, Cell, Circumstances, TableResult
 
 POINTS = 50  # of a learning curve that are kept
 

@@ -7,6 +7,7 @@ reason: `margins: {acc: {value: 2, why: "accuracy is of 50 test images"}}`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,15 +50,17 @@ def parse(content: Mapping[str, Any], metrics: list[str], where: str) -> dict[st
 
     Raises:
         UnknownName: of a metric that the table lacks.
-        ConfigError: a margin of 0 or below, or one without a reason.
+        ConfigError: a margin that is no positive number, or one without a reason.
     """
     found = {}
     for metric, entry in content.items():
         if metric not in metrics:
             raise unknown(f"metric in the margins of {where}", str(metric), metrics)
         margin = typed(Margin, entry, f"{where}, margin of {metric}")
-        if not margin.value > 0:
-            raise ConfigError(f"{where}: the margin of {metric} is {margin.value:g}; it must be above 0")
+        if not 0 < margin.value < math.inf:
+            raise ConfigError(
+                f"{where}: the margin of {metric} is {margin.value:g}; it must be above 0, and finite"
+            )
         if not margin.why.strip():
             raise ConfigError(
                 f"{where}: say why the margin of {metric} is {margin.value:g} (margins.{metric}.why)"

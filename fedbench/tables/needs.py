@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +13,7 @@ from fedbench.engine.pick.arithmetic import leaf_bytes
 from fedbench.engine.pick.footprint import client_bytes, free_bytes
 from fedbench.engine.setup import Setup
 from fedbench.results.units import human_bytes
+from fedbench.tables import naming
 from fedbench.tables.estimate import Estimator, spell
 from fedbench.tables.job import Job
 from fedbench.tables.plan import Plan
@@ -24,12 +25,12 @@ LOGS = 20e3  # bytes of the other files of a finished run
 
 @dataclass
 class Needs:
-    """Of the missing runs, of which those that cannot be built count as `unknown`."""
+    """Of the missing runs that can be built."""
 
     seconds: float = 0.0  # of all, one after another
     finished: int = 0  # runs estimated by a finished one
     timed: int = 0  # runs estimated by a timed step
-    unknown: int = 0
+    unknown: dict[str, list[str]] = field(default_factory=dict)  # why a run cannot be built -> identities
     memory: float = 0.0  # bytes, of the largest run
     kept: float = 0.0  # bytes on disk, of all runs when they are finished
     checkpoint: float = 0.0  # bytes on disk, of the largest run while it runs
@@ -61,21 +62,21 @@ def needs(plan: Plan, missing: Sequence[Job], at_once: int = 1) -> Needs:
                 continue
             try:
                 found.add(estimator, job, plan)
-            except FedbenchError:
-                found.unknown += 1
+            except FedbenchError as error:
+                found.unknown.setdefault(str(error), []).append(job.identity)
     finally:
         torch.set_num_threads(threads)
     return found
 
 
 def told(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator[str]:
-    """Lines for people, of runs of which `at_once` run at a time."""
+    """Lines for people, of runs of which `at_once` run at a time: what cannot be built and why, what the rest takes."""
     found = needs(plan, missing, at_once)
-    sources = {
-        "by finished ones": found.finished,
-        "by a step timed here": found.timed,
-        "not known, as they cannot be built": found.unknown,
-    }
+    for reason, identities in found.unknown.items():
+        yield f"cannot be built: {naming.of_runs(plan, identities)}: {reason}"
+    sources = {"by finished ones": found.finished, "by a step timed here": found.timed}
+    if not any(sources.values()):
+        return
     how = ", ".join(f"{count} runs {source}" for source, count in sources.items() if count)
     yield f"time: about {spell(found.seconds / at_once)} on this machine, {at_once} at once ({how})"
     free = free_bytes(torch.device("cpu"))

@@ -15,10 +15,8 @@ from fedbench.tables.cell_config import Wish, compose_cell
 from fedbench.tables.job import Job, local_twin, unique
 from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.recorded import Recorded
-from fedbench.tables.result import Circumstances
+from fedbench.tables.result import PENDING, Circumstances
 from fedbench.tables.spec import TableSpec
-
-PENDING = "not run yet"
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,11 @@ class Plan:
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...]
     recorded: Recorded = field(default_factory=Recorded)
+
+    @property
+    def title(self) -> str:
+        """The table's title, and what is not as published."""
+        return self.made.named(self.spec.title)
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from fedbench.tables.published import Published
 from fedbench.tables.spec import TableSpec
 
+PENDING = "not run yet"  # why a cell has no value that was not asked for, or not yet
 SEVERAL = "one of several settings tried beside the same published value"
 
 
@@ -52,6 +53,14 @@ class Circumstances:
     date: str = ""
     seconds: float = float("nan")  # of all runs together
 
+    def named(self, title: str) -> str:
+        """`title` with a substitute data set, a reduced scale and changed settings named in it."""
+        parts = [f"on {self.substitute} instead of the paper's data"] if self.substitute else []
+        parts += [] if self.scale == "paper" else [f"{self.scale} scale"]
+        further = (*self.changed, *self.varied)
+        parts += [f"with {' '.join(further)}"] if further else []
+        return f"{title} ({'; '.join(parts)})" if parts else title
+
     @property
     def faithful(self) -> bool:
         """Whether the numbers may be compared with the published ones."""
@@ -90,10 +99,5 @@ class TableResult:
 
     @property
     def title(self) -> str:
-        """The table's title, with a substitute data set, a reduced scale and changed settings named in it."""
-        made = self.circumstances
-        parts = [f"on {made.substitute} instead of the paper's data"] if made.substitute else []
-        parts += [] if made.scale == "paper" else [f"{made.scale} scale"]
-        further = (*made.changed, *made.varied)
-        parts += [f"with {' '.join(further)}"] if further else []
-        return f"{self.spec.title} ({'; '.join(parts)})" if parts else self.spec.title
+        """The table's title, and what is not as published."""
+        return self.circumstances.named(self.spec.title)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fedbench.config import groups, yaml_files
+from fedbench.config import cohort, groups, yaml_files
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
 
@@ -25,6 +25,7 @@ class Scale:
     evaluations: int | None = None  # at most so many, evenly spread
     seeds: int | None = None  # instead of the table's
     limit: int | None = None  # training samples of the data set
+    clients: int | None = None  # at most so many; a cohort that is a count shrinks with them
     trained: bool = True  # false: too little for the methods' order to mean anything
     partition: dict[str, Any] = field(default_factory=dict)  # name -> fields, for partitions of fixed sizes
     method: dict[str, Any] = field(default_factory=dict)  # name -> fields, for methods of fixed local work
@@ -40,6 +41,7 @@ class Scale:
             "epochs a round": self.epochs,
             "mini-batches a round, where they are counted": self.iterations,
             "training samples": self.limit,
+            "clients": self.clients,
         }
         parts = [f"{self.rounds:.0%} of the rounds but at least {LEAST_ROUNDS}"] if self.rounds < 1 else []
         parts += [f"{what} at most {most}" for what, most in limits.items() if most is not None]
@@ -60,6 +62,12 @@ class Scale:
         limit = plain["dataset"].get("limit")
         if self.limit is not None and (limit is None or limit > self.limit):
             found.append(f"dataset.limit={self.limit}")
+        clients = plain["partition"].get("num_clients")
+        if self.clients is not None and clients and clients > self.clients:
+            found.append(f"partition.num_clients={self.clients}")
+            drawn = cohort.parse(str(protocol["cohort"]))
+            if isinstance(drawn, int):
+                found.append(f"protocol.cohort={max(1, drawn * self.clients // clients)}")
         for group in ("partition", "method"):
             fields = getattr(self, group).get(plain[group]["name"], {})
             found += [f"{group}.{key}={value}" for key, value in fields.items()]

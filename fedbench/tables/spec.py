@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -82,7 +83,7 @@ def load(name: str) -> TableSpec:
     """The table in conf/table/`name`.yaml.
 
     Raises:
-        UnknownName: no such table, or a key that does not exist.
+        UnknownName: no such table, a key that does not exist, or a group of rows that are not there.
         ConfigError: a value of the wrong type.
     """
     from omegaconf import OmegaConf
@@ -90,7 +91,13 @@ def load(name: str) -> TableSpec:
     if name not in names():
         raise unknown("table", name, names())
     path = Path(groups.conf_dir()) / "table" / f"{name}.yaml"
-    return parse(cast("dict[str, Any]", OmegaConf.to_container(yaml_files.load(path), resolve=True)))
+    spec = parse(cast("dict[str, Any]", OmegaConf.to_container(yaml_files.load(path), resolve=True)))
+    labels = [row.label for row in spec.rows]
+    for group, patterns in spec.groups.items():
+        for pattern in patterns:
+            if not any(fnmatchcase(label, pattern) for label in labels):
+                raise unknown(f"row in group '{group}' of table '{name}'", pattern, labels)
+    return spec
 
 
 def parse(content: Mapping[str, Any]) -> TableSpec:
@@ -114,15 +121,19 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
     findings = ({"text": each} if isinstance(each, str) else each for each in rest["findings"])
     rest["findings"] = tuple(typed(Finding, each, f"{where}, findings") for each in findings)
     names = [metric.name for metric in parts["metrics"]]
-    rest["margins"] = margins.parse(rest.get("margins") or {}, names, where)
-    rest["groups"] = {name: tuple(rows) for name, rows in (rest.get("groups") or {}).items()}
-    rest["exploratory"] = dict(rest.get("exploratory") or {})
+    for key in ("margins", "groups", "exploratory"):
+        rest[key] = rest.get(key) or {}
+        if not isinstance(rest[key], Mapping):
+            raise ConfigError(f"{where}: '{key}' must be a mapping")
+    rest["margins"] = margins.parse(rest["margins"], names, where)
+    rest["groups"] = {name: _group(name, rows, where) for name, rows in rest["groups"].items()}
+    rest["exploratory"] = dict(rest["exploratory"])
     for override, reason in rest["exploratory"].items():
         _reason(reason, f"{where}: '{override}'")
     spec = TableSpec(**rest, **parts)
-    if spec.published_seeds < 1:
+    if type(spec.published_seeds) is not int or spec.published_seeds < 1:
         raise ConfigError(
-            f"{where}: published_seeds is {spec.published_seeds}; a published mean is of at least 1"
+            f"{where}: published_seeds is {spec.published_seeds}; it must be a whole number of at least 1"
         )
     if spec.headline and spec.headline not in {row.label for row in spec.rows}:
         raise unknown(f"headline of {where}", spec.headline, [row.label for row in spec.rows])
@@ -142,6 +153,12 @@ def _parts(content: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
         if (reason := entry.get("exploratory")) is not None:
             _reason(reason, f"{where}: row '{label}'")
     return found
+
+
+def _group(name: str, patterns: object, where: str) -> tuple[str, ...]:
+    if not isinstance(patterns, list) or not patterns:
+        raise ConfigError(f"{where}: group '{name}' must be a list of rows")
+    return tuple(map(str, patterns))
 
 
 def _reason(given: object, where: str) -> None:

@@ -75,9 +75,18 @@ def tallies(found: Sequence[Judged]) -> list[Tally]:
     made = []
     for paper, setting in dict.fromkeys((each.paper, each.setting) for each in confirmed):
         tables = [each.folder for each in confirmed if (each.paper, each.setting) == (paper, setting)]
-        once = {(each.keys, each.metric): each for each in found if each.folder in tables}
-        made.append(Tally(paper, setting, tuple(dict.fromkeys(tables)), tuple(once.values())))
+        once = _once([each for each in found if each.folder in tables])
+        made.append(Tally(paper, setting, tuple(dict.fromkeys(tables)), tuple(once)))
     return made
+
+
+def _once(found: Sequence[Judged]) -> list[Judged]:
+    """Of values that share a run, the one with most seeds: a table may have more of them than another has."""
+    kept: list[Judged] = []
+    for each in sorted(found, key=lambda each: -len(each.keys)):
+        if not any(each.metric == other.metric and set(each.keys) & set(other.keys) for other in kept):
+            kept.append(each)
+    return kept
 
 
 def counts(found: Sequence[Judged], *, exploratory: bool = False) -> Counter[str]:

@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from fedbench.tables import margins
 from fedbench.tables.equivalence import (
@@ -29,6 +32,7 @@ from fedbench.tables.equivalence import (
     Sample,
     compare,
     seeds_needed,
+    share_of,
 )
 from fedbench.tables.published import Published
 from fedbench.tables.result import Cell, TableResult
@@ -70,7 +74,7 @@ def judge(table: TableResult, cell: Cell) -> Verdict:
         return Verdict(NONE, difference, "no verdict: its margin is not known")
     text, seeds = f"{test.outcome}{apart}", math.nan
     if test.outcome == INCONCLUSIVE and not cell.published.bound:
-        samples = _ours(cell), sample_of(cell.published, table.spec.published_seeds)
+        samples = samples_of(table, cell, cell.published)
         seeds = seeds_needed(*samples, test.margin)
         text += f", {_told(seeds, seeds_needed(*samples, test.margin, both=True))}"
     return Verdict(test.outcome, difference, text, test, seeds, exploratory)
@@ -82,17 +86,29 @@ def against(table: TableResult, cell: Cell, published: Published) -> Comparison 
     margin = margins.width(cell.metric, table.spec.margins, published.mean, clients)
     if margin is None:
         return None
-    theirs = sample_of(published, table.spec.published_seeds)
-    return compare(_ours(cell), theirs, margin, bound=bool(published.bound))
+    return compare(*samples_of(table, cell, published), margin, bound=bool(published.bound))
 
 
-def sample_of(published: Published, seeds: int) -> Sample:
-    """A published value as the test sees it."""
-    return Sample(published.mean, published.std, seeds, 0.5 * 10.0**-published.decimals)
+def samples_of(table: TableResult, cell: Cell, published: Published) -> tuple[Sample, Sample]:
+    """(ours, theirs) as the test sees them."""
+    theirs = Sample(
+        published.mean, published.std, table.spec.published_seeds, 0.5 * 10.0**-published.decimals
+    )
+    return measured(table, cell.column, cell.metric, cell.values), spread(
+        table, cell.column, cell.metric, theirs
+    )
 
 
-def _ours(cell: Cell) -> Sample:
-    return Sample(cell.mean, cell.std, len(cell.values))
+def measured(table: TableResult, column: str, metric: str, values: Sequence[float]) -> Sample:
+    """Values of ours, two or more, one a seed."""
+    found = Sample(float(np.mean(values)), float(np.std(values, ddof=1)), len(values))
+    return spread(table, column, metric, found)
+
+
+def spread(table: TableResult, column: str, metric: str, sample: Sample) -> Sample:
+    """`sample` with the spread that the test takes it to have: a share of the column's clients has a least one."""
+    clients = table.clients.get(column)
+    return share_of(clients, sample) if metric == "ipr" and clients else sample
 
 
 def counts(table: TableResult, *, exploratory: bool = False) -> Counter[str]:

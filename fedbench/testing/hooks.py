@@ -68,7 +68,7 @@ def check_server_hooks_leave_their_arguments_alone(subject: Subject) -> None:
 
 @torch.no_grad()
 def check_client_hooks_leave_their_arguments_alone(subject: Subject) -> None:
-    """`start`, `personal`, `model`, `finish` and `predict` write into nothing that they are given."""
+    """`start`, `personal`, `model`, `finish`, `compress` and `predict` write into nothing that they are given."""
     chosen, hooks, meter = subject.toy("batch_norm"), subject.method, subject.run("batch_norm").meter
     message, memory = (trees.clone(trees.row(tree, 2)) for tree in (meter.message, meter.memory))
     view = chosen.client(3, trees.clone(message), trees.clone(memory), Clock(1, ROUNDS))
@@ -76,7 +76,9 @@ def check_client_hooks_leave_their_arguments_alone(subject: Subject) -> None:
     kept = trees.clone(work)
     personal = hooks.personal(view)
     hooks.model(work, view)
-    hooks.finish(work, view)
+    upload, _ = hooks.finish(work, view)
+    finished = trees.clone(upload)
+    hooks.compress(upload)
     x, _ = chosen.federation.gather(chosen.federation.indices("local", 3))
     scored = trees.clone(personal)
     hooks.predict(personal, x, chosen.task)
@@ -84,6 +86,7 @@ def check_client_hooks_leave_their_arguments_alone(subject: Subject) -> None:
         ("message", view.message, message),
         ("memory", view.memory, memory),
         ("work tree", work, kept),
+        ("upload", upload, finished),
         ("personal model", personal, scored),
     ):
         assert gap(tree, before) == 0, f"a hook wrote into the {name}"

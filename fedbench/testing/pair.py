@@ -22,7 +22,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.state import State
 from fedbench.engine.train.by_kind import KindsTrainer
 from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.trainer import Engine, Trainer
 from fedbench.methods import METHODS
 from fedbench.models.base import Model
 from fedbench.models.cub import TextCNN
@@ -82,12 +82,12 @@ def pair(
     return joined(method, joint, federations, protocol, 0)
 
 
-def trainer(chosen: Setup, build: Callable[[Setup], Trainer] = LoopedTrainer) -> Trainer:
+def trainer(chosen: Setup, build: Callable[[Setup], Engine] = LoopedTrainer) -> Trainer:
     """An engine for each kind."""
     return KindsTrainer(chosen, [build(kind) for kind in chosen.kinds])
 
 
-def simulate(chosen: Setup, build: Callable[[Setup], Trainer] = LoopedTrainer) -> State:
+def simulate(chosen: Setup, build: Callable[[Setup], Engine] = LoopedTrainer) -> State:
     """All rounds of a run."""
     return toys.simulate(chosen, trainer(chosen, build))
 

@@ -22,14 +22,14 @@ from fedbench.engine.state import State, pack, unpack
 from fedbench.engine.train import looped, program
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.trainer import Engine, Trainer
 from fedbench.results import checkpoint
 from fedbench.testing.accelerator import DEVICE, Accelerator
 from fedbench.testing.pair import pair
 from fedbench.testing.subject import Subject
 from fedbench.testing.toys import gap, simulate
 
-ENGINES: dict[str, Callable[[Setup], Trainer]] = {
+ENGINES: dict[str, Callable[[Setup], Engine]] = {
     "looped": LoopedTrainer,
     "stacked": partial(StackedTrainer, chunk=99),
 }

@@ -112,14 +112,31 @@ def check_worker_processes_can_run_it(subject: Subject) -> None:
     clock = Clock(ROUNDS - 1, ROUNDS)
     ids = chosen.draw_cohort(clock)
     copy = pickle.loads(pickle.dumps(chosen))
-    again = LoopedTrainer(copy).train(ids, run.meter.message, run.meter.memory, clock)
+    given = ids, run.meter.message, run.meter.memory, clock
+    again = LoopedTrainer(copy).train(*given)
     assert equal(again.uploads, run.meter.outcome.uploads), "a pickled copy uploads other numbers"
     assert equal(again.memory, run.meter.outcome.memory), "a pickled copy remembers other numbers"
     workers = object.__new__(WorkersTrainer)  # no processes are needed to ask
     workers.setup = chosen
-    upload, kept = workers._specimen(ids, run.meter.message, run.meter.memory, clock)
-    assert spec_of(upload, 4) == spec_of(again.uploads, 4), "uploads change their layout by training"
-    assert spec_of(kept, 4) == spec_of(again.memory, 4), "memory changes its layout by training"
+    upload, kept = workers._specimen(*given)
+    trained = LoopedTrainer(copy).launch(*given)
+    assert spec_of(upload, 4) == spec_of(trained.uploads, 4), "uploads change their layout by training"
+    assert spec_of(kept, 4) == spec_of(trained.memory, 4), "memory changes its layout by training"
+
+
+@torch.no_grad()
+def check_what_a_client_sends_is_its_own(subject: Subject) -> None:
+    """`compress` of one client's upload is that client's row of what the cohort sends, whoever else is in it."""
+    run, chosen = subject.run("mlp"), subject.toy("mlp")
+    clock = Clock(ROUNDS - 1, ROUNDS)
+    ids = chosen.draw_cohort(clock)
+    trained = LoopedTrainer(chosen).launch(ids, run.meter.message, run.meter.memory, clock).uploads
+    for place, client in enumerate(ids.tolist()):
+        alone = chosen.method.compress(trees.row(trained, place))
+        sent = trees.row(run.meter.outcome.uploads, place)
+        assert set(alone) == set(sent), f"client {client} alone sends {sorted(alone)}, here {sorted(sent)}"
+        apart = gap(alone, sent)
+        assert apart < 1e-9, f"what client {client} sends depends on the others: it differs by {apart:.1g}"
 
 
 def check_stays_finite_and_moves(subject: Subject) -> None:

@@ -135,7 +135,8 @@ def _server(rows: list[dict[str, Any]]) -> list[str]:
 
 def _profile(found: dict[str, Any]) -> str:
     shares = ", ".join(f"{name.removeprefix('aten::')} {value} %" for name, value in found["shares"].items())
-    return f"- {found['workload']}: {shares}"
+    drawing = "".join(f", {what} {value} us" for what, value in found.get("drawing", {}).items())
+    return f"- {found['workload']}: {shares}" + (drawing and f"; a mini-batch on the host{drawing}")
 
 
 def phases_table(found: dict[str, Any]) -> list[str]:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from benchmarks.rival_work import Answer, Work
+from fedbench.config.schema import HardwareConfig
 from fedbench.engine.contract import Clock
-from fedbench.engine.pick.footprint import fitting_chunk
+from fedbench.engine.pick.hardware import stacked_engine
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.engine.train.workers import WorkersTrainer, available_workers
 from fedbench.models.blocks import MaxPool2
@@ -70,7 +70,7 @@ def ours(setup: Setup, rounds: int) -> dict[str, Answer]:
 
 def _trainers(setup: Setup) -> dict[str, Trainer]:
     if setup.federation.device.type == "cuda":
-        return {"stacked": StackedTrainer(setup, fitting_chunk(setup))}
+        return {"stacked": stacked_engine(setup, HardwareConfig())}
     found: dict[str, Trainer] = {"looped": LoopedTrainer(setup)}
     if available_workers() > 1:
         found["workers"] = WorkersTrainer(setup, available_workers())

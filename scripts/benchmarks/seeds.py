@@ -12,14 +12,12 @@ import torch
 from benchmarks.rounds import timed
 from benchmarks.workloads import Workload
 from fedbench.config.schema import HardwareConfig
-from fedbench.engine.pick.footprint import fitting_chunk
-from fedbench.engine.pick.hardware import pick_trainer
+from fedbench.engine.pick.hardware import pick_trainer, stacked_engine
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.joint import JointSetup
 from fedbench.engine.train.seat import Seating
-from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.together import together
 
 SEEDS = 5
@@ -54,8 +52,7 @@ class Together(Runs):
 
     def __init__(self, setups: list[Setup]) -> None:
         super().__init__(setups)
-        whole = JointSetup.of(setups)
-        self.joint = StackedTrainer(whole, fitting_chunk(whole))
+        self.joint = stacked_engine(JointSetup.of(setups), HardwareConfig())
 
     def together(self, _repeat: int) -> int:
         """A round of every seed."""

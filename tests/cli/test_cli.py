@@ -23,7 +23,7 @@ from fedbench.config.messages import one_line
 from fedbench.core.errors import ConfigError, DataMissing, UnknownName
 from fedbench.methods.pfedme import PFedMe
 from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
-from fedbench.sweeps import jobs
+from fedbench.sweeps import counting
 from fedbench.sweeps.session import variants
 from tests.helpers.runner import FakeRunner
 
@@ -198,6 +198,15 @@ BAD = [
     (["protocol.round=3"], "unknown key 'protocol.round'; nearest: protocol.rounds"),
     (["protocol.optimiser.lr=3"], "unknown key 'protocol.optimiser.lr'; nearest: protocol.optimizer"),
     (["protocol.optimizer.lrr=3"], "nearest: protocol.optimizer.lr"),
+    (["mu=1"], "unknown key 'mu'; nearest: method.mu with method=fedprox|fedprox_code"),
+    (["method=fedprox", "mu=1"], "unknown key 'mu'; nearest: method.mu"),
+    (["lr=1"], "protocol.optimizer.lr"),
+    (["rounds=1"], "unknown key 'rounds'; nearest: protocol.rounds"),
+    (["round=1"], "protocol.rounds"),
+    (["epochs=1"], "unknown key 'epochs'; nearest: protocol.local.epochs"),
+    (["alpha=5"], "unknown key 'alpha'; nearest: partition.alpha"),
+    (["protocol.lr=1"], "protocol.optimizer.lr"),
+    (["protocl.rounds=1"], "unknown key 'protocl.rounds'; nearest: protocol"),
     (["sed=1"], "unknown key 'sed'; nearest: seed"),
     (["methods=fedavg"], "unknown key 'methods'; nearest: method"),
     (["model.width=3"], "keys of a model need the model named first: model=net model.width=..."),
@@ -459,6 +468,6 @@ def test_a_sweep_says_where_it_stands(toy: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_time_left_counts_the_runs_that_were_made() -> None:
-    count = jobs.Count(first=10, jobs=4, made=[2.0, 4.0])
+    count = counting.Count(first=10, jobs=4, made=[2.0, 4.0])
     assert count.line(12) == "run 3 of 4, about 6.00 s left"
-    assert jobs.Count(0, 2).line(0) == "run 1 of 2"
+    assert counting.Count(0, 2).line(0) == "run 1 of 2"

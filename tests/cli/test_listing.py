@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedbench.cli import catalogue
 from fedbench.cli import list as command
-from fedbench.cli import listing as tables
-from fedbench.cli.listing import KINDS, Listing, domains, listing, load_option, options, parameters
+from fedbench.cli.catalogue import KINDS, listing
+from fedbench.cli.listing import Listing, domains
 from fedbench.cli.request import read
 from fedbench.cli.traffic import describe, probe
-from fedbench.config import compose, groups
+from fedbench.config import compose, groups, options
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import UnknownName
 from fedbench.core.trees import Tree
@@ -122,10 +123,10 @@ def test_leaves_are_named_by_what_they_make_up() -> None:
 def test_defaults_lists_are_resolved_as_hydra_resolves_them() -> None:
     checked = 0
     for group in ("method", "protocol"):
-        for name in options(group):
+        for name in options.names(group):
             if "defaults:" in (groups.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
                 composed = resolve(compose.compose([f"{group}={name}"])).plain[group]
-                assert load_option(group, name) == composed
+                assert options.load(group, name) == composed
                 checked += 1
     assert checked >= 2
 
@@ -142,7 +143,7 @@ def test_parameters_are_what_is_set() -> None:
         "inner": {"rate": 2.0, "deep": {"k": 3}},
     }
     assert (
-        parameters(config)
+        options.parameters(config)
         == "lr=0.1, flag=false, globs=[@head, a.*], base=fedavg, inner.rate=2, inner.deep.k=3"
     )
 
@@ -160,7 +161,7 @@ def test_domains_are_shown_beside_the_parameters() -> None:
 def test_every_table_has_a_row_for_every_file(kind: str) -> None:
     table = listing(kind)
     group = {"datasets": "dataset"}.get(kind, kind.removesuffix("s"))
-    assert sorted(row[table.columns[0]] for row in table.rows) == options(group)
+    assert sorted(row[table.columns[0]] for row in table.rows) == options.names(group)
     for row in table.rows:
         assert set(row) == set(table.columns)
         assert row[table.columns[1]]
@@ -169,7 +170,7 @@ def test_every_table_has_a_row_for_every_file(kind: str) -> None:
 
 def test_a_variant_shows_what_it_changes() -> None:
     rows = {row["method"]: row["parameters"] for row in listing("presets").rows}
-    assert [name for name in rows if "." not in name] == options("method")
+    assert [name for name in rows if "." not in name] == options.names("method")
     assert rows["fedprox"] == "mu=0.1"
     assert rows["fedavg"] == "-"
     assert rows["fedsac_similarity"] == "as fedsac, but alpha=0"
@@ -214,11 +215,11 @@ def test_the_command_prints_tables_and_names_the_nearest(
     assert capsys.readouterr().out == listing("partitions").markdown()
     assert command.main(["partition"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown list 'partition'; nearest: partitions")
-    monkeypatch.setitem(tables.KINDS, "tables", lambda: Listing("Tables", ("a",), []))
+    monkeypatch.setitem(catalogue.KINDS, "tables", lambda: Listing("Tables", ("a",), []))
     assert command.main(["tables"]) == 0
     assert capsys.readouterr().out == "no tables yet\n"
     with pytest.raises(UnknownName):
-        load_option("method", "fedavgg")
+        options.load("method", "fedavgg")
 
 
 # --- the documents

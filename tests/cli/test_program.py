@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.cli import program
-from fedbench.cli.listing import KINDS
+from fedbench.cli.catalogue import KINDS
 
 ROOT = Path(__file__).parents[2]
 

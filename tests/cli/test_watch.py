@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -31,21 +33,32 @@ def test_a_table_is_watched_and_printed(
     assert watch.main([*arguments, "--once"]) == 0
     assert lines(capsys.readouterr().out) == {"Local": ["1"], "FedAvg": ["1"], "Ditto": ["1"]}
 
-    step, stopped = Simulation.step, []
+    step, stopped, listed = Simulation.step, [], []
 
     def interrupted(self: Simulation, state: State) -> None:
         step(self, state)
         if type(self.setup.method).__name__ == "Ditto" and not stopped:
             stopped.append(state.round)
+            listed.append(watch.main([f"runs_dir={tmp_path / 'runs'}"]))
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "step", interrupted)
         assert reproduce.main(arguments) == 128 + signal.SIGTERM
     assert stopped == [1]
-    capsys.readouterr()
+    assert listed == [0]
+    shown = capsys.readouterr().out
+    title = "each method alone and inside FedCollab (on digits instead of the paper's data; smoke scale)"
+    assert f"{title}: 2 of 3 runs are there, 0 failed\n" in shown
+    (line,) = (line for line in shown.splitlines() if line.startswith("  watch it: "))
+    assert watch.main([*shlex.split(line)[5:], "--once"]) == 0, "the command is one that watches it"
+    assert lines(capsys.readouterr().out)["Ditto"]
+    assert watch.main([f"runs_dir={tmp_path / 'runs'}"]) == 0
+    assert f"nothing under way in {tmp_path / 'runs'}; fill a table: python -m" in capsys.readouterr().out
+    assert not (tmp_path / "runs" / ".tables").exists()
     assert watch.main([*arguments, "--once"]) == 0
     state = capsys.readouterr().out
+    assert "smoke scale" in " ".join(state.split())
     assert lines(state)["Local"] == lines(state)["FedAvg"] == ["1"]
     assert "seed 0: round 1 of 2" in state
 
@@ -54,6 +67,10 @@ def test_a_table_is_watched_and_printed(
     assert {"Local", "FedAvg", "Ditto"} <= {line.strip("│ ").partition(" ")[0] for line in shown.splitlines()}
     assert f"complete: 3 of 3 cells asked for are in {tmp_path / 'results'}" in shown
     assert watch.main(arguments) == 0  # nothing left: it ends by itself
+    shutil.rmtree(tmp_path / "runs")
+    capsys.readouterr()
+    assert watch.main(arguments) == 0, "what is recorded needs no run"
+    assert lines(capsys.readouterr().out) == {"Local": ["1"], "FedAvg": ["1"], "Ditto": ["1"]}
 
 
 def lines(text: str) -> dict[str, list[str]]:
@@ -67,6 +84,5 @@ def lines(text: str) -> dict[str, list[str]]:
 def test_help_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert watch.main(["--help"]) == 0
     assert "table=NAME" in capsys.readouterr().out
-    assert watch.main([]) == 2
     assert watch.main(["table=fedcollab_t9"]) == 2
     assert "nearest: fedcollab_t" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from fedbench.config import cohort, compose, groups
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import FedbenchError
 from fedbench.runs.config import resolve, run_key
+from fedbench.runs.places import labels_of
 
 FILES = sorted(file.stem for file in (groups.conf_dir() / "protocol").glob("*.yaml"))
 
@@ -18,11 +19,23 @@ def protocol(*overrides: str) -> ProtocolConfig:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_says_where_its_numbers_come_from(name: str) -> None:
-    assert protocol(f"protocol={name}").name == name
+    run = resolve(compose.compose([f"protocol={name}"]))
+    assert run.protocol.name == labels_of(run).protocol == name
     text = (groups.conf_dir() / "protocol" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
     source = ("FedSaC", "pFedSim", "SosicFL", "FedReMa", "FedCollab", "first look")
     assert any(word in text.splitlines()[0] for word in source)
+
+
+def test_a_changed_protocol_is_headed_by_what_was_changed() -> None:
+    changed = (
+        "protocol=fedrema_code",
+        "protocol.rounds=3",
+        "protocol.optimizer.lr=0.5",
+        "protocol.augment=[flip]",
+    )
+    said = labels_of(resolve(compose.compose(changed))).protocol
+    assert said == "fedrema_code (rounds=3, optimizer.lr=0.5, augment=[flip])"
 
 
 @pytest.mark.parametrize(

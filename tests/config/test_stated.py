@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import stated
+from tests.helpers import grids, stated
 from tests.helpers.stated import Statement
 
 SETTINGS, READINGS = stated.settings(), stated.readings()
@@ -18,7 +18,9 @@ FILES = [
     for group in (*stated.COMPONENTS, "experiment")
     for file in sorted((stated.CONF / group).glob("*.yaml"))
 ]
-TABLES = sorted(file.stem for file in (stated.CONF / "table").glob("*.yaml"))
+GRIDS = [
+    (group, file.stem) for group in stated.GRIDS for file in sorted((stated.CONF / group).glob("*.yaml"))
+]
 
 
 def by_preset(statements: list[Statement]) -> dict[str, list[tuple[Statement, str]]]:
@@ -46,10 +48,13 @@ def test_what_is_stated_is_what_the_preset_has(preset: str) -> None:
 
 def values(statement: Statement, place: str) -> list[tuple[str, Any]]:
     """Where a statement applies, and what its key has there."""
-    if place.startswith("table="):
-        found = stated.matches(place)
+    group = place.partition("=")[0]
+    if group in stated.GRIDS:
+        found = grids.matches(place)
         assert found, f"{statement.line}: nothing is called '{place}'"
-        return [(place, stated.table(name)[where].get(statement.key, "not set")) for name, where in found]
+        return [
+            (place, grids.grid(group, name)[where].get(statement.key, "not set")) for name, where in found
+        ]
     return [(place, stated.applied(place.split())[statement.key])]
 
 
@@ -74,29 +79,30 @@ def test_where_the_authors_code_differs_is_a_reading(group: str, name: str) -> N
     assert differs <= {each.key for each in READINGS if f"{group}={name}" in each.places}
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_value_of_a_table_is_stated(name: str) -> None:
+@pytest.mark.parametrize(("group", "name"), GRIDS)
+def test_every_value_of_a_table_or_figure_is_stated(group: str, name: str) -> None:
     known = {
         (where, statement.key)
-        for statement, place in STATED.get(f"table={name}", [])
-        for _, where in stated.matches(place)
+        for statement, place in STATED.get(f"{group}={name}", [])
+        for _, where in grids.matches(place)
     }
     missing = [
         (*where, f"{key}: {value}")
-        for where, found in stated.table(name).items()
+        for where, found in grids.grid(group, name).items()
         for key, value in found.items()
-        if (where, key) not in known and not stated.says(where, value)
+        if (where, key) not in known and not grids.says(where, value)
     ]
-    assert missing == [], f"table={name}: say in docs/settings.csv where these come from"
+    assert missing == [], f"{group}={name}: say in docs/settings.csv where these come from"
 
 
 def test_no_value_has_two_sources() -> None:
     seen: dict[tuple[str, Any, str], str] = {}
     for statement in SETTINGS:
         for place in statement.places:
-            spots = stated.matches(place) if place.startswith("table=") else [(place, "")]
+            group = place.partition("=")[0]
+            spots = grids.matches(place) if group in stated.GRIDS else [(place, "")]
             for name, where in spots:
-                other = seen.setdefault((name, where, statement.key), statement.line)
+                other = seen.setdefault((f"{group}={name}", where, statement.key), statement.line)
                 assert other is statement.line, f"{statement.key} twice: {other}; {statement.line}"
 
 

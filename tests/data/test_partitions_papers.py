@@ -136,11 +136,32 @@ def test_pathological_blocks_of_unequal_clients():
 
 @pytest.mark.parametrize(
     ("skew", "classes", "reason"),
-    [(3, 10, r"skew in \[1, 2, 5, 10\]"), (2, 100, "num_clients to at least 50")],
+    [
+        (
+            3,
+            10,
+            "do not divide into blocks of 3; set partition.skew to one of 1, 2, 5, 10",
+        ),
+        (
+            20,
+            10,
+            "each client 20 classes, the 10 classes of the data set are fewer; set partition.skew to one of",
+        ),
+        (2, 100, "num_clients to at least 50"),
+    ],
 )
 def test_pathological_refuses_what_leaves_classes_out(skew, classes, reason):
     with pytest.raises(ConfigError, match=reason):
         build("pathological", skew=skew).counts(np.full(classes, 500))
+
+
+def test_pathological_refuses_clients_that_would_lack_one_of_their_classes():
+    spec = build("pathological", skew=2, num_clients=10)
+    assert (spec.counts(np.full(4, 5)) > 0).sum(1).tolist() == [2] * 10
+    with pytest.raises(
+        ConfigError, match=r"5 clients share the 4 samples of class 3, .* lower partition.num_clients"
+    ):
+        spec.counts(np.array([5, 5, 5, 4]))
 
 
 # --- fold

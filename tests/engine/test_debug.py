@@ -86,6 +86,10 @@ class Broken(FedAvg):
         self.fail("finish", client.clock)
         return super().finish(work, client)
 
+    def compress(self, upload: Tree) -> Tree:
+        self.fail("compress")
+        return super().compress(upload)
+
     def model(self, work: Tree, client: Client) -> Tree:
         if self.hook != "personal":
             self.fail("model", client.clock)
@@ -142,6 +146,15 @@ def test_a_failing_client_hook_names_itself_its_clients_and_the_round(hook: str,
     if hook == "finish" and engine == "stacked":
         (work,) = [line for line in rest if line.startswith("  work: ")]
         assert "head.weight [2, 4, 7] float64" in work
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_so_does_what_all_clients_do_at_once(engine: str) -> None:
+    broken = chosen("compress")
+    first, second = broken.draw_cohort(Clock(0, 2)).tolist()
+    head, *rest = str(failure(broken, ENGINES[engine](broken))).splitlines()
+    assert head == f"Broken.compress failed in round 1 for 2 clients, {first}, {second}: KeyError: 'momentum'"
+    assert any(line.startswith("  upload: ") and "head.weight [2, 4, 7] float64" in line for line in rest)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -160,7 +160,7 @@ def test_cohorts_are_drawn_by_seed_and_round_alone() -> None:
 
 def test_schedules_cover_every_sample_once_an_epoch() -> None:
     local = LocalConfig(epochs=3, batch_size=8)
-    order = schedule.batches(21, local, Stage(), rng.torch_rng(0, "x"))
+    order = list(schedule.batches(21, local, Stage(), rng.torch_rng(0, "x")))
     assert [len(rows) for rows in order] == [8, 8, 5] * 3
     for epoch in range(3):
         assert sorted(torch.cat(order[3 * epoch : 3 * epoch + 3]).tolist()) == list(range(21))

@@ -19,7 +19,7 @@ from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Outcome
+from fedbench.engine.train.trainer import Outcome, compressed
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fediot import FedIoT
 from fedbench.methods.fedsac_multimodal import MultimodalFedSaC
@@ -55,12 +55,12 @@ class Recorder(LoopedTrainer):
         self.down: list[Tree] = []
         self.up: list[Tree] = []
 
-    def train(
+    def launch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        outcome = super().train(ids, message, memory, clock, score)
+        outcome = super().launch(ids, message, memory, clock, score)
         self.down.append(trees.clone(message))
-        self.up.append(outcome.uploads)
+        self.up.append(compressed(self.setup, ids, outcome.uploads, clock))
         return outcome
 
 
@@ -72,7 +72,7 @@ def test_private_leaves_never_cross_and_shared_ones_do(method: Method) -> None:
     state = simulation.begin()
     while not simulation.done(state):
         simulation.step(state)
-    image, text = engine.trainers  # type: ignore[attr-defined]
+    image, text = engine.engines  # type: ignore[attr-defined]
     for recorder, foreign in ((image, "text."), (text, "image.")):
         for tree in (*recorder.down, *recorder.up):
             assert "head.weight" in tree
@@ -96,7 +96,7 @@ def test_an_average_is_over_the_clients_that_have_the_leaf() -> None:
     simulation = Simulation(chosen, engine)
     state = simulation.begin()
     simulation.step(state)
-    image, text = (recorder.up[0] for recorder in engine.trainers)  # type: ignore[attr-defined]
+    image, text = (recorder.up[0] for recorder in engine.engines)  # type: ignore[attr-defined]
     sizes = chosen.population.sizes
     own = sizes[:2] / sizes[:2].sum()
     expected = torch.einsum("c,c...->...", own, image["image.fc.0.weight"])

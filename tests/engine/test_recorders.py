@@ -118,7 +118,9 @@ def test_complementarity_is_of_the_clients_own_features(seen: Moment) -> None:
     a, b = seen.cohort.ids[:2].tolist()
     task, federation = seen.setup.task, seen.setup.federation
     bases = [
-        subspace.directions(trees.row(seen.models, place), federation.all_of(client), task, 3)
+        subspace.directions(
+            subspace.products(trees.row(seen.models, place), federation.all_of(client), task), 3
+        )
         for place, client in ((0, a), (1, b))
     ]
     angles = torch.linalg.svdvals(bases[0].double().t() @ bases[1].double()).clamp(max=1).arccos()

@@ -198,7 +198,7 @@ def test_hardware_graph_says_whether_a_gpu_captures(
     monkeypatch.setattr(hardware, "cuda_capture", {torch.device(device): rerun}.get)
     chosen = setup(FedAvg())
     chosen.federation.device = torch.device(device)
-    trainer = hardware._stacked(chosen, HardwareConfig(graph=graph, chunk=2))
+    trainer = hardware.stacked_engine(chosen, HardwareConfig(graph=graph, chunk=2))
     assert (trainer.capture is rerun) == captures
 
 

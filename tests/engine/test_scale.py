@@ -17,7 +17,8 @@ from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
-from fedbench.engine.setup import Setup, _distinct
+from fedbench.engine.schedule import _distinct
+from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer

@@ -8,8 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedbench.cli.listing import load_option, options
-from fedbench.config import groups
+from fedbench.config import groups, options
 from fedbench.config.domain import Component
 from fedbench.config.registry import typed
 from fedbench.config.schema import HardwareConfig, ProtocolConfig
@@ -18,7 +17,7 @@ SCHEMAS = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 PRESETS = [
     (group, name)
     for group in (*groups.REGISTRIES, *SCHEMAS)
-    for name in options(group)
+    for name in options.names(group)
     if (group, name) != ("model", "auto")  # points at another file's component
 ]
 
@@ -40,7 +39,7 @@ def preset(group: str, name: str) -> dict[str, Any]:
             if not str(value).startswith("${") and key != "defaults"
         }
 
-    return fixed(load_option(group, name))
+    return fixed(options.load(group, name))
 
 
 def parameters(component: Component) -> Iterator[tuple[tuple[str, ...], Any]]:

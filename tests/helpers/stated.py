@@ -1,7 +1,8 @@
 """What docs/settings.csv and docs/readings.csv say of the presets under conf/, and what these hold, value by value.
 
 A value has a place, (preset, key): of a component ("method=fedsac", "discriminator.lr"), or of a table's base, of its
-columns, of its rows or of rows in a column ("table=fedsac_t1 columns=C10 homo rows=FedSaC", "method.alpha").
+columns, of its rows or of rows in a column ("table=fedsac_t1 columns=C10 homo rows=FedSaC", "method.alpha"). A figure's
+are as a table's ("figure=fedsac_f5 rows=FedAvg").
 """
 
 from __future__ import annotations
@@ -11,23 +12,19 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedbench.cli.listing import load_option
-from fedbench.config import groups
+from fedbench.config import groups, options
 
 CONF = groups.conf_dir()
 DOCS = Path(__file__).parents[2] / "docs"
 COMPONENTS = ("method", "protocol", "partition", "model", "dataset", "scale")
-GROUPS = (*COMPONENTS, "experiment", "table")
-WORDS = re.compile(
-    r"table=(?P<table>\S+?)(?: columns=(?P<columns>.*?))?(?: rows=(?P<rows>.*?))?(?P<other> substitute)?"
-)
+GRIDS = ("table", "figure")
+GROUPS = (*COMPONENTS, "experiment", *GRIDS)
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,8 @@ class Statement:
     def places(self) -> list[str]:
         """The presets: with `method=a,b` two of them; names of rows and columns may be globs."""
         first, _, rest = self.words.partition(" ")
-        group, _, options = first.partition("=")
-        return [" ".join([f"{group}={option}", *([rest] if rest else [])]) for option in options.split(",")]
+        group, _, chosen = first.partition("=")
+        return [" ".join([f"{group}={option}", *([rest] if rest else [])]) for option in chosen.split(",")]
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -60,7 +57,7 @@ def settings() -> list[Statement]:
         group = row["preset"].partition("=")[0]
         values: Mapping[str, Any] = yaml.safe_load("{" + row["settings"] + "}")
         for key, value in values.items():
-            found.append(Statement(line, row["preset"], key if group == "table" else f"{group}.{key}", value))
+            found.append(Statement(line, row["preset"], key if group in GRIDS else f"{group}.{key}", value))
     return found
 
 
@@ -151,56 +148,4 @@ def option(group: str, name: str) -> dict[str, Any]:
     """All values of a preset, inherited ones too; `dir0.5` is of the family `dir`."""
     own = (CONF / group / f"{name}.yaml").is_file()
     file = name if own else re.sub(r"\d+(\.\d+)?$", "", name)
-    return dict(leaves(load_option(group, file))) | parent(group, file)
-
-
-@functools.cache
-def table(name: str) -> dict[tuple[str, str, bool], dict[str, Any]]:
-    """The values of a table by (column, row, whether they are for other data); "": those of all columns, or rows.
-
-    Numbers of seeds, overrides, studies, baselines and what a measure reads; not the words.
-    """
-    content = yaml.safe_load((CONF / "table" / f"{name}.yaml").read_text(encoding="utf-8"))
-    found: dict[tuple[str, str, bool], dict[str, Any]] = {}
-    seeds = {key: content[key] for key in ("seeds", "published_seeds") if key in content}
-    found["", "", False] = seeds | dict(map(parsed, content.get("base", ())))
-    for kind, lines in (("columns", content["columns"]), ("rows", content["rows"])):
-        for line in lines:
-            label = str(line["label"])
-            values = dict(map(parsed, line.get("overrides", ())))
-            values |= {f"baseline.{key}": value for key, value in map(parsed, line.get("baseline", ()))}
-            values |= {key: line[key] for key in ("study",) if key in line}
-            values |= dict(leaves(line.get("measures", {})))
-            found[(label, "", False) if kind == "columns" else ("", label, False)] = values
-            for rows, overrides in line.get("rows", {}).items():
-                found[label, rows, False] = dict(map(parsed, overrides))
-            if line.get("substitute"):
-                found[label, "", True] = dict(map(parsed, line["substitute"]))
-    return found
-
-
-def says(place: tuple[str, str, bool], value: Any) -> bool:
-    """Whether a row or column has the name of the choice that it makes, as FedAvg of method=fedavg."""
-    return _plain(value) in map(_plain, place[:2])
-
-
-def _plain(text: Any) -> str:
-    return re.sub(r"[^a-z0-9]", "", str(text).lower().replace("+", "plus"))
-
-
-def matches(words: str) -> list[tuple[str, tuple[str, str, bool]]]:
-    """The (table, place in it) that the words of a statement about tables name."""
-    found = WORDS.fullmatch(words)
-    assert found, words
-    columns, rows = found["columns"] or "", found["rows"] or ""
-    named = [
-        place
-        for place in table(found["table"])
-        if place[2] == bool(found["other"])
-        and all(
-            bool(glob) == bool(label) and fnmatchcase(label, glob)
-            for glob, label in ((columns, place[0]), (rows, place[1]))
-        )
-    ]
-    same = [place for place in named if place[1] == rows]  # a glob that the table itself has
-    return [(found["table"], place) for place in (same if rows and same else named)]
+    return dict(leaves(options.load(group, file))) | parent(group, file)

@@ -13,7 +13,9 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.engine.contract import Meter
 from fedbench.methods.fedcollab import discriminators, network
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, Patience, train_discriminators
+from fedbench.methods.fedcollab import draws as draws_of
+from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
+from fedbench.methods.fedcollab.patience import Patience
 
 L = 4
 FAST = DiscriminatorConfig(hidden=16, rounds=150, lr=0.1)
@@ -86,7 +88,7 @@ def test_joint_step_is_two_local_steps_averaged(d: int, m: int, batch: int, redu
     train, valid = ({k: c[part] for k, c in enumerate(clients)} for part in (slice(m), slice(m, None)))
     nets = network.Discriminators(embedding, torch.tensor(pairs), train, valid)
     assert (nets.basis is not None) == reduced
-    draws = [discriminators._batches(m, batch, numpy_rng(0, "test", *p)) for p in pairs] if m > batch else []
+    draws = [draws_of.batches(m, batch, numpy_rng(0, "test", *p)) for p in pairs] if m > batch else []
     models = [Literal(weights).double() for _ in pairs]
     for _ in range(40):
         columns = torch.from_numpy(np.stack([next(g) for g in draws])) if draws else None
@@ -120,7 +122,7 @@ def test_distances_are_the_literal_loops(report: str) -> None:
     found = train_discriminators(x, y, L, clients, config, seed=3)
     weights = network.initial(70, L, 16, torch_rng(3, "discriminator weights"))
     for (i, j), rounds in zip([(0, 1), (0, 2), (1, 2)], found.rounds_used, strict=True):
-        parts = [discriminators._split(clients[k], y, 7, 3, k) for k in (i, j)]
+        parts = [draws_of.split(clients[k], y, 7, 3, k) for k in (i, j)]
         model, scores, best_at = Literal(weights), [], 0
         for r in range(60):
             literal_round(model, (parts[0][0], parts[1][0]), x, y, config.lr)
@@ -232,7 +234,7 @@ def test_rounds_that_are_checked() -> None:
 
 def test_split_keeps_label_shares() -> None:
     y = torch.tensor([5] * 2 + [6] * 4 + [7] * 4 + [8] * 4)  # a small client of the paper's label shift
-    train, valid = discriminators._split(torch.arange(14), y, 7, 0, 0)
+    train, valid = draws_of.split(torch.arange(14), y, 7, 0, 0)
     assert y[train].bincount(minlength=9)[5:].tolist() == [1, 2, 2, 2]
     assert sorted(torch.cat([train, valid]).tolist()) == list(range(14))
     tied = torch.tensor([0, 0, 1, 1, 1, 2])  # 3 of 6: one of label 0; 1.5 and 0.5 go one up, one down
@@ -241,11 +243,11 @@ def test_split_keeps_label_shares() -> None:
 
 
 def _train(y: Tensor, seed: int) -> Tensor:
-    return discriminators._split(torch.arange(len(y)), y, len(y) // 2, seed, 0)[0]
+    return draws_of.split(torch.arange(len(y)), y, len(y) // 2, seed, 0)[0]
 
 
 def test_batches_are_different_samples_of_either_client() -> None:
-    draws = discriminators._batches(40, 8, np.random.default_rng(0))
+    draws = draws_of.batches(40, 8, np.random.default_rng(0))
     seen = np.stack([next(draws) for _ in range(200)])
     assert (seen[:, :8] < 40).all()
     assert (seen[:, 8:] >= 40).all()

@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import Diverged, FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.method import Method
@@ -207,7 +207,7 @@ def test_directions_are_the_singular_vectors_and_the_principal_components() -> N
     mask = torch.arange(605) < 600
     for centred, truth in ((False, expected), (True, components)):
         for batch in (Batch(x, y), Batch(padded, torch.nn.functional.pad(y, (0, 5)), mask)):
-            found = subspace.directions(model, batch, chosen.task, 3, centred)
+            found = subspace.directions(subspace.products(model, batch, chosen.task, centred), 3)
             np.testing.assert_allclose(np.abs(found.numpy()), np.abs(truth), atol=1e-7)
             assert bool((found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all())
 
@@ -216,8 +216,14 @@ def test_few_samples_span_few_directions() -> None:
     chosen = setup(FedSaC(), federation((2,)))
     x, y = samples(chosen, 0)
     for centred, rank in ((False, 2), (True, 1)):
-        found = subspace.directions(initial(chosen), Batch(x, y), chosen.task, 3, centred)
+        found = subspace.directions(subspace.products(initial(chosen), Batch(x, y), chosen.task, centred), 3)
         assert found.square().sum(0).tolist() == pytest.approx([1.0] * rank + [0.0] * (3 - rank))
+
+
+def test_features_that_diverged_are_told_before_anything_is_decomposed() -> None:
+    chosen = setup(FedSaC(), federation(SIZES), optimizer=OptimizerConfig(lr=1e200), epochs=5)
+    with pytest.raises(Diverged, match=r"round 1 on client \d"):
+        simulate(chosen)
 
 
 # ---- limits

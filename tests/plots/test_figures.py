@@ -79,7 +79,7 @@ MADE: dict[str, dict[str, Any]] = {
     "pfedsim_f3": grid(["-"], ["Dir(0.1)", "Dir(0.5)"], **{f"counts/0/{c}": counts(9) for c in range(2)}),
     "pfedsim_f5": grid(["-"], ["-"], images=R.random((4, 8, 8, 1)), domains=np.array(list("abcd"))),
     "sosicfl_f2": grid(["-"], ["-"], **clusters()),
-    "sosicfl_f3": grid(["-"], ["-"], **clusters(), draws=R.dirichlet(np.ones(3), (3, 50))),
+    "sosicfl_f3": grid(["-"], ["-"], **clusters(), draws=R.dirichlet(np.ones(3), (3, 50)), radius=np.array(0.4)),
     "sosicfl_f4": curves(SOSIC, ["-"], "acc_on_common", "acc_on_local"),
     "sosicfl_f5": grid(
         ["-"], ["-"], **clusters(),
@@ -205,6 +205,27 @@ def test_verdicts_follow_the_numbers() -> None:
     from fedbench.figures.judges.fedcollab import separation
 
     assert (separation(D), separation(1 - D), separation(np.zeros((20, 20)))) == (1.0, 0.0, 0.5)
+
+
+def test_draws_are_judged_by_radius_and_evenness_also_where_subregions_overlap() -> None:
+    """The mean draw of a ball that the simplex cuts off lies nearer to a neighbour's centre than to its own."""
+    centres = np.array([[0.96, 0.02, 0.02], [0.9, 0.08, 0.02]])
+    pool = R.dirichlet(np.ones(3), 40_000)
+
+    def word(radius: float, *, beyond: bool = False, bunched: bool = False) -> str:
+        clouds = []
+        for centre in centres:
+            gaps = np.abs(pool - centre).sum(1)
+            cloud = pool[gaps <= radius * (1.1 if beyond else 1)][:300]
+            clouds.append(0.5 * (cloud + centre) if bunched else cloud)
+        return judge(
+            "sosicfl_f3",
+            {"draws": np.stack(clouds), "array/centers/0/0": centres[None], "radius": np.array(radius)},
+        ).word
+
+    assert word(0.4) == AGREES
+    assert word(0.4, beyond=True) == DIFFERS
+    assert word(0.4, bunched=True) == DIFFERS
 
 
 def test_pictures_of_runs_show_what_they_are_given() -> None:

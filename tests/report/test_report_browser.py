@@ -99,6 +99,10 @@ def test_a_cell_shows_curves_matrix_and_configuration(opened: Any) -> None:
     opened.wait_for_function("() => document.getElementById('curves').data.length === 2")
     assert opened.evaluate("document.getElementById('curves').data[0].name") == "Local"
     opened.click("#cell .close")
+    opened.click(f"{T} [data-cell='0-0-0']")
+    opened.wait_for_selector("#gain p")
+    assert opened.locator("#gain").inner_text() == "This is Local, which the others are compared with."
+    opened.click("#cell .close")
     opened.click(f"{T} [data-cell='2-0-0']")
     opened.wait_for_selector("#curves p")
     assert "No learning curve" in opened.locator("#curves").inner_text()
@@ -164,7 +168,10 @@ def test_real_results(browser: Any, tmp_path: Path) -> None:
         heading = page.locator("thead th[data-column]").first.inner_text().split("\n")
         assert heading == ["digits, label_shift", "in place of Fashion-MNIST, Label shift"]
         kinds = {cell.get_attribute("data-kind") for cell in page.locator("td[data-kind]").all()}
-        assert kinds == {"open", "alone", "missing"}  # never a verdict on substitute data
+        assert kinds == {
+            "open",
+            "alone",
+        }  # never a verdict on substitute data, and no row that was not asked for
         page.select_option("[name=dataset]", "digits")
         assert page.locator("#shown").inner_text().startswith("1 of 1 tables")
         page.click("[data-cell='2-0-0']")

@@ -16,9 +16,9 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench.report.__main__ import main
-from fedbench.report.build import build
+from fedbench.report.build import build, clients_of
 from fedbench.tables import store
-from tests.report.toys import CLOSE, TAG, judged_table
+from tests.report.toys import CLOSE, TAG, judged_table, stored
 
 
 class Page(HTMLParser):
@@ -53,6 +53,19 @@ def page(results: Path) -> Page:
 
 def unpacked(text: str) -> Any:
     return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
+def test_accuracies_by_client_are_those_of_the_run_whichever_table_kept_them(tmp_path: Path) -> None:
+    folders = [stored(tmp_path) / "tables" / name for name in ("again", "fedcollab_t1")]
+    runs = store.load_rows(folders[1])
+    store.save(folders[0], judged_table(), runs)
+    here, kept = clients_of(
+        folders, {"again": [*runs, {**runs[0], "key": "alone"}], "fedcollab_t1": runs}
+    ).values()
+    assert store.load_clients(folders[0]) == {}
+    assert here.keys() == kept.keys() == store.load_clients(folders[1]).keys()
+    assert all((here[name] == kept[name]).all() for name in kept)
+    assert clients_of(folders[:1], {"again": runs}) == {"again": {}}
 
 
 def test_the_page_loads_nothing_from_elsewhere(page: Page, results: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fedbench.report.start import start
 from fedbench.report.view import view
-from fedbench.tables import store, summary
+from fedbench.tables import account, store, summary
 from tests.report.toys import judged_table, run
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_the_committed_counts_agree_everywhere() -> None:
     written = {}
     for line in said.splitlines():
         if match := re.match(r"\| (\w+), (.+), \d+ tables, each value once \| (.+) \|", line):
-            setting = match[2].replace("as specified", "as published")
+            setting = "as published" if match[2] == "as specified" else account.spelled(match[2].split())
             written[match[1], setting] = [int(number) for number in match[3].split(" | ")]
     shown = {
         (line.paper, line.setting): [
@@ -79,9 +79,33 @@ def test_a_run_of_two_tables_costs_once_and_other_settings_stand_apart() -> None
     )
     assert whole.hours == 3 / 3600
     assert whole.confirmed == {"equivalent": 1, "different": 2, "inconclusive": 2}
-    assert (quick.setting, quick.confirmed.total(), quick.runs) == ("quick scale", 0, 0)
+    assert (quick.setting, quick.confirmed.total(), quick.runs) == ("shorter: quick scale", 0, 0)
     assert quick.open == 7
     assert (first.runs, first.confirmed) == (2, whole.confirmed)
+
+
+def test_other_settings_are_in_words_each_in_a_line_and_empty_tables_in_none() -> None:
+    table = judged_table()
+    small = ("model=lenet5", "protocol.rounds=20", "partition.num_clients=10", "protocol.cohort=5")
+    changes: list[dict[str, object]] = [
+        {"changed": small},
+        {"changed": small, "substitute": "digits"},
+        {"varied": ("partition_seed=2",)},
+    ]
+    made = [dataclasses.replace(table.circumstances, **change) for change in changes]  # type: ignore[arg-type]
+    tables = {str(i): dataclasses.replace(table, circumstances=each) for i, each in enumerate(made)}
+    tables["empty"] = dataclasses.replace(
+        tables["0"],
+        cells=tuple(dataclasses.replace(cell, values=(), seeds=(), keys=()) for cell in table.cells),
+    )
+    first = start(tables, {name: [] for name in tables})
+    words = "network lenet5, 20 rounds, 10 clients, protocol.cohort=5"
+    assert {line.setting: line.tables for line in first.lines} == {
+        words: ("0",),
+        f"on other data, {words}": ("1",),
+        "the partition of seed 2": ("2",),
+    }
+    assert first.empty == ("empty",)
 
 
 def test_exploratory_values_of_two_tables_count_once() -> None:

@@ -23,11 +23,12 @@ from fedbench.core.errors import CheckpointError, Damaged, FedbenchError, Folder
 from fedbench.core.files import read_csv, replacing, write_csv, write_json
 from fedbench.metrics.accuracy import Tally
 from fedbench.results import checkpoint, environment, units
-from fedbench.results.console import Progress, comparison_table, run_table
+from fedbench.results.console import comparison_table, run_table
 from fedbench.results.folder import RunFolder
 from fedbench.results.gather import collect
 from fedbench.results.history import History, Record, deterministic
 from fedbench.results.observer import Labels, Observer, Observers
+from fedbench.results.progress import Progress
 from fedbench.results.summary import Reading, client_rows, summarise
 
 LABELS = Labels("digits", "dir0.1", "mlp", "fedavg", "quick", 3)
@@ -431,11 +432,16 @@ class TestEnvironment:
             (folder / "a.py").write_text("1")
         assert environment.source_commit(package) == ("", False)
         git("init")
-        git("add", "fedbench")
+        table = tmp_path / "results" / "table.md"
+        table.parent.mkdir()
+        table.write_text("before")
+        git("add", "fedbench", "results")
         git("commit", "-m", "x")
         commit, dirty = environment.source_commit(package)
         assert len(commit) == 40
         assert not dirty
+        table.write_text("after")
+        assert environment.source_commit(package) == (commit, False), "a result is no code"
         (package / "a.py").write_text("2")
         assert environment.source_commit(package) == (commit, True)
         assert environment.source_commit(installed) == ("", False)
@@ -477,7 +483,8 @@ class TestProgress:
             f"{n}/25" for n in (3, 6, 9, 12, 15, 18, 21, 24, 25)
         ]
         assert lines[2] == "round 3/25, 44.0 s left"
-        assert lines[3] == "round 6/25, acc 55.00 %, 38.0 s left"
+        assert lines[3] == "round 6/25, acc 55.00 % after round 5, 38.0 s left", "nothing was scored since"
+        assert lines[6] == "round 15/25, acc 55.00 %, 20.0 s left"
         assert lines[-1] == "round 25/25, acc 55.00 %"
 
     def test_time_left_of_a_resumed_run_counts_only_its_own_rounds(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,20 @@ import torch
 
 from fedbench.config.compose import compose
 from fedbench.core.errors import Diverged
+from fedbench.engine.contract import Clock
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.joint import JointSetup, Request
+from fedbench.engine.train.program import Program
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Outcome, Trainer
 from fedbench.results import checkpoint
 from fedbench.results.finished import Run
 from fedbench.runs import execution as run
 from fedbench.runs import places
+from fedbench.runs import together as runs_together
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.together import execute_together
+from fedbench.testing.captures import rerun
 from tests.helpers.runs import interrupt_after
 
 SEEDS = (0, 3)
@@ -110,6 +115,37 @@ def test_the_seeds_train_in_one_chunk(
     monkeypatch.setattr(StackedTrainer, "train", watched)
     finished(execute_together(configs(tmp_path, *chosen, "partition=homo", "partition.num_clients=7")))
     assert cohorts == [14] * calls
+
+
+def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which captures their steps on a GPU; here in a stand-in for it."""
+    captured: list[int] = []
+
+    def capture(program: Program, rows: int, full: bool) -> Callable[[], None]:
+        captured.append(rows)
+        return rerun(program, rows, full)
+
+    chosen = ["method=local", "partition=homo", "partition.num_clients=7"]
+    with monkeypatch.context() as patch:
+        patch.setattr(runs_together, "stacked_engine", lambda whole, _: StackedTrainer(whole, 99, capture))
+        together = finished(execute_together(configs(tmp_path / "together", *chosen)))
+    assert set(captured) == {14}
+    for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
+        same(ours, run.execute(config))
+
+
+def test_what_is_drawn_ahead_for_all_runs_is_what_each_draws(tmp_path: Path) -> None:
+    chosen = ["method=local", "partition=dir0.5", "protocol.cohort=4"]
+    setups = [run.build(config)[0] for config in configs(tmp_path, *chosen)]
+    whole, clock = JointSetup.of(setups), Clock(2, 3)
+    first, second = (setup.draw_cohort(clock) for setup in setups)
+    assert whole.draw_cohort(clock).tolist() == [*first.tolist(), *(second + whole.clients).tolist()]
+    for place, (setup, ids) in enumerate(zip(setups, (first, second), strict=True)):
+        client, (stage,) = int(ids[0]), setup.method.stages(setup.protocol.local, clock)
+        joint = whole.order(client + place * whole.clients, stage, clock, "batches")
+        assert torch.equal(joint.positions, setup.order(client, stage, clock, "batches").positions)
 
 
 def test_a_run_is_charged_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

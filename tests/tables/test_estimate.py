@@ -10,7 +10,7 @@ import torch
 
 from fedbench.core.errors import DataCorrupt
 from fedbench.results.environment import machine
-from fedbench.tables import estimate, needs, plan, spec
+from fedbench.tables import estimate, naming, needs, plan, spec
 from fedbench.tables.cell_config import Wish
 from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Circumstances, TableResult
@@ -51,7 +51,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
     for rows in ([ROWS[0]], ROWS):
         made = planned(tmp_path, rows)
         found = needs.needs(made, made.missing())
-        assert (found.unknown, found.finished, found.timed) == (0, 0, len(made.missing()))
+        assert (found.unknown, found.finished, found.timed) == ({}, 0, len(made.missing()))
         seconds.append(found.seconds)
     setup = estimate.build(made.jobs[-1].config)[0]
     assert setup.protocol.rounds == 10
@@ -64,17 +64,43 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
     assert timed == ["FedAvg", "FedAvg"], "once a data set and model, whatever the method"
 
 
-def test_what_cannot_be_built_is_counted(
+def test_why_cells_cannot_be_built_is_said_once(
     tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(_: object) -> None:
+    tried = []
+
+    def build(config: object) -> None:
+        tried.append(config)
         raise DataCorrupt("no such file")
 
     monkeypatch.setattr(estimate, "build", build)
     made, threads = planned(tmp_path, ROWS), torch.get_num_threads()
-    time, *_ = needs.told(made, made.missing(), 2)
+    assert list(needs.told(made, made.missing(), 2)) == ["cannot be built: all 2 cells: no such file"]
     assert torch.get_num_threads() == threads
-    assert time == "time: about 0 s on this machine, 2 at once (3 runs not known, as they cannot be built)"
+    assert len(tried) == 1, "the same data, partition and network are not tried again"
+
+
+def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(
+    tmp_path: Path, timed: list[str]
+) -> None:
+    made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
+    reason, time, *_ = needs.told(made, made.missing(), 1)
+    assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] finds none of")
+    assert time.endswith("(3 runs by a step timed here)"), "of Local and the other two"
+
+
+def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:
+    made = planned(tmp_path, ROWS)
+    first, second = made.spec.columns[0], dataclasses.replace(made.spec.columns[0], label="there")
+    more = tuple(dataclasses.replace(entry, column=second) for entry in made.entries)
+    two = dataclasses.replace(
+        made, spec=dataclasses.replace(made.spec, columns=(first, second)), entries=(*made.entries, *more)
+    )
+    assert naming.named(two, [*made.entries, more[0]]) == "3 cells (all of here; FedAvg / there)"
+    assert naming.named(two, two.entries) == "all 4 cells"
+    assert (
+        naming.of_runs(two, [made.entries[1].jobs[0].identity]) == "2 cells (FedRep / here; FedRep / there)"
+    )
 
 
 def test_memory_and_disk_of_what_is_missing(

@@ -35,6 +35,21 @@ def test_a_group_is_averaged_by_seed_and_tested_over_seeds() -> None:
     assert near.low < near.difference < near.high < 0 or near.p > 0.05
 
 
+def test_p_is_adjusted_for_the_groups_of_the_table() -> None:
+    """Two groups, so the smaller p counts twice (Holm)."""
+    table = filled({"A": A, "B": B, "C": C}, PUBLISHED, groups=GROUPS, published_seeds=5)
+    bare = []
+    for rows in ([A, B, C], [A, B]):
+        ours = np.mean(rows, axis=0)
+        theirs = [PUBLISHED[row] for row in "ABC"[: len(rows)]]
+        mean, std = np.mean([each.mean for each in theirs]), np.mean([each.std for each in theirs])
+        bare.append(
+            stats.ttest_ind_from_stats(ours.mean(), ours.std(ddof=1), 4, mean, std, 5, equal_var=False).pvalue
+        )
+    small, large = sorted(bare)
+    assert sorted(each.p for each in bias.biases(table)) == pytest.approx([2 * small, max(2 * small, large)])
+
+
 def test_rows_that_share_a_draw_are_one_observation_a_seed() -> None:
     """Seven copies of one low row say no more than the row."""
     alone = filled({"A": A, "B": A}, {"A": PUBLISHED["A"], "B": PUBLISHED["A"]}, published_seeds=5)

@@ -158,6 +158,13 @@ def test_scale_reduces_rounds_work_evaluations_and_data(tmp_path: Path) -> None:
     assert job.config.dataset.label == "digits-500"
 
 
+def test_scale_shrinks_clients_and_a_cohort_that_is_a_count_together(tmp_path: Path) -> None:
+    for cohort, left in (("30", "6"), ("3", "1"), ("10%", "10%"), ("all", "all")):
+        spec_ = table(base=["partition.num_clients=100", f"protocol.cohort={cohort}"])
+        job = plan.make(spec_, wish(tmp_path, scale=Scale("small", clients=20))).entries[0].jobs[0]
+        assert (job.config.partition.num_clients, job.config.protocol.cohort) == (20, left)  # type: ignore[attr-defined]
+
+
 def test_what_the_user_says_stands_against_the_scale(tmp_path: Path) -> None:
     """Else the table would be titled with what did not run."""
     changed = ("protocol.rounds=7", "dataset.limit=123")

@@ -9,9 +9,10 @@ import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedbench.tables import spec, store
-from fedbench.tables.render import cells, latex, markdown, write
+from fedbench.tables.render import cells, latex, markdown, terminal, write
 from fedbench.tables.result import Cell, Circumstances
 from tests.tables.toys import filled, value
 
@@ -32,7 +33,8 @@ def test_markdown_has_value_published_difference_and_verdict() -> None:
     assert "**91.00 ± 1.00** (paper 91.00 ± 0.50; +0.00 [-2.15, 2.15], g 0.0) ?" in lines["A"]
     assert "<u>85.00 ± 0.00</u> (paper 80.00; +5.00 [5.00, 5.00]) ≠" in lines["B_1"]
     assert "71.00 ± 1.41 (1 of 3 censored)" in lines["C"]
-    assert "not run" in lines["D"]
+    assert "D" not in lines
+    assert "- Left out, as not run yet: rows D.\n" in text
     assert "Of 2 published values: 0 equivalent, 1 different, 1 inconclusive, 0 without a verdict." in text
     assert "- Margins: Acc % 1." in text
     assert "commit abc" in text
@@ -174,6 +176,28 @@ def test_runs_that_are_too_short_have_no_order() -> None:
     text = markdown.render(filled(VALUES, PUBLISHED, made=made, headline="A"))
     assert "claim" not in text
     assert "too short" in text
+
+
+def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_line() -> None:
+    columns = [{"label": label} for label in ("c", "later", "absent")]
+    table = filled({**VALUES, "E": []}, PUBLISHED, made=MADE, columns=columns)
+    cells_ = [
+        dataclasses.replace(cell, reason="Diverged: nan") if cell.row == "E" else cell for cell in table.cells
+    ]
+    cells_ += [Cell(row, "later", "acc", reason="not run yet") for row in ("A", "B_1", "C", "D", "E")]
+    cells_ += [
+        Cell(row, "absent", "acc", reason="not run: data missing") for row in ("A", "B_1", "C", "D", "E")
+    ]
+    table = dataclasses.replace(table, cells=tuple(cells_))
+    left = "Left out, as not run yet: rows D; columns later."
+    text = markdown.render(table)
+    assert f"- {left}\n- No run of column absent: data missing.\n" in text
+    assert "| E | Diverged: nan |" in text
+    assert "later, Acc" not in text
+    assert text.count("| D |") == latex.render(table).count("D & ") == 0
+    with (console := Console(width=120)).capture() as capture:
+        console.print(terminal.render(table))
+    assert left in capture.get()
 
 
 def test_a_column_without_a_run_is_named_below_with_the_reason() -> None:

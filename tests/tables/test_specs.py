@@ -260,6 +260,19 @@ def test_sosicfl_has_as_many_clusters_as_groups() -> None:
     assert config("sosicfl_t2", "SosicFL", "Tiny dir0.3").partition.beta == 0.3
 
 
+def test_sosicfl_s_code_keeps_its_own_endpoints_and_radius_in_every_column() -> None:
+    """Floco's config/cifar10_fold.yaml and cifar10_dir.yaml: endpoints, rho, tau."""
+    for column, endpoints, rho in (
+        ("Authors' 2-fold", 10, 0.1),
+        ("Authors' 5-fold", 10, 0.1),
+        ("dir0.5", 20, 0.01),
+    ):
+        code = config("sosicfl_t2_open", "SosicFL (code)", column).method
+        assert (code.endpoints, code.rho, code.start_round) == (endpoints, rho, 250)
+        text = config("sosicfl_t2_open", "SosicFL (L1 distance)", column).method
+        assert text.rho == (0.6 if "2-fold" in column else 0.4)
+
+
 @pytest.mark.parametrize("name", ["sosicfl_t2", "sosicfl_t3"])
 def test_sosicfl_s_folds_of_many_classes_are_the_authors(name: str) -> None:
     for data, partition in (("C10", "fold"), ("Tiny", "fold_code")):

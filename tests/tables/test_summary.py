@@ -36,6 +36,14 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
     assert [summary.words(each) for each in ([], found[-1:])] == ["none", "none; exploratory: 1 different"]
 
 
+def test_a_value_counts_once_where_one_table_has_a_seed_more() -> None:
+    few = Judged("p", "b", "", ("k1", "k2"), "acc", "inconclusive", False)
+    more = Judged("p", "a", "", ("k1", "k2", "k3"), "acc", "equivalent", False)
+    for found in ([few, more], [more, few]):
+        (tally,) = summary.tallies(found)
+        assert tally.values == (more,)
+
+
 def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
     stored(tmp_path)
     assert redraw.main([str(tmp_path)]) == 0

@@ -13,11 +13,14 @@ from torch import Tensor
 from fedbench.config import groups
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
+from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.hooks import HookError
 from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedrep import FedRep
 from fedbench.models.mlp import MLP
 from fedbench.testing.accelerator import DEVICE, Accelerator, Misplaced
 from fedbench.testing.pretended import ENGINES, Trial, federated, trial
@@ -26,7 +29,8 @@ from fedbench.testing.toys import federation, setup, simulate
 from tests.helpers.tiers import tiered
 
 PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
-# Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise.
+# Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise,
+# subspaces.
 FEW = [
     "fedavg",
     "cfl",
@@ -39,6 +43,7 @@ FEW = [
     "perfedavg",
     "pfedgraph",
     "sosicfl",
+    "fedsac",
 ]
 MOST = 8  # waits a round
 
@@ -50,7 +55,7 @@ def check(found: Trial) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("preset", tiered(FEW, quick=["fedavg", "cfl"]))
+@pytest.mark.parametrize("preset", tiered(FEW, quick=["cfl", "fedsac"]))
 def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: str) -> None:
     subject = Subject.of(preset)
     for cohort in (4, 16):
@@ -64,6 +69,60 @@ def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: 
 def test_every_preset(preset: str, kind: str, engine: str) -> None:
     subject = Subject.of(preset)
     check(trial(lambda device: subject.toy(kind, device=device), ENGINES[engine]))
+
+
+# ---- what the host does meanwhile
+
+
+@dataclass(frozen=True)
+class Noisy(FedRep):
+    """FedRep, two stages with different mini-batches, with noise that the server has a say in."""
+
+    @property
+    def draws_from(self) -> tuple[str, ...]:
+        """A weight."""
+        return ("fc.0.bias",)
+
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
+        """Read off the message: not known before it is sent."""
+        return {"scale": client.message["fc.0.bias"].sum().expand(steps) + 1}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """FedRep's, scaled."""
+        return batch.noise["scale"] * super().loss(work, client, batch)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_next_rounds_mini_batches_are_drawn_before_the_host_waits(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of rounds 2 and 3 in the round before; all of them as a CPU draws them."""
+    drawn: list[tuple[int, int]] = []  # (round that is under way, waits in it so far) of each draw
+    batches = schedule.batches
+
+    def watched(*arguments: Any) -> schedule.Order:
+        drawn.append((len(rounds), sum(counts.total() for counts in gpu.waits.values())))
+        return batches(*arguments)
+
+    def toy(device: torch.device) -> Setup:
+        data = federation((9, 5, 13), device=device)
+        return setup(Noisy(), data, MLP(hidden=(3,)), rounds=3, epochs=1, cohort=2)
+
+    found = trial(toy, ENGINES[engine])
+    assert found.apart == 0
+    check(found)
+    rounds: list[int] = []
+    with Accelerator() as gpu:
+        chosen = toy(DEVICE)
+        simulation = Simulation(chosen, ENGINES[engine](chosen))
+        state = simulation.begin()
+        monkeypatch.setattr(schedule, "batches", watched)
+        while not simulation.done(state):
+            gpu.waits.clear()
+            simulation.step(state)
+            rounds.append(state.round)
+    heard = 1  # the leaf that `draw` reads
+    assert drawn == [(0, heard)] * 4 + [(0, heard)] * 4 + [(1, heard)] * 4
 
 
 # ---- what must be caught

@@ -38,6 +38,7 @@ BROKEN = [
     (runs.check_resumed_equals_uninterrupted, outside.Forgetful, "other numbers"),
     (runs.check_relabelled_clients_get_relabelled_models, outside.Crowded, "differ by"),
     (runs.check_relabelled_clients_get_relabelled_models, outside.Modest, "declares that it does not"),
+    (runs.check_what_a_client_sends_is_its_own, outside.Queueing, "depends on the others"),
     (runs.check_stays_finite_and_moves, outside.Frozen, "did not move"),
 ]
 

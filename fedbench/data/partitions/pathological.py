@@ -41,13 +41,18 @@ class Pathological(PartitionSpec):
         """Samples of each class for each client, int64 [N, K], given those of each class.
 
         Raises:
-            ConfigError: `skew` does not divide the classes, or there are too few clients to hold all of them.
+            ConfigError: `skew` does not divide the classes, there are too few clients to hold all of them, or too few
+                samples of a class for those that hold it.
         """
         classes, clients = len(stock), self.num_clients
         require_clients(clients, int(stock.sum()))
         if classes % self.skew:
-            divisors = [k for k in range(1, classes + 1) if classes % k == 0]
-            raise ConfigError(f"{self.label}: {classes} classes need partition.skew in {divisors}")
+            divisors = ", ".join(str(k) for k in range(1, classes + 1) if classes % k == 0)
+            reason = "are fewer" if self.skew > classes else f"do not divide into blocks of {self.skew}"
+            raise ConfigError(
+                f"{self.label} gives each client {self.skew} classes, the {classes} classes of the data set {reason}; "
+                f"set partition.skew to one of {divisors}"
+            )
         blocks = classes // self.skew
         if clients < blocks:
             raise ConfigError(
@@ -57,5 +62,10 @@ class Pathological(PartitionSpec):
         counts = np.zeros((clients, classes), dtype=np.int64)
         for label, number in enumerate(stock):
             holders = np.arange(label // self.skew, clients, blocks)
+            if number < len(holders):
+                raise ConfigError(
+                    f"{self.label}: {len(holders)} clients share the {number} samples of class {label}, so some would "
+                    "have none of it; lower partition.num_clients or raise dataset.limit"
+                )
             counts[holders, label] = evenly(int(number), len(holders), turn=label)
         return counts

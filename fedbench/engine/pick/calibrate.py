@@ -43,7 +43,7 @@ class Cut:
         order, noise = drawn(setup, client, stage, view, purpose)
         self.planned += len(order)
         self.taken += min(self.steps, len(order))
-        return order[: self.steps], {name: leaf[: self.steps] for name, leaf in noise.items()}
+        return order.cut(0, self.steps), {name: leaf[: self.steps] for name, leaf in noise.items()}
 
 
 def pace(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from fedbench.engine.train.by_kind import by_kind
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.replay import cuda_capture
 from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.train.trainer import Engine, Trainer
 from fedbench.engine.train.workers import WorkersTrainer, available_workers
 
 # Seconds that worker processes must save a run before they are worth starting, which took as long on two quiet cores
@@ -79,14 +79,14 @@ def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     return by_kind(setup, [_picked(kind, config) for kind in setup.kinds])
 
 
-def _picked(setup: Setup, config: HardwareConfig) -> Trainer:
+def _picked(setup: Setup, config: HardwareConfig) -> Engine:
     device = setup.federation.device
     if config.engine == "auto":
         return _fastest_on_gpu(setup, config) if device.type == "cuda" else _fastest_on_cpu(setup, config)
     if config.engine == "looped":
         return LoopedTrainer(setup)
     if config.engine == "stacked":
-        return _stacked(setup, config)
+        return stacked_engine(setup, config)
     if device.type != "cpu":
         raise ConfigError(
             "hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU"
@@ -94,7 +94,7 @@ def _picked(setup: Setup, config: HardwareConfig) -> Trainer:
     return WorkersTrainer(setup, config.workers or available_workers())
 
 
-def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Trainer:
+def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Engine:
     """Workers where they save more than their start costs; in a process that may have no children the plain loop.
 
     Stacking is no candidate: on no CPU workload of the benchmark is it as fast as workers.
@@ -108,11 +108,11 @@ def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Trainer:
     return WorkersTrainer(setup, workers) if saved > WORKERS_START else LoopedTrainer(setup)
 
 
-def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Trainer:
+def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Engine:
     """Stacked, unless looped takes clearly less time for a step of a client."""
     if setup.at_once == 1:
         return LoopedTrainer(setup)
-    stacked = _stacked(setup, config)
+    stacked = stacked_engine(setup, config)
     same = partial(StackedTrainer, chunk=stacked.chunk, capture=stacked.capture)
     together = Contender(same, min(stacked.chunk, setup.at_once))
     step = _tried(setup, {"looped": Contender(LoopedTrainer), "stacked": together})
@@ -128,7 +128,8 @@ def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float
         return {}
 
 
-def _stacked(setup: Setup, config: HardwareConfig) -> StackedTrainer:
+def stacked_engine(setup: Setup, config: HardwareConfig) -> StackedTrainer:
+    """Stacked, with as many clients at once as memory holds; captured on a GPU, unless `config` says otherwise."""
     device = setup.federation.device
     capture = cuda_capture(device) if device.type == "cuda" and config.graph == "auto" else None
     chunk = config.chunk or fitting_chunk(setup, capture)

@@ -10,30 +10,39 @@ from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.trainer import Counts, Outcome, Trainer
+from fedbench.engine.train.trainer import Counts, Engine, Outcome, Trainer, on_host, settled
 
 
-def by_kind(setup: Setup, trainers: Sequence[Trainer]) -> Trainer:
+def by_kind(setup: Setup, engines: Sequence[Engine]) -> Trainer:
     """The engine for `setup` of those for its kinds: the only one, or all of them in turn."""
-    return trainers[0] if len(trainers) == 1 else KindsTrainer(setup, trainers)
+    return engines[0] if len(engines) == 1 else KindsTrainer(setup, engines)
 
 
 class KindsTrainer(Trainer):
-    """Any engine for each kind; what they give is put back in the cohort's order."""
+    """Any engine for each kind; what they give is put back in the cohort's order.
 
-    def __init__(self, setup: Setup, trainers: Sequence[Trainer]) -> None:
-        """`trainers` are of the setups of `setup.kinds`."""
+    All are set to work before the host waits for what any of them gives.
+    """
+
+    def __init__(self, setup: Setup, engines: Sequence[Engine]) -> None:
+        """`engines` are of the setups of `setup.kinds`."""
         super().__init__(setup)
-        self.trainers = tuple(trainers)
+        self.engines = tuple(engines)
 
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
         """See Trainer.train."""
-        parts = [
-            (chosen, trainer.train(ids[chosen], *given, clock, score))
-            for chosen, trainer, given in self._each(ids, message, memory)
+        each = list(self._each(ids, message, memory))
+        launched = [
+            (engine.setup, ids[chosen], engine.launch(ids[chosen], *given, clock, score))
+            for chosen, engine, given in each
         ]
+        after = self.setup.draw_cohort(clock.next)
+        kind = self.setup.task.kind_of(after)
+        for place, engine in enumerate(self.engines):
+            engine.setup.draw_ahead(after[kind == place], clock.next)
+        parts = [(chosen, part) for (chosen, _, _), part in zip(each, settled(launched, clock), strict=True)]
 
         def whole(tree: Callable[[Outcome], Tree]) -> Tree:
             return trees.spread([(chosen, tree(each)) for chosen, each in parts], len(ids))
@@ -47,26 +56,26 @@ class KindsTrainer(Trainer):
     ) -> Counts:
         """See Trainer.evaluate."""
         parts = [
-            (chosen, trainer.evaluate(ids[chosen], *given, clock, score))
-            for chosen, trainer, given in self._each(ids, message, memory)
+            (chosen, engine.launch_scoring(ids[chosen], *given, clock, score))
+            for chosen, engine, given in self._each(ids, message, memory)
         ]
-        return _whole(parts, len(ids))
+        return on_host(_whole(parts, len(ids)))
 
     def close(self) -> None:
         """See Trainer.close."""
-        for trainer in self.trainers:
-            trainer.close()
+        for engine in self.engines:
+            engine.close()
 
     def _each(
         self, ids: Tensor, message: Tree, memory: Tree
-    ) -> Iterator[tuple[Tensor, Trainer, tuple[Tree, Tree]]]:
+    ) -> Iterator[tuple[Tensor, Engine, tuple[Tree, Tree]]]:
         """(which of the cohort, their engine, their messages and memories) of each kind in the cohort."""
         kind = self.setup.task.kind_of(ids)
-        for place, trainer in enumerate(self.trainers):
+        for place, engine in enumerate(self.engines):
             chosen = kind == place
             if bool(chosen.any()):
-                own = trainer.setup.task.own
-                yield chosen, trainer, (trees.rows(own(message), chosen), trees.rows(own(memory), chosen))
+                own = engine.setup.task.own
+                yield chosen, engine, (trees.rows(own(message), chosen), trees.rows(own(memory), chosen))
 
 
 def _whole(parts: Sequence[tuple[Tensor, Counts]], count: int) -> Counts:

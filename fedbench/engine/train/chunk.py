@@ -13,10 +13,7 @@ from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
 from fedbench.engine.contract import Clock
-
-Drawn = tuple[
-    Sequence[Tensor], Tree
-]  # a client's mini-batches, positions among its samples, and noise [S, ...]
+from fedbench.engine.setup import Drawn
 
 
 @dataclass(frozen=True)
@@ -69,14 +66,13 @@ class BatchPlan:
 
         Its tensors have room for `steps` steps of `width` samples at least.
         """
-        lengths = [[len(chosen) for chosen in order] for order, _ in drawn]
+        lengths = [order.sizes for order, _ in drawn]
         steps = max(steps, *map(len, lengths))
         width = max(width, *(length for each in lengths for length in each), 0)
         sizes = torch.tensor([[*each, *[0] * (steps - len(each))] for each in lengths])  # [C, S]
         mask = torch.arange(width) < sizes.unsqueeze(2)
         positions = torch.zeros(mask.shape, dtype=torch.int64)
-        if chosen := [each for order, _ in drawn for each in order]:
-            positions.masked_scatter_(mask, torch.cat(chosen))
+        positions.masked_scatter_(mask, torch.cat([order.positions for order, _ in drawn]))
         owned, device = federation.sets["train"], federation.device
         indices = owned.values[sent(positions + owned.offsets[list(ids)].view(-1, 1, 1), device)]
         active = [count for count in (sizes > 0).sum(0).tolist() if count]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
+from fedbench.engine import schedule
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.trainer import Outcome, Trainer
@@ -42,6 +43,12 @@ class JointSetup(Setup):
     def at_once(self) -> int:
         """Clients of a round of all runs."""
         return len(self.seeds) * self.protocol.cohort_size(self.clients)
+
+    def draw_cohort(self, clock: Clock) -> Tensor:
+        """Of each run its own."""
+        size = self.protocol.cohort_size(self.clients)
+        cohorts = [schedule.cohort(seed, clock, self.clients, size) for seed in self.seeds]
+        return torch.cat([ids + place * self.clients for place, ids in enumerate(cohorts)])
 
     def seed_of(self, client: int) -> int:
         """The seed of the client's own run."""

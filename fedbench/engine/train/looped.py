@@ -15,9 +15,10 @@ from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.hooks import Calls
+from fedbench.engine.schedule import Order
 from fedbench.engine.train.looped_scorer import Known, LoopedScorer, lay_out, stack_counts
 from fedbench.engine.train.optim import Optimizer
-from fedbench.engine.train.trainer import Counts, Outcome, on_host
+from fedbench.engine.train.trainer import Counts, Outcome
 
 # Bytes of training samples gathered at once: fewer calls, and still in the cache when they are used.
 GATHERED_BYTES = 2**22
@@ -26,24 +27,24 @@ GATHERED_BYTES = 2**22
 class LoopedTrainer(LoopedScorer):
     """Trains clients one by one with minimal overhead."""
 
-    def train(
+    def launch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Trainer.train."""
+        """See Engine.launch."""
         views = self._views(ids, message, memory, clock)
         each = [self.train_one(client, view, score) for client, view in zip(ids.tolist(), views, strict=True)]
-        return self.settled(gather(each), ids, clock)
+        return gather(each)
 
-    def evaluate(
+    def launch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Trainer.evaluate."""
+        """See Engine.launch_scoring."""
         known, views = Known(), self._views(ids, message, memory, clock)
         each = [
             self.evaluate_one(client, view, score, known)
             for client, view in zip(ids.tolist(), views, strict=True)
         ]
-        return on_host(stack_counts(each))
+        return stack_counts(each)
 
     def _views(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> Iterator[Client]:
         """Each of the clients `ids` [C] as its hooks see it."""
@@ -107,16 +108,15 @@ class LoopedTrainer(LoopedScorer):
         lay_out(work, torch.contiguous_format)
         return losses
 
-    def _batches(self, owned: Tensor, order: list[Tensor], noise: Tree) -> Iterator[Batch]:
+    def _batches(self, owned: Tensor, order: Order, noise: Tree) -> Iterator[Batch]:
         """The batch of each local step of a client with samples `owned`; those of some steps are gathered at once."""
         federation = self.setup.federation
         noise = {name: sent(leaf, federation.device) for name, leaf in noise.items()}
         for begin in range(0, len(order), self.gathered_batches):
-            block = order[begin : begin + self.gathered_batches]
-            x, y = federation.gather(owned[sent(torch.cat(block), owned.device)])
-            sizes = [len(positions) for positions in block]
+            block = order.cut(begin, begin + self.gathered_batches)
+            x, y = federation.gather(owned[sent(block.positions, owned.device)])
             for step, (inputs, labels) in enumerate(
-                zip(x.split(sizes), y.split(sizes), strict=True), start=begin
+                zip(x.split(block.sizes), y.split(block.sizes), strict=True), start=begin
             ):
                 drawn = trees.row(noise, step)
                 inputs, drawn = self.setup.augmented(inputs, drawn)

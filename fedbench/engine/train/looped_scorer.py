@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.trees import Tree
-from fedbench.engine.train.trainer import Counted, Counts, Trainer, count_correct
+from fedbench.engine.train.trainer import Counted, Counts, Engine, count_correct
 
 EVALUATION_BATCH = 1024  # samples a forward pass
 CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must stay in its cache
@@ -17,7 +17,7 @@ CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must 
 KeyT = TypeVar("KeyT")
 
 
-class LoopedScorer(Trainer):
+class LoopedScorer(Engine):
     """The part of a trainer that scores clients' models one by one."""
 
     @property

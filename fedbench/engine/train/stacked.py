@@ -22,7 +22,7 @@ from fedbench.engine.train.chunk import BatchPlan, Chunk
 from fedbench.engine.train.program import Program
 from fedbench.engine.train.replay import Capture, Replayed
 from fedbench.engine.train.stacked_scorer import StackedScorer
-from fedbench.engine.train.trainer import Counts, Outcome, on_host
+from fedbench.engine.train.trainer import Counts, Outcome
 
 
 class StackedTrainer(StackedScorer):
@@ -41,22 +41,21 @@ class StackedTrainer(StackedScorer):
         """See Stacking.forget: captured programs."""
         self._replayed.clear()
 
-    def train(
+    def launch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Trainer.train."""
-        outcome = self.in_chunks(ids, message, memory, clock, lambda chunk: self._train(chunk, score))
-        return self.settled(outcome, ids, clock)
+        """See Engine.launch."""
+        return self.in_chunks(ids, message, memory, clock, lambda chunk: self._train(chunk, score))
 
-    def evaluate(
+    def launch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Trainer.evaluate."""
+        """See Engine.launch_scoring."""
 
         def scored(chunk: Chunk) -> Outcome:
             return Outcome({}, {}, torch.zeros(len(chunk.ids)), self._evaluate(chunk, score))
 
-        return on_host(self.in_chunks(ids, message, memory, clock, scored).counts)
+        return self.in_chunks(ids, message, memory, clock, scored).counts
 
     # ---- training
 

@@ -19,10 +19,10 @@ from fedbench.engine.contract import Client, ClientHook, Clock
 from fedbench.engine.hooks import Calls
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.chunk import Chunk, padded
-from fedbench.engine.train.trainer import Outcome, Trainer
+from fedbench.engine.train.trainer import Engine, Outcome
 
 
-class Stacking(Trainer):
+class Stacking(Engine):
     """The part of a trainer that puts clients into chunks."""
 
     def __init__(self, setup: Setup, chunk: int) -> None:

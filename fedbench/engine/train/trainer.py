@@ -1,11 +1,11 @@
-"""What an engine does with a cohort: train it, score it. Looped, stacked and worker engines are Trainers."""
+"""What an engine does with a cohort: train it, score it. Looped, stacked and worker engines are Engines."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from fedbench.core.errors import Diverged
 from fedbench.core.transfer import fetched
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.hooks import Calls
 from fedbench.engine.setup import Setup
 
 # (correct, total) by true class, each float64 [K], or [C, K] of several clients
@@ -23,7 +24,7 @@ Counts = dict[str, Counted]  # by test set
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trained cohort: first axis C everywhere."""
+    """A trained cohort: first axis C everywhere. Unless it is settled, `uploads` are what `finish` returned."""
 
     uploads: Tree
     memory: Tree
@@ -55,21 +56,6 @@ class Trainer(ABC):
     ) -> Counts:
         """Scores of the personal models of clients `ids` [C] as received."""
 
-    def settled(self, outcome: Outcome, ids: Tensor, clock: Clock) -> Outcome:
-        """A trained cohort's outcome with losses and counts on the host, which waits here for the device, once.
-
-        Raises:
-            Diverged: a client's loss or upload is not finite.
-        """
-        floats = [leaf for leaf in outcome.uploads.values() if leaf.is_floating_point()]
-        norms = torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
-        norms, loss, *counts = fetched([norms, outcome.loss, *_flat(outcome.counts)])
-        stages = self.setup.method.stages(self.setup.protocol.local, clock)
-        learned = torch.tensor([self.setup.learns(client, stages) for client in ids.tolist()])
-        if not bool(norms.isfinite().all()) or not bool(loss[learned].isfinite().all()):
-            check_finite(clock, ids.tolist(), loss.masked_fill(~learned, 0), outcome.uploads)
-        return replace(outcome, loss=loss, counts=_named(outcome.counts, counts))
-
     def clock(self) -> float:
         """Seconds on the clock that the simulation's phases are timed by."""
         return time.perf_counter()
@@ -77,6 +63,71 @@ class Trainer(ABC):
     def close(self) -> None:
         """Release processes and buffers."""
         return
+
+
+class Engine(Trainer):
+    """A trainer of clients of one kind, which sets the device to all work, draws for the next round, and then waits."""
+
+    @abstractmethod
+    def launch(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """`train`, not settled: the host has waited for nothing."""
+
+    @abstractmethod
+    def launch_scoring(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """`evaluate`, with counts that may still be on the device."""
+
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """See Trainer.train."""
+        launched, after = self.launch(ids, message, memory, clock, score), clock.next
+        self.setup.draw_ahead(self.setup.draw_cohort(after), after)
+        return settled([(self.setup, ids, launched)], clock)[0]
+
+    def evaluate(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """See Trainer.evaluate."""
+        return on_host(self.launch_scoring(ids, message, memory, clock, score))
+
+
+def settled(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) -> list[Outcome]:
+    """What clients `ids` [C] of each setup came to, and send: the host waits here for the device, once for all parts.
+
+    Raises:
+        Diverged: a client's loss or upload is not finite.
+    """
+    flat = [[_norms(each.uploads), each.loss, *_flat(each.counts)] for _, _, each in parts]
+    home = iter(fetched([leaf for part in flat for leaf in part]))
+    found = []
+    for (setup, ids, outcome), part in zip(parts, flat, strict=True):
+        norms, loss, *counts = [next(home) for _ in part]
+        stages = setup.method.stages(setup.protocol.local, clock)
+        learned = torch.tensor([setup.learns(client, stages) for client in ids.tolist()])
+        if not bool(norms.isfinite().all()) or not bool(loss[learned].isfinite().all()):
+            check_finite(clock, ids.tolist(), loss.masked_fill(~learned, 0), outcome.uploads)
+        uploads = compressed(setup, ids, outcome.uploads, clock)
+        found.append(Outcome(uploads, outcome.memory, loss, _named(outcome.counts, counts)))
+    return found
+
+
+@torch.no_grad()
+def compressed(setup: Setup, ids: Tensor, uploads: Tree, clock: Clock) -> Tree:
+    """What clients `ids` send of their `uploads` [C, ...]."""
+    if not uploads:
+        return uploads
+    compress = setup.method.compress
+    found: Tree = Calls(setup.method, clock, ids)("compress", torch.vmap(compress), uploads)
+    return found
+
+
+def _norms(uploads: Tree) -> Tensor:
+    floats = [leaf for leaf in uploads.values() if leaf.is_floating_point()]
+    return torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
 
 
 def check_finite(clock: Clock, ids: Sequence[int], loss: Tensor, uploads: Tree) -> None:

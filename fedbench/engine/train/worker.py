@@ -74,7 +74,7 @@ def _one(
         view = trainer.setup.client(client, message, memory, order.clock)
         return float("nan"), _plain(trainer.evaluate_one(client, view, order.score, known))
     one = torch.tensor([client]), trees.expand(message, 1), trees.expand(memory, 1)
-    outcome = trainer.train(*one, order.clock, order.score)
+    outcome = trainer.launch(*one, order.clock, order.score)
     for name, tree in (("upload", outcome.uploads), ("kept", outcome.memory)):
         for key, leaf in tree.items():
             leaves[name][key][row].copy_(leaf[0])

@@ -25,11 +25,11 @@ from fedbench.engine.train.blocks import BLOCKS_PER_WORKER, in_blocks, scored_bl
 from fedbench.engine.train.looped_scorer import stack_counts
 from fedbench.engine.train.processes import end, start
 from fedbench.engine.train.shared_tree import SharedTree, Spec, spec_of
-from fedbench.engine.train.trainer import Counts, Outcome, Trainer
+from fedbench.engine.train.trainer import Counts, Engine, Outcome
 from fedbench.engine.train.worker import Order, serve, unplain
 
 
-class WorkersTrainer(Trainer):
+class WorkersTrainer(Engine):
     """Deals blocks of clients to worker processes, the largest first."""
 
     def __init__(self, setup: Setup, workers: int) -> None:
@@ -47,10 +47,10 @@ class WorkersTrainer(Trainer):
         """End the processes."""
         self._end()
 
-    def train(
+    def launch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Trainer.train."""
+        """See Engine.launch."""
         self._share("message", message, spec_of(message))
         self._share("memory", memory, spec_of(memory))
         upload, kept = self._specimen(ids, message, memory, clock)
@@ -64,10 +64,10 @@ class WorkersTrainer(Trainer):
             stack_counts([counts for _, counts in replies]),
         )
 
-    def evaluate(
+    def launch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Trainer.evaluate."""
+        """See Engine.launch_scoring."""
         self._share("message", message, spec_of(message))
         self._share("memory", memory, spec_of(memory))
         return stack_counts([counts for _, counts in self._deal("evaluate", ids, clock, score)])

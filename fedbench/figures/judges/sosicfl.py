@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from fedbench.figures.judges.verdict import Verdict, all_of, higher, row, says
+from fedbench.methods.sosicfl import region
 from fedbench.plots import sosicfl, style
 from fedbench.plots.labels import total_variation
 from fedbench.plots.style import Arrays
 
 NEAR = 0.3  # L1 distance of points that lie around a place of the simplex
+EVEN = 4.0  # standard errors within which the mean of uniform draws lies
 
 
 def f2(a: Arrays) -> Verdict:
@@ -25,14 +27,24 @@ def f2(a: Arrays) -> Verdict:
 
 
 def f3(a: Arrays) -> Verdict:
-    """Draws lie in the simplex and around their own centre."""
-    draws, centres = a["draws"], a["array/centers/0/0"][0]
+    """Draws lie in the simplex, within the radius of their own centre, and as evenly as a grid of the subregion."""
+    draws, centres, radius = a["draws"], a["array/centers/0/0"][0], float(a["radius"])
     inside = bool(np.allclose(draws.sum(2), 1) and (draws >= -1e-9).all())
-    gaps = np.abs(draws[:, :, None] - centres).sum(3).mean(1)  # [C, C]
-    told = (
-        f"draws lie in the simplex: {inside}; mean L1 distance to the own centre {np.diag(gaps).mean():.2f}"
+    farthest = float(np.abs(draws - centres[:, None]).sum(2).max())
+    grid = region.grid(centres.shape[1])
+    off = max(
+        unevenness(cloud, grid[np.abs(grid - centre).sum(1) <= radius])
+        for cloud, centre in zip(draws, centres, strict=True)
     )
-    return says(inside and bool((gaps.argmin(1) == np.arange(len(centres))).all()), told)
+    told = f"draws lie in the simplex: {inside}; at most {farthest:.2f} from the own centre, the radius is {radius:.2f}"
+    told += f"; their mean is at most {off:.1f} standard errors from the middle of the subregion"
+    return says(inside and farthest <= radius + 1e-6 and off < EVEN, told)
+
+
+def unevenness(cloud: np.ndarray, even: np.ndarray) -> float:
+    """How far the mean of `cloud` [P, n] is from that of `even` [G, n], in standard errors, at most."""
+    errors = np.maximum(even.std(0), 1e-9) / np.sqrt(len(cloud))
+    return float((np.abs(cloud.mean(0) - even.mean(0)) / errors).max())
 
 
 def f4(a: Arrays) -> Verdict:

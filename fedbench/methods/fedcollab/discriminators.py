@@ -17,7 +17,7 @@ are whole, as in label shift); batches and initial weights are keyed by (seed, p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,7 +33,9 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Meter
+from fedbench.methods.fedcollab import draws
 from fedbench.methods.fedcollab.network import Discriminators, Embedding, embed, initial, reduces
+from fedbench.methods.fedcollab.patience import Patience
 
 WORK_BYTES = 512 * 2**20  # pairs are trained in chunks whose tensors stay under this; no result depends on it
 
@@ -74,27 +76,6 @@ class Distances:
     rounds_used: npt.NDArray[np.int64]  # [P] federated rounds until the check that ended the pair
 
 
-class Patience:
-    """Best score so far and checks without gain, for P pairs."""
-
-    def __init__(self, count: int, patience: int, device: torch.device | None = None) -> None:
-        """`patience` 0 never stops."""
-        self.patience = patience
-        self.best = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)
-        self.since = torch.zeros(count, dtype=torch.int64, device=device)
-
-    def update(self, scores: Tensor) -> Tensor:
-        """Fold in one check, [P]; returns which pairs are to stop. A tie is no gain."""
-        gain = scores > self.best
-        self.best = torch.where(gain, scores, self.best)
-        self.since = torch.where(gain, 0, self.since + 1)
-        return self.since >= self.patience if self.patience else torch.zeros_like(gain)
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop the pairs outside the mask `rows` [P]."""
-        self.best, self.since = self.best[rows], self.since[rows]
-
-
 def train_discriminators(
     x: Tensor,
     y: Tensor,
@@ -133,7 +114,7 @@ def train_discriminators(
     embedding = embed(x, y, weights, config.label_weight)
     scores = np.zeros(len(asked))
     rounds = np.zeros(len(asked), np.int64)
-    parts = {k: _split(clients[k], y, m, seed, k) for k in np.unique(asked).tolist()}
+    parts = {k: draws.split(clients[k], y, m, seed, k) for k in np.unique(asked).tolist()}
     validated = max((len(parts[i][1]) + len(parts[j][1]) for i, j in asked.tolist()), default=0)
     chunk = _chunk(embedding, m, validated)
     for start in range(0, len(asked), chunk):
@@ -177,28 +158,6 @@ def _checked_pairs(N: int, pairs: Sequence[tuple[int, int]] | None) -> npt.NDArr
     return asked
 
 
-def _split(rows: Tensor, y: Tensor, m: int, seed: int, client: int) -> tuple[Tensor, Tensor]:
-    """A client's training rows [m] and validation rows, keyed by (seed, client)."""
-    rng = numpy_rng(seed, "discriminator split", client)
-    order = rng.permutation(len(rows))
-    order = order[_stratified(y[rows].cpu().numpy()[order], m, rng)]
-    shuffled = rows[torch.from_numpy(order).to(rows.device)].to(y.device)
-    return shuffled[:m], shuffled[m:]
-
-
-def _stratified(labels: npt.NDArray[np.int64], m: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """An order of shuffled samples whose first m have each label's share: largest remainder, ties at random."""
-    kinds, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    share = counts * m / len(labels)
-    take = np.floor(share).astype(np.int64)
-    rest = np.lexsort((rng.random(len(kinds)), -np.round(share - take, 9)))
-    take[rest[: m - int(take.sum())]] += 1
-    by_label = np.argsort(inverse, kind="stable")
-    place = np.empty(len(labels), np.int64)  # of each sample among those of its label
-    place[by_label] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.argsort(place >= take[inverse], kind="stable")
-
-
 def _chunk(embedding: Embedding, m: int, valid_samples: int) -> int:
     """Pairs whose coordinates, weights and hidden activations fit WORK_BYTES."""
     F, H = embedding.phi.shape[1], embedding.base.shape[1]
@@ -221,14 +180,16 @@ def _run(
     train, valid = ({k: part[side] for k, part in parts.items()} for side in (0, 1))
     nets = Discriminators(embedding, torch.from_numpy(pairs).to(device), train, valid)
     patience = Patience(len(pairs), config.patience, device)
-    draws = [_batches(m, config.batch, numpy_rng(seed, "discriminator batches", *p)) for p in pairs.tolist()]
+    drawn = [
+        draws.batches(m, config.batch, numpy_rng(seed, "discriminator batches", *p)) for p in pairs.tolist()
+    ]
     best, rounds = np.empty(len(pairs)), np.empty(len(pairs), np.int64)
     active = np.arange(len(pairs))
     checks = config.checks()
     for done in range(1, checks[-1] + 1):
         batch = None
         if m > config.batch:
-            batch = torch.from_numpy(np.stack([next(draws[p]) for p in active])).to(device)
+            batch = torch.from_numpy(np.stack([next(drawn[p]) for p in active])).to(device)
         nets.step(config.lr, batch)
         exchange.step(len(active))
         if done not in checks:
@@ -246,10 +207,3 @@ def _run(
             nets.keep(~stop)
             patience.keep(~stop)
     return best, rounds
-
-
-def _batches(m: int, batch: int, rng: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
-    """Endless columns [2 * batch] of a pair's 2 m training rows: `batch` different ones of either client."""
-    while True:
-        chosen = rng.random((16, 2, m)).argpartition(batch, axis=2)[:, :, :batch]
-        yield from (chosen + np.array([[0], [m]])).reshape(16, 2 * batch)

@@ -78,6 +78,10 @@ class Inside(Method):
         """As the inner method."""
         return self.inner.finish(work, client)
 
+    def compress(self, upload: Tree) -> Tree:
+        """As the inner method."""
+        return self.inner.compress(upload)
+
     def model(self, work: Tree, client: Client) -> Tree:
         """As the inner method."""
         return self.inner.model(work, client)

@@ -13,27 +13,36 @@ from fedbench.models.task import Task
 NEGLIGIBLE = 1e-6  # share of the largest eigenvalue below which a direction is no direction of the data
 
 
-def directions(model: Tree, data: Batch, task: Task, rank: int, centred: bool = False) -> Tensor:
-    """The `rank` leading right singular vectors [d, rank] of the features X [n, d] of all of `data`.
+def products(model: Tree, data: Batch, task: Task, centred: bool = False) -> Tree:
+    """What `directions` needs of the features X [n, d] of all of `data`.
 
-    From the eigenvectors of X^T X (of the covariance, if `centred`: principal components). Columns beyond X's rank, of
-    clients with few samples, are zero. Each column's sign makes its largest entry positive.
+    `gram` [d, d], X^T X, or n times the covariance if `centred`; `least` [], an eigenvalue that may be rounding alone.
     """
     gram, total = torch.zeros(()), torch.zeros(())
     for block in passes.blocks(data):
         z = task.features(model, block.x)
         z = z if block.mask is None else z * block.mask.to(z.dtype).unsqueeze(1)
         gram, total = gram + z.t() @ z, total + z.sum(0)
-    if centred:
-        gram = gram - torch.outer(total, total) / data.count.to(total.dtype)
-    values, vectors = torch.linalg.eigh(gram)  # ascending
+    if not centred:
+        return {"gram": gram, "least": torch.zeros_like(total[0])}
+    count = data.count.to(total.dtype)
+    return {
+        "gram": gram - torch.outer(total, total) / count,
+        "least": NEGLIGIBLE * total.square().sum() / count,  # of what was subtracted
+    }
+
+
+def directions(products: Tree, rank: int) -> Tensor:
+    """The `rank` leading right singular vectors [d, rank] of the features X, principal components if they are centred.
+
+    Columns beyond X's rank, of clients with few samples, are zero. Each column's sign makes its largest entry positive.
+    """
+    values, vectors = torch.linalg.eigh(products["gram"])  # ascending
     rank = min(rank, len(values))
     values, vectors = values[-rank:].flip(0), vectors[:, -rank:].flip(1)
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     real = values > NEGLIGIBLE * values[0].clamp(min=torch.finfo(values.dtype).tiny)
-    if centred:  # rounding of the subtraction above
-        real = real & (values > NEGLIGIBLE * total.square().sum() / data.count.to(total.dtype))
-    basis: Tensor = vectors * largest.sign() * real
+    basis: Tensor = vectors * largest.sign() * (real & (values > products["least"]))
     return basis
 
 

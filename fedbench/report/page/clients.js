@@ -115,8 +115,12 @@ const Clients = (() => {
 
   async function gain(box, table, data, cell) {
     const local = localRow(table, cell);
-    const found = local < 0 || local === cell[0] ? null : paired({ table, data, cell }, { table, data, cell: [local, cell[1]] });
-    if (!found) return Plots.say(box, "No accuracies by client are kept of this cell and of Local on the same partitions.");
+    if (local === cell[0]) return Plots.say(box, "This is Local, which the others are compared with.");
+    const kept = (row) => Object.keys(data.clients[`${row}|${cell[1]}`] || {}).length > 0;
+    const lacking = [[cell[0], "this cell"], [local, "Local"]].filter(([row]) => !kept(row)).map(([, name]) => name);
+    if (lacking.length) return Plots.say(box, `The accuracies by client of ${lacking.join(" and ")} are not kept here; the command makes the runs again, and keeps them.`);
+    const found = paired({ table, data, cell }, { table, data, cell: [local, cell[1]] });
+    if (!found) return Plots.say(box, "This cell and Local have no seed on the same partition.");
     await differences(box, [{ name: "gain over Local", values: found.values }], "gain over Local, points");
   }
 

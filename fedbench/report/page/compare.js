@@ -106,10 +106,10 @@ const Compare = (() => {
     const reference = runs[Number($("reference").value)];
     const others = runs.filter((run) => run !== reference).map((run) => ({ name: run.name, found: Clients.paired(run, reference) }));
     const drawn = others.filter((each) => each.found);
-    const missing = (name) => `${name}: no accuracies by client are kept of both on the same partition`;
+    const missing = (name) => `${name}: the accuracies by client are not kept of both on the same partition; each cell's command makes them`;
     $("paired-words").replaceChildren(...others.map(({ name, found }) => node("li", found ? Clients.words(name, found) : missing(name))));
     if (!runs[1]) return Plots.say($("paired"), "Choose a second cell to compare with.");
-    if (!drawn.length) return Plots.clear($("paired"));
+    if (!drawn.length) return Plots.say($("paired"), "There is nothing to draw, for the reasons above.");
     await Clients.differences($("paired"), drawn.map(({ name, found }) => ({ name, values: found.values })), "difference, points");
   }
 

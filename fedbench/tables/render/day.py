@@ -18,7 +18,7 @@ from fedbench.engine.pick.arithmetic import (
     Peaks,
 )
 from fedbench.tables.day import Needed
-from fedbench.tables.demand import DRAW_SECONDS, ROUND_SECONDS
+from fedbench.tables.demand import AHEAD_SECONDS, DRAW_SECONDS, ROUND_SECONDS
 from fedbench.tables.estimate import spell
 
 LARGEST = 8  # terms that are named
@@ -30,7 +30,7 @@ SHRINKS = {  # what a term's seconds go to -> what would shrink them, if only by
     "products": "TensorFloat-32 or bfloat16 (other numbers), or more GPUs",
     "memory": "bfloat16 (other numbers), kernels that join layers, or more GPUs",
     "kernels": "more seeds or configurations as rows of one program",
-    "drawing": "a process that draws the next round's mini-batches",
+    "drawing": "a process that lays out the next round's mini-batches",
     "scoring": "a larger protocol.eval_every, which the protocol fixes",
     "server": "several configurations at once",
 }
@@ -39,7 +39,8 @@ NOTES = """\
   operations and {bandwidth:.0%} of the bandwidth are taken to be reached. Nothing was measured on a GPU.
 - Assumed: {eager:.0f} us of the host for an operation, step by step; {captured} us for a kernel in a CUDA graph;
   {server:.0f} ms a round for the server.
-- Measured on a CPU: {draw} us of the host to draw and lay out a client's mini-batch.
+- Measured on a CPU: {ahead} us of the host to draw a client's mini-batch, while the device works on the round before,
+  and {draw} us to lay it out.
 - Counted: local steps of every client on its partition, those before a scoring too; samples scored; products,
   operations and kernels of a step, by running one on the CPU (a method's share over FedAvg's on LeNet5); bytes of
   weights and layer outputs. A data set that is not on the machine stands there in outline: its number of samples, shape
@@ -76,6 +77,7 @@ def drawn(found: Sequence[Needed], device: Peaks, name: str, command: str) -> st
             eager=1e6 * EAGER_SECONDS,
             captured=1e6 * CAPTURED_SECONDS,
             server=1e3 * ROUND_SECONDS,
+            ahead=1e6 * AHEAD_SECONDS,
             draw=1e6 * DRAW_SECONDS,
         ),
         text.getvalue().strip("\n"),

@@ -10,7 +10,7 @@ from fedbench.results.units import STALE
 from fedbench.tables import specificity
 from fedbench.tables.bias import Bias, biases
 from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
-from fedbench.tables.result import Cell, TableResult
+from fedbench.tables.result import PENDING, Cell, TableResult
 from fedbench.tables.verdict import Verdict, judge
 
 DASH = "-"
@@ -40,11 +40,31 @@ class Layout:
             for metric in table.spec.metrics
         }
 
-    @property
+    @cached_property
     def columns(self) -> list[ColumnSpec]:
         """The columns in which something ran; all of them if nothing did."""
         ran = {cell.column for cell in self.table.cells if cell.values}
         return [column for column in self.table.spec.columns if not ran or column.label in ran]
+
+    @cached_property
+    def rows(self) -> list[RowSpec]:
+        """The rows that have a value in those columns, or a reason why one that was asked for is not there; or all."""
+        columns = {column.label for column in self.columns}
+        known = {cell.row for cell in self.table.cells if cell.column in columns and not _pending(cell)}
+        return [row for row in self.table.spec.rows if not known or row.label in known]
+
+    @property
+    def left_out(self) -> str:
+        """The rows and columns that were not asked for, or have not begun; "" if there are none."""
+        spec = self.table.spec
+        begun = {cell.column for cell in self.table.cells if not _pending(cell)}
+        rows = [row.label for row in spec.rows if row not in self.rows]
+        columns = [
+            each.label for each in spec.columns if each not in self.columns and each.label not in begun
+        ]
+        sides = (("rows", rows), ("columns", columns))
+        said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
+        return f"Left out, as {PENDING}: {said}." if said else ""
 
     @cached_property
     def matches(self) -> list[specificity.Match]:
@@ -70,6 +90,10 @@ class Layout:
             bool(cell.values),
             specificity.passes_for(self.matches, column.label, metric.name, row.label),
         )
+
+
+def _pending(cell: Cell) -> bool:
+    return not cell.values and cell.reason in ("", PENDING)
 
 
 def ours(cell: Cell, metric: MetricSpec) -> str:

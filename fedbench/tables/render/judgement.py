@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 from fedbench.config import groups, yaml_files
 from fedbench.tables import margins
 from fedbench.tables.bias import Bias
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEAST_SEEDS
 from fedbench.tables.parts import MetricSpec
 from fedbench.tables.render.grid import Layout
 from fedbench.tables.result import TableResult
 from fedbench.tables.specificity import Match
-from fedbench.tables.verdict import KINDS, NONE, counts
+from fedbench.tables.verdict import KINDS, NONE, counts, judge
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,6 +40,10 @@ def sentences(layout: Layout) -> Iterator[str]:
     yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
     yield from _partitions(table)
     yield from _counts(table)
+    if any(
+        len(cell.values) < LEAST_SEEDS and judge(table, cell).kind == INCONCLUSIVE for cell in table.cells
+    ):
+        yield f"Values of one seed are inconclusive: a test needs {LEAST_SEEDS}."
     yield from _leaning(layout)
     yield from _worth(layout)
 

@@ -47,7 +47,7 @@ def render(table: TableResult) -> str:
     if width > 1:
         lines.append(" & ".join(["", *(escaped(metric.label) for _, metric in pairs)]) + r" \\")
     lines.append(r"\midrule")
-    for row in spec.rows:
+    for row in layout.rows:
         texts = [layout.text(row, *pair) for pair in pairs]
         lines.append(" & ".join([escaped(row.label), *map(_ours, texts)]) + r" \\")
         if spec.paper:

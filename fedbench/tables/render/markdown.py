@@ -15,7 +15,7 @@ def render(table: TableResult) -> str:
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     lines = [["", *(_heading(table, *pair) for pair in pairs)], ["---"] * (len(pairs) + 1)]
-    for row in spec.rows:
+    for row in layout.rows:
         texts = [layout.text(row, *pair) for pair in pairs]
         lines.append([row.label, *map(_cell, texts)])
     said = "".join(f"- {_escaped(remark)}\n" for remark in remarks(layout))

@@ -12,7 +12,7 @@ from fedbench.tables.estimate import spell
 from fedbench.tables.parts import ColumnSpec
 from fedbench.tables.render import judgement
 from fedbench.tables.render.grid import Layout
-from fedbench.tables.result import TableResult
+from fedbench.tables.result import PENDING, TableResult
 
 
 def remarks(layout: Layout) -> list[str]:
@@ -28,8 +28,8 @@ def remarks(layout: Layout) -> list[str]:
     said += spec.notes
     if made.scale == "paper" and not made.substitute:
         said += [finding.text for finding in spec.findings if finding.changed == made.changed]
-    said += [f"{row.label}: {row.note}" for row in spec.rows if row.note]
-    said += [f"{column.label}: {column.note}" for column in spec.columns if column.note]
+    said += [f"{row.label}: {row.note}" for row in layout.rows if row.note]
+    said += [f"{column.label}: {column.note}" for column in layout.columns if column.note]
     spent = f", {spell(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
     said.append(f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}.")
     return said
@@ -68,18 +68,20 @@ def _stale(table: TableResult) -> Iterator[str]:
 
 
 def _absent(layout: Layout) -> list[str]:
-    """Which columns are left out, and why."""
+    """Which rows and columns are left out, and why."""
     shown = {column.label for column in layout.columns}
-    return [
-        f"No run of column {column.label}: {_reason(layout.table, column)}."
+    reasons = {
+        column.label: _reason(layout.table, column)
         for column in layout.table.spec.columns
         if column.label not in shown
-    ]
+    }
+    said = [f"No run of column {label}: {reason}." for label, reason in reasons.items() if reason]
+    return [*filter(None, [layout.left_out]), *said]
 
 
 def _reason(table: TableResult, column: ColumnSpec) -> str:
-    reasons = {cell.reason for cell in table.cells if cell.column == column.label}
-    return "; ".join(sorted(reason.removeprefix("not run: ") for reason in reasons if reason))
+    reasons = {cell.reason for cell in table.cells if cell.column == column.label} - {"", PENDING}
+    return "; ".join(sorted(reason.removeprefix("not run: ") for reason in reasons))
 
 
 def _significance(table: TableResult) -> list[str]:

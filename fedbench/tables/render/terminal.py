@@ -15,11 +15,12 @@ BEST = {1: "bold", 2: "underline"}
 
 
 def render(table: TableResult) -> Group:
-    """All columns in which something ran, and what the signs mean."""
+    """All columns in which something ran, what the signs mean, and what is left out."""
     layout = Layout(table)
     drawn = [_column(layout, column) for column in layout.columns]
     signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items() if sign)
-    return Group(*drawn, Words(f"published value in brackets; {signs}; bold best, underlined second"))
+    told = Words(f"published value in brackets; {signs}; bold best, underlined second")
+    return Group(*drawn, told, *map(Words, filter(None, [layout.left_out])))
 
 
 def _column(layout: Layout, column: ColumnSpec) -> Table:

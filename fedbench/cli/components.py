@@ -1,0 +1,105 @@
+"""The listings of config groups: methods, their parameters, and components whose YAMLs say it all."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedbench.cli.listing import Listing, domains
+from fedbench.config import groups, options
+from fedbench.config.groups import SCHEMAS
+from fedbench.core.errors import UnknownName
+
+METHOD_COLUMNS = ("method", "family", "paper", "server → client", "client → server", "bytes ↓ / ↑")
+
+
+def methods() -> Listing:
+    """What each method sends, by running it."""
+    from fedbench.cli.traffic import probe
+
+    rows = []
+    for name in options.names("method"):
+        config = options.load("method", name)
+        method = groups.registry("method").build(config)
+        found = probe(method)
+        once = "; also before round 0" if found.prepares else ""
+        rows.append(
+            {
+                "method": name,
+                "family": method.family,
+                "paper": method.paper,
+                "server → client": "; then ".join(found.down) + once,
+                "client → server": "; then ".join(found.up),
+                "bytes ↓ / ↑": f"{found.down_ratio:.2f} / {found.up_ratio:.2f}",
+            }
+        )
+    return Listing(
+        "Methods; bytes a round relative to FedAvg (N clients, K classes, d features)", METHOD_COLUMNS, rows
+    )
+
+
+def presets() -> Listing:
+    """What is set in each YAML of a method; of a variant, what differs from the method's own; of a part, apart."""
+    rows = []
+    for name in options.names("method"):
+        config = options.load("method", name)
+        usual = str(config["name"])
+        variant = name != usual and usual in options.names("method")
+        parts = {
+            key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value
+        }
+        whole = {key: value for key, value in config.items() if key not in parts}
+        changes = options.different(config, options.load("method", usual)) if variant else {}
+        switched = {key: "null" if value is None else value for key, value in changes.items()}
+        shown = options.parameters(switched if variant else whole) or "-"
+        said = domains(groups.registry("method").get(usual)).split(", ")
+        own = ", ".join(text for text in said if text.partition(".")[0] not in parts)
+        text = f"as {usual}, but {shown}" if variant else shown
+        rows.append({"method": name, "parameters": text, "domains": "" if variant else own})
+        for key, part in ({} if variant else parts).items():
+            theirs = ", ".join(each.removeprefix(f"{key}.") for each in said if each.startswith(f"{key}."))
+            rows.append(
+                {"method": f"{name}, {key}.*", "parameters": options.parameters(part), "domains": theirs}
+            )
+    title = "Parameters of the methods; any of them is a key: method.mu=1"
+    return Listing(title, ("method", "parameters", "domains"), rows)
+
+
+def components(group: str, title: str) -> Listing:
+    """A table of a group whose YAMLs say it all."""
+    columns = (group, "content", "parameters", "domains", "source")
+    rows = []
+    for name in options.names(group):
+        config = options.load(group, name)
+        told = options.parameters(_own(group, config))
+        row = {group: name, "parameters": told, "content": options.about(group, name)}
+        cls = _class(group, config)
+        if group not in SCHEMAS:  # whose rows would all say the same
+            row["domains"] = (domains(cls) if cls else "") or "-"
+        rows.append({**row, "source": _source(cls, options.file_of(group, name))})
+    return Listing(title, tuple(column for column in columns if column in rows[0]), rows)
+
+
+def _own(group: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without the values that every config of the group has unless it says otherwise."""
+    schema = SCHEMAS.get(group)
+    return config if schema is None else options.different(config, dataclasses.asdict(schema()))
+
+
+def _class(group: str, config: Mapping[str, Any]) -> type | None:
+    """The class behind a component; None where a schema or another file's component is (model=auto)."""
+    try:
+        found: type = groups.registry(group).get(str(config["name"]))
+    except (KeyError, UnknownName):
+        return None
+    return found
+
+
+def _source(cls: type | None, file: Path) -> str:
+    """The file of a component's class, else the YAML."""
+    if cls is None:
+        return file.relative_to(groups.conf_dir().parent).as_posix()
+    return Path(inspect.getfile(cls)).relative_to(Path(__file__).resolve().parents[2]).as_posix()
