@@ -8,10 +8,11 @@ averaged as in FedAvg. Section 3.5: global model alpha = 1 / (M+1), client model
 SosicFL-All: `simplex: ["*"]`. Late start (Section 4.3): before `start_round` every subregion is the whole simplex.
 
 The paper is of two minds; each is a setting: alpha is drawn at every step (Section 3.2, the default, as in the code) or
-Omega_tr = 1 times a round and used in turn (3.4 and Appendix A, `samples`); clustering is in Hilbert's metric by its name, "with the L1-distance" by the text
-(`metric`, by default the former). The authors' code (preset `code`): one bias (`simplex: ["head.weight"]`), alpha =
-centre + U(0, rho) u wherever that leads (`sampling: unprojected`), and from round 250 on (`start_round`) each client's
-centre is a projection of its trained endpoints' principal components (`positions: heads`).
+Omega_tr = 1 times a round and used in turn (3.4 and Appendix A, `samples`); clustering is in Hilbert's metric by its
+name, "with the L1-distance" by the text (`metric`, by default the former). The authors' code (preset `code`): one
+bias (`simplex: ["head.weight"]`), alpha = centre + U(0, rho) u wherever that leads (`sampling: unprojected`), and from
+round 250 on (`start_round`) each client's centre is a projection of its trained endpoints' principal components
+(`positions: heads`).
 M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
 clusters in one place; tables take ten there, as the authors' later code does. Deviation: endpoints for `heads` are
 trained in one round from the initial weights, in the code from those of round 250.
