@@ -81,7 +81,7 @@ def test_recorded_values_stand_without_their_runs(
     files = {name: (folder(tmp_path) / name).read_text() for name in (store.ROWS, store.CURVES, "cells.csv")}
     capsys.readouterr()
     run(tmp_path, *FIRST, "seeds=1")
-    assert "2 finished, 0 failed, 0 to do" in capsys.readouterr().out
+    assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
     assert files == {name: (folder(tmp_path) / name).read_text() for name in files}
     # A new row needs the Local run itself, to be measured against; nothing else is trained again.

@@ -97,7 +97,7 @@ def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     (folder(tmp_path) / "checksums.json").unlink()
     capsys.readouterr()
     assert reproduced(tmp_path, "dry_run=true", "stale=error") == 0
-    assert "2 finished, 0 failed, 0 to do" in capsys.readouterr().out
+    assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
     redraw.main([str(tmp_path / "results")])
     assert "2 runs: 0 made by other code than today's, 2 recorded before code was" in capsys.readouterr().out
     assert STALE not in table(tmp_path)
