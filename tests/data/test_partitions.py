@@ -305,12 +305,13 @@ def emnist():
     ("sizes", "alpha", "published"),
     [
         (CIFAR, 0.1, 487),
-        (CIFAR, 0.5, 170),
-        (np.full(10, 27_000), 0.1, 1962),  # CINIC-10
+        pytest.param(CIFAR, 0.5, 170, marks=pytest.mark.slow),
+        pytest.param(np.full(10, 27_000), 0.1, 1962, marks=pytest.mark.slow),  # CINIC-10
         (np.full(10, 27_000), 0.5, 843),
         (np.full(200, 550), 0.1, 118),  # Tiny-ImageNet
-        (np.full(200, 550), 0.5, 38),
-        (emnist(), 0.1, 2545),  # its mean, 8142, is of 814,255 samples; the table's 805,263 is a slip
+        pytest.param(np.full(200, 550), 0.5, 38, marks=pytest.mark.slow),
+        # Its mean, 8142, is of 814,255 samples; the table's 805,263 is a slip.
+        pytest.param(emnist(), 0.1, 2545, marks=pytest.mark.slow),
         (emnist(), 0.5, 782),
     ],
 )

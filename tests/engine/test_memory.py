@@ -70,7 +70,8 @@ def chosen(
         pytest.param(SosicFL(), {}, marks=pytest.mark.slow),
         pytest.param(FedAvg(), {"model": LeNet5(batch_norm=True)}, marks=pytest.mark.slow),
         (FedAvg(), {"optimizer": OptimizerConfig("adam", lr=0.01)}),
-        (FedAvg(), {"epochs": 3, "model": MLP(hidden=(1,))}),  # batches of many steps outweigh the model
+        # Batches of many steps outweigh the model.
+        pytest.param(FedAvg(), {"epochs": 3, "model": MLP(hidden=(1,))}, marks=pytest.mark.slow),
     ],
     ids=["Ditto", "IFCA", "SosicFL", "convolutions", "adam", "steps"],
 )

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.helpers.tiers import tiered
 from tests.report import browsing
 from tests.report.browsing import shown
 
@@ -39,16 +40,16 @@ def test_a_link_reopens_the_cell_it_was_copied_in(browser: Any, results: Path) -
         page.wait_for_function("() => document.activeElement.dataset.cell === '1-0-0'")
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "#cell=gone%7Cx%7Cy%7Cz",
-        "#cell=fedcollab_t1%7Cgone%7CLabel+shift%7CAcc+%25",
-        "#run=x&view=comparison",
-        "#%",
-        "#paper=nobody&constructor=x",
-    ],
-)
+ADDRESSES = [
+    "#cell=gone%7Cx%7Cy%7Cz",
+    "#cell=fedcollab_t1%7Cgone%7CLabel+shift%7CAcc+%25",
+    "#run=x&view=comparison",
+    "#%",
+    "#paper=nobody&constructor=x",
+]
+
+
+@pytest.mark.parametrize("address", tiered(ADDRESSES, quick=[*ADDRESSES[1:3], ADDRESSES[4]]))
 def test_an_address_of_what_is_not_there_opens_the_start(browser: Any, results: Path, address: str) -> None:
     for page in browsing.opened(browser, results, address):
         assert shown(page, "dialog") == []
@@ -124,6 +125,7 @@ def test_chosen_rows_are_laid_over_each_other_and_compared_client_by_client(
         assert not page.is_checked(f"{T} [data-pick='0']")
 
 
+@pytest.mark.slow
 def test_keyboard_alone_compares(opened: Any) -> None:
     opened.locator(f"{T} [data-cell='0-0-0']").focus()
     for key in ("ArrowLeft", "Space", "ArrowDown", "Space", "c"):
