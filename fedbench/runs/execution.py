@@ -32,6 +32,7 @@ from fedbench.results.folder import RunFolder
 from fedbench.results.observer import Observer, Observers
 from fedbench.results.progress import Progress
 from fedbench.runs import fingerprint, recorded
+from fedbench.runs.beginning import Beginning
 from fedbench.runs.config import RunConfig, run_key
 from fedbench.runs.places import folder_of, labels_of, standing
 from fedbench.runs.writing import write
@@ -95,25 +96,39 @@ def _simulate(
     try:
         storage = Storage.of(setup, run.hardware, folder.path)
         simulation = Simulation(setup, trainer, observer, storage, run.recorders)
-        resumed = folder.status() == "partial"
-        if not resumed:
-            folder.begin(fingerprint.code_of(run))
+        beginning = Beginning.of(run, trainer)
+        device, resumed = setup.federation.device, folder.status() == "partial"
+        state: State | None = None
         if resumed:
-            state = states.load(folder.checkpoint, key, setup.federation.device, storage)
+            state = states.load(folder.checkpoint, key, device, storage)
             recorded.require(run, folder, state.arrays, state.round)
+        else:
+            folder.begin(fingerprint.code_of(run))
+            if not run.settings.force:
+                state = beginning.found(device, storage)
         observer.start(
-            replace(labels_of(run), variant=purpose), run.protocol.rounds, state.round if resumed else 0
+            replace(labels_of(run), variant=purpose), run.protocol.rounds, state.round if state else 0
         )
-        if not resumed:
+        if state is None:
             state = simulation.begin()
+        elif not resumed:
+            for record in state.history.records:
+                observer.record(record)
         with state.memory:
-            _play(simulation, state, run.settings.checkpoint, folder, key)
+            _play(simulation, state, run.settings.checkpoint, folder, key, beginning)
             return write(run, key, folder, setup, partition, state, local, local_key)
     finally:
         trainer.close()
 
 
-def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: RunFolder, key: str) -> None:
+def _play(
+    simulation: Simulation,
+    state: State,
+    rule: CheckpointConfig,
+    folder: RunFolder,
+    key: str,
+    beginning: Beginning,
+) -> None:
     """All rounds still to do, with a checkpoint whenever `rule` says that one is due, and when a signal ends them.
 
     Raises:
@@ -124,6 +139,7 @@ def _play(simulation: Simulation, state: State, rule: CheckpointConfig, folder: 
         while not simulation.done(state):
             if not signals.asked:  # which it may be before the first round, by another run of this process
                 simulation.step(state)
+                beginning.keep(state)
             by_time = 0 < rule.seconds <= time.monotonic() - saved
             by_round = rule.rounds > 0 and state.round % rule.rounds == 0
             if signals.asked or ((by_time or by_round) and not simulation.done(state)):

@@ -24,6 +24,7 @@ from fedbench.methods.fedbn import FedBN
 from fedbench.methods.local import Local
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.models.lenet5 import LeNet5
+from fedbench.testing.runs import equal, everything
 from tests.methods.toys import close, federation, gap, models, setup, simulate
 
 SIZES = (6, 13, 8, 21)
@@ -60,6 +61,21 @@ def test_generalisation_is_fedavg(cohort: float) -> None:
 
 def test_generalisation_lasts_the_floor_of_rho_t_rounds() -> None:
     assert [PFedSim(rho=0.5).warm(Clock(t, 5)) for t in range(5)] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("scored", ["mixed", "own"])
+def test_its_beginning_is_that_of_any_rho_to_the_bit(scored: str) -> None:
+    """Models, memory, scores after every round and bytes."""
+    for rho, rounds in ((0.5, 2), (0.9, 4), (1.0, 5)):
+        method = PFedSim(rho=rho, scored=scored)
+        done, common = method.beginning(6)
+        assert done == rounds
+        found, expected = (
+            steps(normalised(each, rounds=6, eval_every=1, cohort=0.5), done)[1] for each in (method, common)
+        )
+        assert equal(everything(found), everything(expected))
+        assert (found.bytes_up, found.bytes_down) == (expected.bytes_up, expected.bytes_down)
+    assert PFedSim(rho=0.0).beginning(6)[0] == PFedSim(rho=0.1).beginning(6)[0] == 0
 
 
 def test_with_all_weight_on_itself_it_is_local() -> None:

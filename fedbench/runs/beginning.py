@@ -1,0 +1,98 @@
+"""What several runs have in common at their beginning (Method.beginning) is trained once and kept in the cache.
+
+A run goes on from the longest beginning that is not longer than its own, as from a checkpoint, and then keeps its own. So
+runs in ascending order of what tells them apart train each common round once. Bytes, scores and seconds are part of the
+state, so the row counts all rounds as if the run had trained them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fedbench.core import trees
+from fedbench.core.cache import cache_dir
+from fedbench.core.errors import CheckpointError
+from fedbench.engine import state as states
+from fedbench.engine.clients.storage import Storage
+from fedbench.engine.state import State
+from fedbench.engine.train.trainer import Trainer
+from fedbench.results import checkpoint
+from fedbench.results.environment import machine
+from fedbench.runs import fingerprint
+from fedbench.runs.config import RunConfig, run_key
+
+SHARE = 0.1  # of the free disk that a beginning may take
+
+log = logging.getLogger("fedbench")
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The first `rounds` of a run. `key` names all that their numbers depend on, the engine and machine included."""
+
+    key: str
+    rounds: int
+    last: bool  # nobody goes on with a longer one
+
+    @classmethod
+    def of(cls, run: RunConfig, trainer: Trainer) -> Beginning:
+        """Of a run that `trainer` trains."""
+        rounds, method = run.method.beginning(run.protocol.rounds)
+        code = fingerprint.code_of(run)
+        engine = (type(trainer).__name__, run.hardware, machine(), torch.__version__, torch.get_num_threads())
+        parts = (common_key(run), code, fingerprint.content(run.dataset), run.recorders, *engine)
+        if "edited" in code:  # nobody knows what runs here
+            rounds = 0
+        return cls(hashlib.sha256(repr(parts).encode()).hexdigest()[:16], rounds, method == run.method)
+
+    @property
+    def path(self) -> Path:
+        """File of the state, whichever run kept it."""
+        return cache_dir() / "beginnings" / f"{self.key}.safetensors"
+
+    def found(self, device: torch.device, storage: Storage) -> State | None:
+        """The state to go on from; None if there is none, or a longer one, or a damaged one."""
+        if not self.rounds or not self.path.is_file():
+            return None
+        try:
+            if int(checkpoint.meta_of(self.path)["round"]) <= self.rounds:
+                return states.load(self.path, self.key, device, storage)
+        except CheckpointError as error:
+            log.warning("a beginning in the cache is trained again: %s", error)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        return None
+
+    def keep(self, state: State) -> None:
+        """Keep `state` after the last of the rounds, in the place of a shorter one; the last run to need it removes it.
+
+        Not if its rows are in a file of the run's own, it is large for the disk, or the cache cannot be written.
+        """
+        if state.round != self.rounds:
+            return
+        with contextlib.suppress(OSError, CheckpointError):
+            if self.last:
+                self.path.unlink(missing_ok=True)
+            elif not state.memory.mapped and self._kept() < self.rounds:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                size = sum(map(trees.leaf_bytes, states.pack(state)[0].values()))
+                if size <= SHARE * shutil.disk_usage(self.path.parent).free:
+                    states.save(self.path, state, self.key)
+
+    def _kept(self) -> int:
+        try:
+            return int(checkpoint.meta_of(self.path)["round"])
+        except CheckpointError:
+            return 0
+
+
+def common_key(run: RunConfig) -> str:
+    """The key of the run whose beginning is that of `run`."""
+    return run_key(replace(run, method=run.method.beginning(run.protocol.rounds)[1]))
