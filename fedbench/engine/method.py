@@ -128,7 +128,7 @@ class Method(Component, ABC):
     def beginning(self, rounds: int) -> tuple[int, Method]:
         """(r, the method whose run of `rounds` is the same for its first r rounds, their scores included).
 
-        Those that return one method have their first rounds in common, which are trained once (fedbench.runs.beginning).
+        Those that return one method have their first rounds in common, trained once (fedbench.runs.beginning).
         """
         return 0, self
 

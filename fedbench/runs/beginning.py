@@ -1,8 +1,8 @@
 """What several runs have in common at their beginning (Method.beginning) is trained once and kept in the cache.
 
-A run goes on from the longest beginning that is not longer than its own, as from a checkpoint, and then keeps its own. So
-runs in ascending order of what tells them apart train each common round once. Bytes, scores and seconds are part of the
-state, so the row counts all rounds as if the run had trained them.
+A new run goes on from what is kept, as from a checkpoint, if that is no longer than its own beginning, and then keeps
+its own in that place. So runs whose beginnings grow train each common round once. Bytes, scores and seconds are part of
+the state, so a row counts all rounds as if the run had trained them.
 """
 
 from __future__ import annotations
@@ -59,16 +59,15 @@ class Beginning:
 
     def found(self, device: torch.device, storage: Storage) -> State | None:
         """The state to go on from; None if there is none, or a longer one, or a damaged one."""
-        if not self.rounds or not self.path.is_file():
+        if not self.rounds or not self.path.is_file() or self._kept() > self.rounds:
             return None
         try:
-            if int(checkpoint.meta_of(self.path)["round"]) <= self.rounds:
-                return states.load(self.path, self.key, device, storage)
-        except CheckpointError as error:
-            log.warning("a beginning in the cache is trained again: %s", error)
+            return states.load(self.path, self.key, device, storage)
+        except CheckpointError:
+            log.warning("%s is damaged, or of an earlier version: it is made again", self.path)
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        return None
+            return None
 
     def keep(self, state: State) -> None:
         """Keep `state` after the last of the rounds, in the place of a shorter one; the last run to need it removes it.
@@ -87,9 +86,10 @@ class Beginning:
                     states.save(self.path, state, self.key)
 
     def _kept(self) -> int:
+        """Rounds of the state in the file; 0 if there is none to read."""
         try:
             return int(checkpoint.meta_of(self.path)["round"])
-        except CheckpointError:
+        except (CheckpointError, KeyError, TypeError, ValueError):
             return 0
 
 

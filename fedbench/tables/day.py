@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.pick.arithmetic import Peaks
+from fedbench.runs.beginning import common_key
 from fedbench.runs.config import RunConfig, from_plain, run_key
 from fedbench.tables.cell_config import Wish, compose_cell
 from fedbench.tables.demand import Demand
@@ -59,8 +60,9 @@ class Needed:
 
 
 def needed(tables: Sequence[TableSpec], wish: Wish) -> list[Needed]:
-    """What each table adds to those before it: a configuration is trained once, and so is its Local."""
+    """What each table adds to those before it: a configuration is trained once, and so are its Local and beginning."""
     seen: set[str] = set()
+    kept: dict[str, int] = {}  # rounds of the beginning in the cache, by what has it in common
     found = []
     for table in tables:
         of = (table.paper, table.table)
@@ -76,11 +78,23 @@ def needed(tables: Sequence[TableSpec], wish: Wish) -> list[Needed]:
                     continue
                 seen.add(key)
                 try:
-                    here.demands[label] = Demand.of(each)
+                    whole, done = Demand.of(each), _begun(each, kept)
+                    here.demands[label] = tuple(part.after(done) for part in whole)
                 except FedbenchError as error:
                     here.unknown[label] = str(error)
         found.append(here)
     return found
+
+
+def _begun(run: RunConfig, kept: dict[str, int]) -> int:
+    """Rounds that `run` need not train; what it keeps itself is put into `kept`. See fedbench.runs.beginning."""
+    rounds, _ = run.method.beginning(run.protocol.rounds)
+    if not rounds:
+        return 0
+    key = common_key(run)
+    before = kept.get(key, 0)
+    kept[key] = max(before, rounds)
+    return before if before <= rounds else 0
 
 
 def _runs(table: TableSpec, wish: Wish) -> Iterator[tuple[str, RunConfig]]:

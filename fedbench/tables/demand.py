@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -110,6 +110,18 @@ class Demand:
             plain,
             protocol.local.batch_size,
             network.client_bytes(protocol.local.batch_size),
+        )
+
+    def after(self, done: int) -> Demand:
+        """Of the rounds after the first `done`."""
+        left = 1 - done / self.rounds
+        return replace(
+            self,
+            rounds=self.rounds - done,
+            cohort_steps=self.cohort_steps * left,
+            client_steps=self.client_steps * left,
+            evaluations=round(self.evaluations * left),
+            scored=self.scored * left,
         )
 
     def memory(self, seeds: int) -> int:

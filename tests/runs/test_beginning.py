@@ -15,10 +15,11 @@ from fedbench.engine.state import State
 from fedbench.runs import beginning, fingerprint
 from fedbench.runs import execution as run
 from fedbench.runs.config import RunConfig
+from fedbench.runs.together import execute_together
 from tests.helpers.runs import config, interrupt_after, rows
 
 ROUNDS = 10
-Trained = Callable[[RunConfig], list[int]]
+Trained = Callable[..., list[int]]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
-    """Executes a run and returns which of its rounds were trained; Local's are not counted."""
+    """Executes a run, or several together, and returns which rounds were trained; Local's are not counted."""
     played, found = Simulation.step, []
 
     def counted(self: Simulation, state: State) -> None:
@@ -38,9 +39,12 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
             found.append(state.round + 1)
         played(self, state)
 
-    def execute(chosen: RunConfig) -> list[int]:
+    def execute(*chosen: RunConfig) -> list[int]:
         found.clear()
-        run.execute(chosen)
+        if len(chosen) == 1:
+            run.execute(*chosen)
+        else:
+            execute_together(chosen)
         return list(found)
 
     monkeypatch.setattr(Simulation, "step", counted)
@@ -80,6 +84,22 @@ def test_in_ascending_order_each_common_round_is_trained_once(tmp_path: Path, tr
         assert spent[1] > 0
 
 
+def test_seeds_together_begin_where_seeds_together_ended(tmp_path: Path, trained: Trained) -> None:
+    seeds = ("hardware.engine=stacked",)
+    together = {
+        rho: [at(tmp_path / "together", rho, f"seed={s}", *seeds) for s in (0, 1)] for rho in (0.3, 0.5)
+    }
+    assert [sorted(trained(*runs)) for runs in together.values()] == [
+        sorted(2 * after(0)),
+        sorted(2 * after(2)),
+    ]
+    shutil.rmtree(cache_dir() / "beginnings")
+    alone = [at(tmp_path / "alone", 0.5, f"seed={s}", *seeds) for s in (0, 1)]
+    assert len(trained(*alone)) == 2 * ROUNDS
+    for begun, whole in zip(together[0.5], alone, strict=True):
+        assert rows(folder_of(begun)) == rows(folder_of(whole))
+
+
 def test_a_longer_beginning_is_neither_used_nor_replaced(tmp_path: Path, trained: Trained) -> None:
     trained(at(tmp_path, 0.9))
     before = [file.read_bytes() for file in kept()]
@@ -90,7 +110,13 @@ def test_a_longer_beginning_is_neither_used_nor_replaced(tmp_path: Path, trained
 
 @pytest.mark.parametrize(
     "other",
-    ["seed=1", "protocol.optimizer.lr=0.02", "method.scored=own", "dataset.limit=301", "record=[collaboration]"],
+    [
+        "seed=1",
+        "protocol.optimizer.lr=0.02",
+        "method.scored=own",
+        "dataset.limit=301",
+        "record=[collaboration]",
+    ],
 )
 def test_runs_that_differ_otherwise_share_nothing(tmp_path: Path, trained: Trained, other: str) -> None:
     trained(at(tmp_path, 0.3))
@@ -98,9 +124,7 @@ def test_runs_that_differ_otherwise_share_nothing(tmp_path: Path, trained: Train
     assert len(kept()) == 2
 
 
-def test_other_code_shares_nothing(
-    tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_code_shares_nothing(tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(at(tmp_path, 0.3))
     monkeypatch.setattr(fingerprint, "code_of", lambda _: "method:0123456789ab")
     assert trained(at(tmp_path, 0.5)) == after(0)
@@ -117,9 +141,10 @@ def test_force_trains_every_round(tmp_path: Path, trained: Trained) -> None:
 def test_an_interrupted_run_goes_on_from_its_own_checkpoint(tmp_path: Path, trained: Trained) -> None:
     trained(at(tmp_path, 0.3))
     chosen = at(tmp_path, 0.7, "checkpoint.rounds=1")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with pytest.MonkeyPatch.context() as patch:
         interrupt_after(patch, 5)
-        run.execute(chosen)
+        with pytest.raises(KeyboardInterrupt):
+            run.execute(chosen)
     shutil.rmtree(cache_dir() / "beginnings")
     assert trained(chosen) == after(5)
     assert trained(at(tmp_path, 0.9)) == after(6)  # which the resumed run kept

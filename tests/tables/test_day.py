@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table(*rows: str) -> spec.TableSpec:
-    lines = [{"label": row, "overrides": [f"method={row}"]} for row in rows]
+    lines = [{"label": row, "overrides": f"method={row}".split()} for row in rows]
     content = {"name": "toy", "title": "Toy", "paper": "fedcollab", "table": "T1", "seeds": 3, "base": BASE}
     column = {"label": "here", "overrides": []}
     return spec.parse({**content, "metrics": [{"name": "acc"}], "rows": lines, "columns": [column]})
@@ -98,6 +98,17 @@ def test_a_configuration_is_counted_once_and_so_is_its_local() -> None:
     assert list(found[1].demands) == ["ditto / here"]
     assert [each.shared for each in found] == [0, 2]
     assert [each.seeds for each in found] == [3, 3]
+
+
+def test_first_rounds_in_common_are_counted_once() -> None:
+    shares = [f"pfedsim method.rho={rho}" for rho in (0.5, 0.3, 0.9, 1)]
+    (found,) = day.needed([table(*shares)], Wish(Scale("paper")))
+    rounds = {label: part.rounds for label, (part,) in found.demands.items()}
+    assert [rounds[f"{share} / here"] for share in shares] == [10, 10, 6, 2]
+    steps = {label: part.client_steps for label, (part,) in found.demands.items()}
+    assert steps[f"{shares[2]} / here"] == pytest.approx(0.6 * steps[f"{shares[0]} / here"])
+    scored = {label: (part.evaluations, part.scored) for label, (part,) in found.demands.items()}
+    assert scored[f"{shares[2]} / here"] == (3, pytest.approx(0.6 * scored[f"{shares[0]} / here"][1]))
 
 
 def test_data_that_is_missing_is_outlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,9 @@ NOTES = """\
   and classes, labels in equal shares.
 - Left out: what happens once before round 0 (FedCollab's discriminators, cluster features), servers that learn (FedGen,
   FedIoT, pFedHN), loading, and studies, which train no federation.
-- A row has what no row before it has: a configuration that several tables ask for is trained once, and so is its Local.
-  Seeds are rows of one program. Memory is the largest of any configuration if all its clients and seeds train at once;
-  what does not fit trains in chunks.
+- A row has what no row before it has: a configuration that several tables ask for is trained once, and so are its Local
+  and the first rounds that it has in common with one before. Seeds are rows of one program. Memory is the largest of
+  any configuration if all its clients and seeds train at once; what does not fit trains in chunks.
 """
 
 
