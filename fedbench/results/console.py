@@ -47,12 +47,13 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     appears twice (same key) counts once; more runs than seeds are shown as such, since they mix configurations.
     Where other code made one of the runs (`code_changed`), its line is marked: see `units.remark`.
     """
+    unique = {row.get("key") or index: row for index, row in enumerate(rows)}
     table = Table()
-    table.add_column("method", no_wrap=True)
+    # A section's heading folds where the terminal is narrow; methods' names and values stay on one line before it.
+    table.add_column("method", min_width=max((len(_label(row)) for row in rows), default=0))
     table.add_column("seeds", justify="right")
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")
-    unique = {row.get("key") or index: row for index, row in enumerate(rows)}
     for where, section in _grouped(list(unique.values()), GROUP).items():
         table.add_section()
         table.add_row(Text(", ".join(filter(None, where)), style="italic"))
@@ -81,7 +82,11 @@ def _add_section(table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
             )
             for name in COLUMNS
         ]
-        table.add_row(Text("  " + " ".join(filter(None, method))), count, *cells)
+        table.add_row(Text(_label(runs[0])), count, *cells)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return "  " + " ".join(str(row[name]) for name in ("method", "variant") if row.get(name))
 
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
