@@ -12,6 +12,8 @@ import pytest
 from fedbench.core.cache import cache_dir
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
+from fedbench.results.history import Record
+from fedbench.results.observer import Observer
 from fedbench.runs import beginning, fingerprint
 from fedbench.runs import execution as run
 from fedbench.runs.config import RunConfig
@@ -114,7 +116,7 @@ def test_a_longer_beginning_is_neither_used_nor_replaced(tmp_path: Path, trained
         "seed=1",
         "protocol.optimizer.lr=0.02",
         "method.scored=own",
-        "dataset.limit=301",
+        "hardware.engine=stacked",
         "record=[collaboration]",
     ],
 )
@@ -131,6 +133,31 @@ def test_other_code_shares_nothing(tmp_path: Path, trained: Trained, monkeypatch
     monkeypatch.setattr(fingerprint, "code_of", lambda _: "method:0123456789abedited")
     assert trained(at(tmp_path, 0.7)) == after(0)
     assert len(kept()) == 2  # nobody knows what code that was
+
+
+def test_other_samples_share_nothing(
+    tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(at(tmp_path, 0.3))
+    monkeypatch.setattr(fingerprint, "content", lambda _: "0123456789ab")
+    assert trained(at(tmp_path, 0.5)) == after(0)
+
+
+def test_observers_are_told_of_every_score(
+    tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(at(tmp_path, 0.3))
+    told: list[int] = []
+
+    class Listener(Observer):
+        def record(self, record: Record) -> None:
+            told.append(record.round)
+
+    chosen = at(tmp_path, 0.5)
+    run.local_reference(chosen)
+    monkeypatch.setattr(run, "observers", lambda *_: Listener())
+    assert trained(chosen) == after(2)
+    assert told == list(range(ROUNDS + 1))
 
 
 def test_force_trains_every_round(tmp_path: Path, trained: Trained) -> None:
