@@ -25,6 +25,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     """The plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
     from fedbench.results.console import Output
     from fedbench.tables import naming
+    from fedbench.tables.equivalence import LEAST_SEEDS
     from fedbench.tables.needs import told
     from fedbench.tables.result import PENDING
 
@@ -40,6 +41,10 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
         f"{finished} finished, {f'{recorded} recorded, ' if recorded else ''}{failed} failed, {len(missing)} to do, "
         f"{at_once} at once"
     )
+    if plan.spec.paper and plan.made.faithful and len(plan.seeds) < LEAST_SEEDS:
+        console.print(
+            f"one seed gives no verdicts but inconclusive; a test needs {LEAST_SEEDS} (seeds={LEAST_SEEDS})"
+        )
     reasons: dict[str, list[Entry]] = {}
     for entry in plan.entries:
         if entry.reason and entry.reason != PENDING:

@@ -92,6 +92,17 @@ def test_dry_run_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "results").exists()
 
 
+def test_one_seed_at_the_papers_setting_is_said_to_give_no_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbench.tables.plan._lacking", lambda *_: "data missing (run this to get it)")
+    for seeds, told in ((1, True), (2, False)):
+        assert (
+            reproduce.main(["table=fedcollab_t3", f"seeds={seeds}", f"results={tmp_path}", "--dry-run"]) == 0
+        )
+        assert ("a test needs 2 (seeds=2)" in capsys.readouterr().out) == told
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_column_whose_data_is_missing_leaves_the_table_incomplete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

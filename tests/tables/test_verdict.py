@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from fedbench.config import groups as conf
-from fedbench.core.errors import ConfigError, UnknownName
-from fedbench.tables import spec, verdict
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare
-from fedbench.tables.margins import Margin, width
+from fedbench.core.errors import ConfigError
+from fedbench.tables import verdict
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.published import Published
 from fedbench.tables.result import Circumstances, TableResult
 from fedbench.tables.verdict import NONE, Verdict, counts, judge
@@ -81,128 +75,6 @@ def test_a_bound_is_met_or_not() -> None:
             mean - 1, mean, mean + 1, published=bound, metrics=[{"name": "acc", "label": "rounds"}]
         )
         assert found.kind == kind
-
-
-# ---- margins
-
-
-def test_the_margins_in_the_metrics_own_units() -> None:
-    for name in ("acc", "best_acc", "acc_global", "rsd"):
-        assert width(name, {}, 50.0, 20) == 1.0
-    assert width("ipr", {}, 50.0, 20) == 5.0
-    assert width("ipr", {}, 50.0, None) is None
-    assert width("tta_speedup_global", {}, 2.5, 20) == pytest.approx(0.25)
-    assert width("similarity", {}, -0.5, None) == pytest.approx(0.05)
-    assert width("similarity", {}, 0.0, None) is None
-    own = {"acc": Margin(2.0, "few images"), "ipr": Margin(20.0, "noisy", relative=True)}
-    assert (width("acc", own, 50.0, 20), width("ipr", own, 50.0, 20)) == (2.0, 10.0)
-
-
-def test_a_table_may_set_a_margin_and_says_why() -> None:
-    assert judged(*SAME, published=value(91.3, 0.1)).kind == DIFFERENT
-    own = {"acc": {"value": 2, "why": "accuracy is of 50 test images"}}
-    assert judged(*SAME, published=value(91.3, 0.1), margins=own).kind == EQUIVALENT
-
-
-@pytest.mark.parametrize(
-    ("margins", "told"),
-    [
-        ({"acc": {"value": 0, "why": "w"}}, "the margin of acc is 0; it must be above 0"),
-        ({"acc": {"value": -1, "why": "w"}}, "the margin of acc is -1; it must be above 0"),
-        ({"acc": {"value": 1}}, r"say why the margin of acc is 1 \(margins.acc.why\)"),
-        (
-            {"acc": {"value": math.inf, "why": "w"}},
-            "the margin of acc is inf; it must be above 0, and finite",
-        ),
-        ({"acc": {"value": "wide", "why": "w"}}, "margin of acc"),
-        ({"acc": 2}, "margin of acc is 2; it must be a mapping of some of value, why, relative"),
-        (5, "'margins' must be a mapping"),
-        (["acc"], "'margins' must be a mapping"),
-    ],
-)
-def test_a_margin_that_is_none(margins: object, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as error:
-        filled({"A": SAME}, margins=margins)
-    assert "\n" not in str(error.value)
-
-
-def test_a_margin_of_a_metric_that_is_not_there() -> None:
-    with pytest.raises(UnknownName, match="ipr"):
-        filled({"A": SAME}, margins={"ipr": {"value": 1, "why": "w"}})
-
-
-def test_an_unknown_number_of_clients_gives_no_verdict_on_ipr() -> None:
-    table = filled({"A": SAME}, {"A": value(90.0)}, metrics=[{"name": "ipr"}])
-    assert judge(table, table.cells[0]).text == "no verdict: its margin is not known"
-
-
-@pytest.mark.parametrize("seeds", [0, 2.5, "5"])
-def test_a_published_mean_is_of_a_seed_at_least(seeds: object) -> None:
-    with pytest.raises(ConfigError, match=f"published_seeds is {seeds}; it must be a whole number"):
-        filled({"A": SAME}, published_seeds=seeds)
-
-
-@pytest.mark.parametrize(
-    ("groups", "told"),
-    [
-        ("nobody", "'groups' must be a mapping"),
-        ({"a": 5}, "group 'a' must be a list of rows"),
-        ({"a": []}, "group 'a' must be a list of rows"),
-    ],
-)
-def test_a_group_that_is_none(groups: object, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as error:
-        filled({"A": SAME}, groups=groups)
-    assert "\n" not in str(error.value)
-
-
-def test_a_group_of_rows_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "table").mkdir()
-    text = (conf.conf_dir() / "table" / "fedcollab_t1.yaml").read_text()
-    (tmp_path / "table" / "mine.yaml").write_text(text.replace('["*+FedCollab"]', '["*+FedColab"]'))
-    monkeypatch.setattr(conf, "conf_dir", lambda: tmp_path)
-    with pytest.raises(UnknownName, match=r"row in group 'inside FedCollab' of table 'mine' '\*\+FedColab'"):
-        spec.load("mine")
-
-
-def test_a_mark_of_the_whole_table_names_what_it_marks() -> None:
-    with pytest.raises(ConfigError, match="'exploratory' must be a mapping"):
-        filled({"A": SAME}, exploratory="because")
-
-
-# ---- shares of clients
-
-
-def gains(*values: float, published: Published, clients: int = 20) -> Verdict:
-    table = filled({"A": values}, {"A": published}, metrics=[{"name": "ipr"}], published_seeds=5)
-    table = dataclasses.replace(table, clients={"c": clients})
-    return judge(table, table.cells[0])
-
-
-def test_seeds_that_agree_on_a_share_are_not_known_to_vary_less_than_clients_do() -> None:
-    """Two seeds of 100 % beside five: s = 100 sqrt(q (1 - q) / 20), q = 40.5 / 41 and 100.5 / 101."""
-    found = gains(100, 100, published=value(100.0, 0.0)).comparison
-    assert found is not None
-    ours, theirs = (100 * math.sqrt(q * (1 - q) / 20) for q in (40.5 / 41, 100.5 / 101))
-    a, b = ours**2 / 2, theirs**2 / 5
-    df = (a + b) ** 2 / (a**2 + b**2 / 4)
-    assert found.high == pytest.approx(stats.t.ppf(0.975, df) * math.sqrt(a + b) + 0.005)
-    assert found.outcome == INCONCLUSIVE
-    assert gains(*[100] * 5, published=value(100.0, 0.0)).kind == EQUIVALENT
-    assert gains(20, 40, 60, published=value(40.0, 20.0)).comparison == dataclasses.replace(
-        compare(Sample(40, 20, 3), Sample(40, 20, 5, 0.005), 5)
-    ), "what varies more keeps its own spread"
-
-
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_at_most_one_value_in_twenty_at_the_margin_is_called_equivalent(seeds: int) -> None:
-    """All of the paper's 20 clients gain, of ours 95 % on average: one client fewer, the margin."""
-    rng = np.random.default_rng(0)
-    runs = 5 * rng.binomial(20, 0.95, (1000, seeds))
-    told = {tuple(sorted(run)): 0 for run in runs.tolist()}
-    for run in told:
-        told[run] = gains(*run, published=value(100.0, 0.0)).kind == EQUIVALENT
-    assert np.mean([told[tuple(sorted(run))] for run in runs.tolist()]) < 0.06
 
 
 # ---- counted apart
