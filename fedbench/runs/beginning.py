@@ -28,7 +28,7 @@ from fedbench.results.environment import machine
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, run_key
 
-SHARE = 0.1  # of the free disk that a beginning may take
+SHARE = 0.1  # of the free disk that all beginnings together may take
 
 log = logging.getLogger("fedbench")
 
@@ -81,9 +81,18 @@ class Beginning:
                 self.path.unlink(missing_ok=True)
             elif not state.memory.mapped and self._kept() < self.rounds:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                size = sum(map(trees.leaf_bytes, states.pack(state)[0].values()))
-                if size <= SHARE * shutil.disk_usage(self.path.parent).free:
+                if self._room(sum(map(trees.leaf_bytes, states.pack(state)[0].values()))):
                     states.save(self.path, state, self.key)
+
+    def _room(self, size: int) -> bool:
+        """Whether `size` bytes may be kept, once the beginnings that were kept longest ago have made way."""
+        allowed = SHARE * shutil.disk_usage(self.path.parent).free
+        others = sorted(self.path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+        taken = sum(file.stat().st_size for file in others)
+        while size <= allowed < taken + size and others:
+            taken -= others[0].stat().st_size
+            others.pop(0).unlink()
+        return taken + size <= allowed
 
     def _kept(self) -> int:
         """Rounds of the state in the file; 0 if there is none to read."""

@@ -208,3 +208,13 @@ def test_rows_in_a_file_of_the_run_are_not_kept(tmp_path: Path, trained: Trained
 def test_a_method_without_a_beginning_keeps_nothing(tmp_path: Path, trained: Trained) -> None:
     trained(at(tmp_path, 0.3).changed(method={"name": "fedavg"}))
     assert kept() == []
+
+
+def test_the_oldest_make_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.execute(at(tmp_path, 0.5))
+    (first,) = kept()
+    free = shutil.disk_usage(tmp_path)._replace(free=first.stat().st_size * 15)  # room for one and a half
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    run.execute(at(tmp_path, 0.5, "seed=1"))
+    (second,) = kept()
+    assert second != first
