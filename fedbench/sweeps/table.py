@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ def write(outcomes: Sequence[JobOutcome]) -> Path:
     keys = swept(outcomes, (config.x, config.by))
     folder = Path(config.folder) / folder_name(config.name or "", outcomes, keys)
     runs = tidy(finished, keys)
+    _make_way(folder, set(runs["key"]))
     folder.mkdir(parents=True, exist_ok=True)
     write_frame(runs, folder / "runs.csv")
     lines = table(runs, keys, config.y)
@@ -42,6 +44,23 @@ def write(outcomes: Sequence[JobOutcome]) -> Path:
     write_text(folder / "table.md", markdown(lines, keys))
     write_figure(draw(config, runs, keys), folder)
     return folder
+
+
+def _make_way(folder: Path, keys: set[str]) -> None:
+    """Move what is in `folder` aside if it is of other runs altogether, and say so."""
+    import pandas as pd
+
+    if not (folder / "runs.csv").is_file() or keys & set(
+        pd.read_csv(folder / "runs.csv", usecols=["key"])["key"]
+    ):
+        return
+    free = next(
+        path
+        for n in itertools.count(1)
+        if not (path := folder.with_name(f"{folder.name}-before-{n}")).exists()
+    )
+    folder.rename(free)
+    print(f"{folder} held another sweep; it is in {free} now")
 
 
 def swept(outcomes: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]:

@@ -86,6 +86,7 @@ def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) 
     assert len(traces.kinds) == len(set(traces.kinds)) < traces.replays / 2
 
 
+@pytest.mark.slow
 def test_batch_normalisation_and_several_chunks_are_replayed() -> None:
     images, model = federation((1, 13, 9, 5), (1, 16, 16)), LeNet5(batch_norm=True)
     chosen = setup(FedAvg(), images, model, rounds=2, optimizer=OPTIMIZERS["sgd"], eval_every=3)

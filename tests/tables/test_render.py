@@ -176,6 +176,8 @@ def test_runs_that_are_too_short_have_no_order() -> None:
     text = markdown.render(filled(VALUES, PUBLISHED, made=made, headline="A"))
     assert "claim" not in text
     assert "too short" in text
+    assert "**" not in text, "none is best"
+    assert "**" in markdown.render(filled(VALUES, PUBLISHED, headline="A"))
 
 
 def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_line() -> None:

@@ -114,8 +114,8 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
 
 
 def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[str, int]:
-    """1 for the best rows, 2 for the second, as they are printed; nothing where no end is better."""
-    if metric.better == "neither":
+    """1 for the best rows, 2 for the second, as they are printed; nothing without an order that means anything."""
+    if metric.better == "neither" or not table.circumstances.trained:
         return {}
     sign = 1 if metric.better == "higher" else -1
     means = {

@@ -19,7 +19,9 @@ def render(table: TableResult) -> Group:
     layout = Layout(table)
     drawn = [_column(layout, column) for column in layout.columns]
     signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items() if sign)
-    told = Words(f"published value in brackets; {signs}; bold best, underlined second")
+    judged = f"; {signs}" if table.circumstances.faithful else ""
+    order = "; bold best, underlined second" if table.circumstances.trained else ""
+    told = Words(f"published value in brackets{judged}{order}")
     return Group(*drawn, told, *map(Words, filter(None, [layout.left_out])))
 
 
