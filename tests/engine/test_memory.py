@@ -25,7 +25,6 @@ from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
-from tests.helpers.tiers import tiered
 from tests.methods.toys import federation, setup
 
 SGD = OptimizerConfig(lr=0.01)
@@ -95,7 +94,8 @@ def on_a_gpu(made: Setup, monkeypatch: pytest.MonkeyPatch, free: float) -> Setup
     return made
 
 
-@pytest.mark.parametrize("chunk", tiered([1, 3, 5], quick=[3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 3, 5])
 def test_the_largest_chunk_that_fits_is_chosen(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     peak = round_of(chosen(Ditto()), chunk)
     found = footprint.fitting_chunk(on_a_gpu(chosen(Ditto()), monkeypatch, 1.1 * peak / footprint.SHARE))

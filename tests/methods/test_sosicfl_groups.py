@@ -12,7 +12,6 @@ from fedbench.core import rng
 from fedbench.data.partitions.fold import Fold
 from fedbench.methods.sosicfl import clustering, positions
 from fedbench.tables import spec
-from tests.helpers.tiers import tiered
 
 GROUP = np.repeat(np.arange(5), 20)
 EVIDENCE = Path(__file__).parents[2] / "results" / "evidence" / "fold_groups.csv"
@@ -25,7 +24,8 @@ def written() -> dict[tuple[int, int], float]:
     return {(int(row["endpoints"]), int(row["seed"])): float(row["nearest"]) for row in rows}
 
 
-@pytest.mark.parametrize("seed", tiered(range(5), quick=[0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
 def test_ten_endpoints_keep_five_groups_apart_and_three_do_not(seed: int) -> None:
     """Section 4.1 needs the groups separable; three corners put two pairs of them in one place."""
     counts = Fold(folds=5).counts(np.full(10, 5000)).astype(float)

@@ -57,6 +57,7 @@ def test_a_row_and_its_clients_tell_the_kinds_apart(tmp_path: Path) -> None:
     assert (weights[:2, 2:] > 0).any()
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_row_that_one_process_does(tmp_path: Path) -> None:
     method = ["method=fedsac_multimodal", "protocol.score=both"]
     alone = execute(config(*method, folder=tmp_path / "looped")).row

@@ -86,7 +86,10 @@ def same(together: Run, alone: Run) -> None:
             ["method=fedavg", "partition=dir0.5", "partition_seed=2", "reference_seed=7"],
             marks=pytest.mark.slow,
         ),
-        ["method=kmeans", "method.pretrain_rounds=2", "partition=homo", "partition.num_clients=3"],
+        pytest.param(
+            ["method=kmeans", "method.pretrain_rounds=2", "partition=homo", "partition.num_clients=3"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["cohort", "memory", "prepared", "relabelled", "rotated", "one reference", "trained before"],
 )
