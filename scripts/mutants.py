@@ -80,7 +80,9 @@ def faults(mutants: Sequence[Mutant]) -> list[str]:
             mutant.made_in((ROOT / mutant.file).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             found.append(str(error))
-        found += [f"{name}: no such file" for name in mutant.tests if not (ROOT / name).is_file()]
+        found += [
+            f"{name}: no such file" for name in mutant.tests if not (ROOT / name.partition("::")[0]).is_file()
+        ]
     return found
 
 

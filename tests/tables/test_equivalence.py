@@ -73,6 +73,8 @@ def test_printed_digits_widen_the_interval() -> None:
     same = Sample(90.0, 0.0, 5)
     found = compare(same, Sample(90.2, 0.0, 5, 0.5), 1.0)
     assert (found.outcome, found.p, found.effect) == (EQUIVALENT, 1.0, pytest.approx(math.nan, nan_ok=True))
+    assert compare(same, Sample(90.9, 0.0, 5, 0.05), 1.0).outcome == EQUIVALENT
+    assert compare(same, Sample(90.9, 0.0, 5, 0.2), 1.0).outcome == INCONCLUSIVE, "it may be 91.1"
     assert compare(same, Sample(92.0, 0.0, 5), 1.0).outcome == DIFFERENT
     assert compare(same, Sample(92.0, 0.0, 5), 1.0).p == 0
 
