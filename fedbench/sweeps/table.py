@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -47,13 +48,15 @@ def write(outcomes: Sequence[JobOutcome]) -> Path:
 
 
 def _make_way(folder: Path, keys: set[str]) -> None:
-    """Move what is in `folder` aside if it is of other runs altogether, and say so."""
+    """Move what is in `folder` aside if it is of other runs altogether, or cannot be read, and say so."""
     import pandas as pd
 
-    if not (folder / "runs.csv").is_file() or keys & set(
-        pd.read_csv(folder / "runs.csv", usecols=["key"])["key"]
-    ):
+    file = folder / "runs.csv"
+    if not file.is_file():
         return
+    with contextlib.suppress(OSError, ValueError):  # damaged
+        if keys & set(pd.read_csv(file, usecols=["key"])["key"]):
+            return
     free = next(
         path
         for n in itertools.count(1)

@@ -94,3 +94,6 @@ def test_a_sweep_of_other_runs_with_the_same_name_is_moved_aside(capsys: pytest.
     assert "held another sweep; it is in results/sweeps/mine-before-1 now" in capsys.readouterr().out
     assert "fedprox" in Path("results/sweeps/mine-before-1/runs.csv").read_text(encoding="utf-8")
     assert "fedprox" not in Path("results/sweeps/mine/runs.csv").read_text(encoding="utf-8")
+    Path("results/sweeps/mine/runs.csv").write_text("", encoding="utf-8")
+    assert swept("dataset.limit=200", "method=local") == 0
+    assert "it is in results/sweeps/mine-before-2 now" in capsys.readouterr().out, "it cannot be read"
