@@ -58,7 +58,7 @@ class Simulation:
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
         federation = setup.federation
         state = State(server, ClientStore(memory, federation.clients, self.storage, federation.device))
-        self._prepare(state)
+        self.prepare(state)
         if setup.protocol.score != "trained":
             self._record(state, self.score(state), float("nan"))
         return state
@@ -81,7 +81,7 @@ class Simulation:
         self._receive(state, cohort, outcome)
         state.round += 1
         self._look(state, cohort, message, outcome)
-        self._prepare(state)
+        self.prepare(state)
         if due:
             scores = {} if setup.protocol.score == "trained" else self.score(state)
             if after_training:
@@ -92,7 +92,7 @@ class Simulation:
         self.observer.advance(state.round)
 
     @torch.no_grad()
-    def _prepare(self, state: State) -> None:
+    def prepare(self, state: State) -> None:
         """Let the method prepare, if this is the moment."""
         setup, method = self.setup, self.setup.method
         if state.round != method.prepare_round:
