@@ -1,4 +1,4 @@
-"""What a method is given once, by default before round 1: clients to train alone, their samples, and a meter for what they send."""
+"""What a method is given to prepare with: clients to train alone, their samples, and a meter for what they send."""
 
 from __future__ import annotations
 
