@@ -21,6 +21,7 @@ from fedbench.config.compose import compose
 from fedbench.core import rng
 from fedbench.core.files import write_text
 from fedbench.data.partitions.fold import Fold
+from fedbench.engine.contract import Clock
 from fedbench.engine.preparation import Preparing
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import LoopedTrainer
@@ -82,7 +83,7 @@ def coalitions() -> Iterator[Line]:
 def prepared(setup: Setup) -> list[int]:
     """Each client's coalition, before anything is trained."""
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
-    preparation = Preparing(setup, LoopedTrainer(setup))
+    preparation = Preparing(setup, LoopedTrainer(setup), Clock(0, setup.protocol.rounds))
     setup.method.prepare(preparation, server, memory)
     return [int(each) for each in preparation.arrays["coalition"]]
 

@@ -25,7 +25,7 @@ def methods() -> Listing:
         config = options.load("method", name)
         method = groups.registry("method").build(config)
         found = probe(method)
-        once = "; also before round 0" if found.prepares else ""
+        once = f"; also before round {method.prepare_round + 1}" if found.prepares else ""
         rows.append(
             {
                 "method": name,

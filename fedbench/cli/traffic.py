@@ -49,7 +49,7 @@ class Traffic:
     up: tuple[str, ...]  # client to server
     down_ratio: float  # bytes over those of FedAvg, mean over rounds and clients
     up_ratio: float
-    prepares: bool  # whether something crosses before round 0 too
+    prepares: bool  # whether something crosses for Method.prepare too
 
 
 class Recorder(LoopedTrainer):
@@ -88,7 +88,7 @@ def probe(method: Method) -> Traffic:
         tuple(dict.fromkeys(describe(tree, setup.task) for tree in up)),
         sum(map(trees.row_bytes, down)) / len(down) / whole,
         sum(map(trees.row_bytes, up)) / len(up) / whole,
-        prepared > 0,
+        prepared > 0 or method.prepare_round > 0,
     )
 
 

@@ -173,7 +173,7 @@ class Meter:
 
 
 class Preparation(Protocol):
-    """What a method may use once before round 0. Whatever crosses the network here is counted.
+    """What a method may use once, see Method.prepare_round. Whatever crosses the network here is counted.
 
     `meter` counts what a method simulates by itself.
     """
@@ -194,7 +194,7 @@ class Preparation(Protocol):
 
     @property
     def everyone(self) -> Cohort:
-        """All clients as a cohort of round 0."""
+        """All clients as a cohort of this moment."""
 
     def round(
         self, message: Tree, memory: Tree, *, rounds: int = 1, sends: Callable[[Tree], Tree] | None = None

@@ -67,6 +67,11 @@ class Method(Component, ABC):
         """What it cannot promise; fedbench.testing checks the rest."""
         return Conformance()
 
+    @property
+    def prepare_round(self) -> int:
+        """Rounds that are completed when `prepare` is called; in a shorter run it never is."""
+        return 0
+
     # ---- server: first axis is the client's
 
     @abstractmethod
@@ -74,7 +79,7 @@ class Method(Component, ABC):
         """(server state, client memory with leaves [N, ...]) before round 0."""
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Once before round 0, with access to the federation (distances, clusters, topic models)."""
+        """Once, after `prepare_round` rounds, with access to the federation (distances, clusters, topic models)."""
         return server, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:

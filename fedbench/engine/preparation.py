@@ -1,4 +1,4 @@
-"""What a method is given once before round 0: clients to train alone, their samples, and a meter for what they send."""
+"""What a method is given to prepare with: clients to train alone, their samples, and a meter for what they send."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Preparing(Preparation):
 
     setup: Setup
     trainer: Trainer
+    clock: Clock
     meter: Meter = field(default_factory=Meter)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     seconds: float = 0.0  # that earlier runs took for what this one did not make again
@@ -49,11 +50,7 @@ class Preparing(Preparation):
     @property
     def everyone(self) -> Cohort:
         """See Preparation."""
-        return self.setup.cohort(self.setup.everyone, self._clock)
-
-    @property
-    def _clock(self) -> Clock:
-        return Clock(0, self.setup.protocol.rounds)
+        return self.setup.cohort(self.setup.everyone, self.clock)
 
     def round(
         self, message: Tree, memory: Tree, *, rounds: int = 1, sends: Callable[[Tree], Tree] | None = None
@@ -61,8 +58,8 @@ class Preparing(Preparation):
         """See Preparation."""
         ids = self.setup.everyone
         self.meter.down += self.setup.traffic(message, ids)
-        for completed in range(rounds):
-            clock = replace(self._clock, round=completed)
+        for passed in range(rounds):
+            clock = replace(self.clock, round=self.clock.round + passed)
             message = self.trainer.train(ids, message, memory, clock).uploads
         return self.received(torch.vmap(sends)(message) if sends is not None else message)
 

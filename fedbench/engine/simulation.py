@@ -56,16 +56,9 @@ class Simulation:
             "init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init")
         )
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
-        seconds: dict[str, float] = {}
-        with self.timed(seconds, "prepare"), torch.no_grad():
-            preparation = Preparing(setup, self.trainer)
-            server, memory = call("prepare", method.prepare, preparation, server, memory)
-        seconds["prepare"] += preparation.seconds
         federation = setup.federation
-        store = ClientStore(memory, federation.clients, self.storage, federation.device)
-        state = State(server, store, seconds=seconds)
-        state.bytes_up, state.bytes_down = preparation.meter.up, preparation.meter.down
-        state.arrays = preparation.arrays
+        state = State(server, ClientStore(memory, federation.clients, self.storage, federation.device))
+        self.prepare(state)
         if setup.protocol.score != "trained":
             self._record(state, self.score(state), float("nan"))
         return state
@@ -88,6 +81,7 @@ class Simulation:
         self._receive(state, cohort, outcome)
         state.round += 1
         self._look(state, cohort, message, outcome)
+        self.prepare(state)
         if due:
             scores = {} if setup.protocol.score == "trained" else self.score(state)
             if after_training:
@@ -96,6 +90,24 @@ class Simulation:
                 scores |= competing(state.scores, scores) if scores else state.scores
             self._record(state, scores, float(outcome.loss.nanmean()))
         self.observer.advance(state.round)
+
+    @torch.no_grad()
+    def prepare(self, state: State) -> None:
+        """Let the method prepare, if this is the moment."""
+        setup, method = self.setup, self.setup.method
+        if state.round != method.prepare_round:
+            return
+        with self.timed(state.seconds, "prepare"):
+            preparation = Preparing(setup, self.trainer, Clock(state.round, setup.protocol.rounds))
+            memory = state.memory.take(setup.everyone)
+            call = Calls(method, preparation.clock if state.round else None, ())
+            state.server, changed = call("prepare", method.prepare, preparation, state.server, memory)
+            if changed is not memory:
+                state.memory.put(setup.everyone, changed)
+        state.seconds["prepare"] += preparation.seconds
+        state.bytes_up += preparation.meter.up
+        state.bytes_down += preparation.meter.down
+        state.arrays = {**state.arrays, **preparation.arrays}
 
     @torch.no_grad()
     def _send(self, state: State, cohort: Cohort) -> tuple[Tree, Tree]:

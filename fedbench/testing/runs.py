@@ -56,7 +56,7 @@ def check_traffic_is_what_was_sent(subject: Subject) -> None:
     """Recorded bytes are those of the leaves that crossed the network, client by client."""
     for kind in KINDS:
         run = subject.run(kind)
-        up, down = run.state.bytes_up - run.start.bytes_up, run.state.bytes_down - run.start.bytes_down
+        up, down = run.state.bytes_up - run.prepared[0], run.state.bytes_down - run.prepared[1]
         sent = (run.meter.up, run.meter.down)
         assert (up, down) == sent, f"{kind}: (up, down) are {sent} bytes, recorded {(up, down)}"
         last = run.state.history.last

@@ -55,13 +55,30 @@ class Meter(LoopedTrainer):
         return outcome
 
 
+class Watched(Simulation):
+    """Keeps what crosses for the method's preparation apart from what crosses in rounds."""
+
+    trainer: Meter
+    prepared = (0, 0)  # bytes up and down
+
+    def prepare(self, state: State) -> None:
+        """As any simulation."""
+        meter, recorded = self.trainer, (state.bytes_up, state.bytes_down)
+        counted = meter.up, meter.down
+        super().prepare(state)
+        meter.up, meter.down = counted
+        if (state.bytes_up, state.bytes_down) != recorded:
+            self.prepared = state.bytes_up - recorded[0], state.bytes_down - recorded[1]
+
+
 @dataclass
 class Run:
-    """A finished run, what it began with, and what crossed the network."""
+    """A finished run, what it began with, and what crossed the network: in rounds, and for the preparation."""
 
     start: State
     state: State
     meter: Meter
+    prepared: tuple[int, int]
 
 
 class Subject:
@@ -129,14 +146,13 @@ class Subject:
     def _run(self, kind: str) -> Run:
         chosen = self.toy(kind)
         meter = Meter(chosen)
-        simulation = Simulation(chosen, meter)
+        simulation = Watched(chosen, meter)
         state = simulation.begin()
         start = unpack(*pack(state), torch.device("cpu"))
         start.server = trees.clone(start.server)
-        meter.up = meter.down = 0  # whatever a preparation did is no round
         while not simulation.done(state):
             simulation.step(state)
-        return Run(start, state, meter)
+        return Run(start, state, meter, simulation.prepared)
 
 
 def imported(path: str) -> object:

@@ -29,7 +29,7 @@ PARAMETERS = 16 * 7 + 7 + 7 * 4 + 4
 
 def made(chosen: Setup | None = None) -> Preparing:
     chosen = chosen or setup(FedAvg(), cohort=2)
-    return Preparing(chosen, LoopedTrainer(chosen))
+    return Preparing(chosen, LoopedTrainer(chosen), Clock(0, chosen.protocol.rounds))
 
 
 def message(preparation: Preparing) -> trees.Tree:

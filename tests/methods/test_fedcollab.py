@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedbench.core import rng
-from fedbench.engine.contract import Meter
+from fedbench.engine.contract import Clock, Meter
 from fedbench.engine.preparation import Preparing
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
@@ -20,7 +20,7 @@ def test_discriminators_see_the_inputs_that_are_named() -> None:
     for inputs in ("unit", "normalised"):
         method = FedCollab(inputs=inputs, discriminator=config)
         chosen = setup(method, federation((16, 24, 32)))
-        preparation = Preparing(chosen, LoopedTrainer(chosen))
+        preparation = Preparing(chosen, LoopedTrainer(chosen), Clock(0, chosen.protocol.rounds))
         population = preparation.population
         state = method.init(preparation.task, population, rng.torch_rng(0, "init"))
         with torch.no_grad():

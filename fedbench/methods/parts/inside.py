@@ -37,6 +37,11 @@ class Inside(Method):
                 raise type(error)(str(error).replace("method.", "method.base.", 1)) from error
         if not isinstance(self.inner, Method):
             raise ConfigError(f"method.base must name a method, got {chosen!r}; e.g. method/base=fedavg")
+        if after := self.inner.prepare_round:
+            raise ConfigError(
+                f"{type(self.inner).__name__} prepares after {after} rounds; inside another method it must do so "
+                "before the first, see its settings under method.base"
+            )
 
     @property
     def _base(self) -> Any:

@@ -14,8 +14,7 @@ name, "with the L1-distance" by the text (`metric`, by default the former). The 
 250 on (`start_round`) each client's centre is a projection of its trained endpoints' principal components
 (`positions: heads`).
 M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
-clusters in one place; tables take ten there, as the authors' later code does. Deviation: endpoints for `heads` are
-trained in one round from the initial weights, in the code from those of round 250.
+clusters in one place; tables take ten there, as the authors' later code does.
 Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
 """
 
@@ -34,6 +33,7 @@ from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
+from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Client, Cohort, Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.sosicfl import clustering, positions, region
@@ -71,9 +71,19 @@ class SosicFL(Method):
     paper: ClassVar[str] = "Solution Simplex Clustering, arXiv 2403.03333, 2024"
 
     @property
+    def conformance(self) -> Conformance:
+        """A short run reaches a late start as well."""
+        return Conformance(settings={"start_round": min(self.start_round, 1)})
+
+    @property
     def draws_from(self) -> tuple[str, ...]:
         """The client's subregion."""
         return ("region/*",)
+
+    @property
+    def prepare_round(self) -> int:
+        """When subregions are assigned."""
+        return self.start_round
 
     # ---- preparation: a subregion for each client
 
@@ -124,12 +134,9 @@ class SosicFL(Method):
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """The endpoints, and the client's subregion."""
-        message = trees.expand(server, len(cohort.ids))
         center = server["region/center"]
-        if cohort.clock.round < self.start_round:
-            message["region/radius"] = torch.full_like(message["region/radius"], region.WHOLE)
-            center = torch.full_like(center, 1 / self.endpoints)
-        return {**message, "region/center": center[sent(cohort.ids, center.device)]}
+        own = center[sent(cohort.ids, center.device)]
+        return {**trees.expand(server, len(cohort.ids)), "region/center": own}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average the endpoints and the rest (Eq. 9)."""
