@@ -23,4 +23,5 @@ DATASETS: Registry[DataSource] = Registry(
         "synthetic": "fedbench.data.datasets.synthetic:Synthetic",
         "tiny_imagenet": "fedbench.data.datasets.tiny_imagenet:TinyImageNet",
     },
+    __name__,
 )
