@@ -64,7 +64,10 @@ class OwnData(DataSource):
     def read(self, report: Report = silent) -> Dataset:
         """See `DataSource.read`."""
         if not self.state().ready:
-            raise DataMissing(f"dataset={self.name} reads dataset.path, and there is nothing at {self.path}")
+            raise DataMissing(
+                f"dataset={self.name}: "
+                + (f"there is nothing at {self.path}" if self.path else "set dataset.path to your data")
+            )
         path = Path(self.path or "").expanduser()
         return self._dataset(cached_arrays(self.stamp, lambda: _joined(path, *self.parse(path, report))))
 
