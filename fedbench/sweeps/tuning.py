@@ -199,7 +199,7 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     """trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
     from fedbench.core.files import write_text
     from fedbench.plots.sweep import tuning
-    from fedbench.sweeps import table
+    from fedbench.sweeps import picture, table
 
     frame = trials_table(trials, params)
     finished = [outcome for trial in trials for outcome in trial.outcomes if outcome.row is not None]
@@ -212,5 +212,5 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     write_text(
         folder / "best.txt", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params) + "\n"
     )
-    table.write_figure(tuning(frame, params, name), folder)
+    picture.write(tuning(frame, params, name), folder)
     return folder
