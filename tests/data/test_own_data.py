@@ -10,7 +10,8 @@ from PIL import Image
 
 import fedbench
 from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.data.datasets.own import ImageFolder, Npz
+from fedbench.data.datasets.image_folder import ImageFolder
+from fedbench.data.datasets.own import Npz
 
 Y = np.repeat(["cat", "dog"], 10)
 
