@@ -32,7 +32,7 @@ $(INSTALLED): pyproject.toml
 		"python3 python3-venv) or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c "$(USABLE)" || { echo "$(PYTHON) does not run as Python 3.10, 3.11 or 3.12 with venv; name another:" \
 		"make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@echo "installing into $(VENV) (PyTorch is large: this takes minutes)"
+	@echo "installing into $(VENV) (PyTorch is large: this takes minutes, and 7 GB with CUDA)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

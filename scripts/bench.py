@@ -29,10 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process; before to
 
 import torch
 from benchmarks import cores, hotspots, phases, rivals, rounds, scale, seeds, server
-from benchmarks.render import ENGINES, markdown, rivals_table
+from benchmarks.printed import show
+from benchmarks.render import markdown
 from benchmarks.workloads import WORKLOADS
-from rich.console import Console
-from rich.table import Table
 
 from fedbench.core.files import write_json
 from fedbench.engine.pick.hardware import set_precision
@@ -178,32 +177,6 @@ def store(result: dict[str, Any], out: Path) -> None:
     path = place(result, out)
     write_json(path, result)
     path.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
-
-
-def show(result: dict[str, Any]) -> None:
-    """Print ratios and seconds."""
-    console = Console()
-    table = Table(
-        title=f"{result['machine']}, {result['device']}: client-steps a second", title_justify="left"
-    )
-    names = list(ENGINES)
-    for column in ("workload", *names, "best / plain", "stacked / merged"):
-        table.add_column(column)
-    for row in result["rounds"]:
-        rates = [f"{row['rate'][name]:,.0f}" if name in row["rate"] else "-" for name in names]
-        best = f"{row['best']} {row['vs_plain'][row['best']]:.2f}"
-        table.add_row(row["workload"], *rates, best, str(row["stacking_efficiency"]))
-    console.print(table)
-    if "server" in result:
-        table = Table(title="Server side, seconds", title_justify="left")
-        for column in result["server"][0]:
-            table.add_column(column)
-        for row in result["server"]:
-            table.add_row(*(f"{value:g}" for value in row.values()))
-        console.print(table)
-        console.print(f"190 discriminators on Fashion-MNIST: {result['discriminators']}")
-    if result.get("rivals"):
-        console.print("\n".join(rivals_table(result["rivals"])))
 
 
 if __name__ == "__main__":

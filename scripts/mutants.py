@@ -30,15 +30,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("fedbench", "conf", "docs", "hydra_plugins", "scripts", "tests", "pyproject.toml")
-HEAVY = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "pandas",
-    "scipy.stats",
-    "sklearn",
-    "cvxpy",
-)  # imported once, before
+HEAVY = "torch", "torchvision", "numpy", "pandas", "scipy.stats", "sklearn", "cvxpy"  # imported once, before
 SECONDS = 120.0  # of computing for one error; its tests take less than 30
 FORK = multiprocessing.get_context("fork")
 
@@ -67,9 +59,7 @@ class Mutant:
 def listed() -> list[Mutant]:
     """All of mutants.yaml."""
     groups = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
-    return [
-        Mutant(group["file"], tuple(group["tests"]), *error) for group in groups for error in group["errors"]
-    ]
+    return [Mutant(each["file"], tuple(each["tests"]), *error) for each in groups for error in each["errors"]]
 
 
 def faults(mutants: Sequence[Mutant]) -> list[str]:
@@ -80,9 +70,8 @@ def faults(mutants: Sequence[Mutant]) -> list[str]:
             mutant.made_in((ROOT / mutant.file).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             found.append(str(error))
-        found += [
-            f"{name}: no such file" for name in mutant.tests if not (ROOT / name.partition("::")[0]).is_file()
-        ]
+        lost = [name for name in mutant.tests if not (ROOT / name.partition("::")[0]).is_file()]
+        found += [f"{name}: no such file" for name in lost]
     return found
 
 
@@ -101,15 +90,12 @@ class FirstFailure:
 
     name = ""
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """After each phase of a test."""
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """After each phase of a test, and after a file is read."""
         if report.failed:
             self.name = self.name or report.nodeid
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """After a file is read."""
-        if report.failed:
-            self.name = self.name or report.nodeid
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def caught_by(mutant: Mutant, tree: Path) -> str:
@@ -177,16 +163,15 @@ def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
             free.put(tree)
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        for place in range(jobs):
-            (Path(folder) / str(place)).mkdir()
-            free.put(copied(Path(folder) / str(place)))
+        for _ in range(jobs):
+            free.put(copied(Path(tempfile.mkdtemp(dir=folder))))
         needed = sorted({mutant.tests for mutant in mutants})
         if failing := [name for name in pool.map(partial(in_a_free_tree, first_failure), needed) if name]:
             raise RuntimeError(f"these fail without any error: {' '.join(failing)}")
         found = pool.map(partial(in_a_free_tree, caught_by), mutants)
         for mutant, test in zip(mutants, found, strict=True):
-            where = f"{mutant.file.removeprefix('fedbench/')}: {mutant.what}"
-            print(f"| {where} | {test or 'NOT CAUGHT'} |", flush=True)
+            error = f"{mutant.file.removeprefix('fedbench/')}: {mutant.what}"
+            print(f"| {error} | {test or 'NOT CAUGHT'} |", flush=True)
             missed += [] if test else [mutant]
     return missed
 
@@ -194,15 +179,11 @@ def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if every error is caught."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("words", nargs="*")
+    parser.add_argument("words", nargs="*", default=[""])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args(arguments)
-    chosen = [
-        mutant
-        for mutant in listed()
-        if not given.words or any(word in f"{mutant.file} {mutant.what}" for word in given.words)
-    ]
+    chosen = [each for each in listed() if any(word in f"{each.file} {each.what}" for word in given.words)]
     if wrong := faults(chosen):
         print(*wrong, sep="\n", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -67,13 +68,15 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         return OK
     plan, wish, folder = planned(request, overrides)
     missing = [job for job in plan.missing() if request.retry or not job.failure]
-    telling.announce(plan, missing, at_once)
-    if request.dry_run:
-        return OK
-    _require_cells(plan)
-    if missing:
-        command = [*request.arguments, *overrides]  # by which another terminal watches it
-        with under_way.told(missing[0].config.settings.runs_dir, folder.name, command):
+    with contextlib.ExitStack() as stack:
+        if missing and not request.dry_run:
+            command = [*request.arguments, *overrides]  # by which another terminal watches it
+            stack.enter_context(under_way.told(missing[0].config.settings.runs_dir, folder.name, command))
+        telling.announce(plan, missing, at_once)
+        if request.dry_run:
+            return OK
+        _require_cells(plan)
+        if missing:
             _run(missing, launcher, plan.spec)
     with held(folder):
         if missing:

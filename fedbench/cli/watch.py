@@ -1,14 +1,15 @@
 """`python -m fedbench.watch [table=NAME ...]`: how far a table is that another terminal fills, or which are filled.
 
-Takes the arguments of fedbench.reproduce. Ends when no run is left, with exit code 3 if one failed. Without a table it
-lists those that are being filled with runs in runs_dir=DIR (default: runs), each with the command that watches it.
+Takes the arguments of fedbench.reproduce. Ends when no run is left, with exit code 3 if one failed. In a pipe or a file
+it prints a line for each row whose state changed. Without a table it lists those that are being filled with runs in
+runs_dir=DIR (default: runs), each with the command that watches it.
 """
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fedbench.cli import command
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fedbench.tables.plan import Plan
 
 PATIENCE = 5.0  # seconds between two looks
+COUNTS = ("finished", "failed", "to do")  # of runs; those recorded are finished
 ONCE = "--once"
 RUNS_DIR = "runs_dir="
 
@@ -71,24 +73,53 @@ def _watch(arguments: Sequence[str], *, once: bool) -> int:
     plan = planned(*read(arguments))[0]
     console = Output()
     if once:
-        console.print(state(plan))
+        console.print(drawn(plan))
+    elif console.is_terminal:
+        with Live(drawn(plan), console=console, auto_refresh=False) as live:
+            for _ in _looks(plan):
+                live.update(drawn(plan), refresh=True)
     else:
-        with Live(state(plan), console=console, auto_refresh=False) as live:
-            while any(not job.failure for job in plan.missing()):
-                time.sleep(PATIENCE)
-                live.update(state(plan), refresh=True)
+        said: list[str] = []
+        for _ in _looks(plan):
+            now = list(spelt(plan))
+            print("".join(f"{line}\n" for line in now if line not in said), end="", flush=True)
+            said = now
     return INCOMPLETE if any(job.failure for job in plan.missing()) else OK
 
 
-def state(plan: Plan) -> Table:
-    """One line a row of the table: runs that are finished, or recorded, failed, to do and under way."""
+def _looks(plan: Plan) -> Iterator[None]:
+    """One now and one every few seconds, until no run is left but failed ones; the last one sees them."""
+    while True:
+        left = any(not job.failure for job in plan.missing())
+        yield
+        if not left:
+            return
+        time.sleep(PATIENCE)
+
+
+def drawn(plan: Plan) -> Table:
+    """`state` as a table."""
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=Text(plan.title), title_justify="left")
-    drawn.add_column("", no_wrap=True)
-    for name in ("finished", "failed", "to do", "under way"):
-        drawn.add_column(name, justify="right")
+    table = Table(title=Text(plan.title), title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in (*COUNTS, "under way"):
+        table.add_column(name, justify="right")
+    for label, counts, words in state(plan):
+        table.add_row(Text(label), *(str(count or "") for count in counts), ", ".join(words))
+    return table
+
+
+def spelt(plan: Plan) -> Iterator[str]:
+    """`state` as lines, such as `FedAvg: 2 finished, 1 to do, seed 1: round 12 of 200`."""
+    for label, counts, words in state(plan):
+        numbers = [f"{count} {name}" for count, name in zip(counts, COUNTS, strict=True) if count]
+        yield f"{label}: {', '.join([*numbers, *words])}"
+
+
+def state(plan: Plan) -> Iterator[tuple[str, tuple[int, int, int], list[str]]]:
+    """Of each row of the table: its label, runs as in `COUNTS`, and how far those are that are under way."""
     missing = {job.identity for job in plan.missing()}
     lines = {
         row.label: [job for entry in plan.entries if entry.row is row for job in entry.jobs]
@@ -100,9 +131,7 @@ def state(plan: Plan) -> Table:
         rest = [job for job in jobs if job.identity in missing]
         failed = [job for job in rest if job.failure]
         words = [f"seed {job.seed}: {_round(job)}" for job in rest if job not in failed and _round(job)]
-        counts = (len(jobs) - len(rest), len(failed), len(rest) - len(failed) - len(words))
-        drawn.add_row(label, *(str(count or "") for count in counts), ", ".join(words))
-    return drawn
+        yield label, (len(jobs) - len(rest), len(failed), len(rest) - len(failed) - len(words)), words
 
 
 def _round(job: Job) -> str:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.config import options
-from fedbench.config.groups import REGISTRIES
+from fedbench.config.groups import REGISTRIES, registry
 from fedbench.core.errors import FedbenchError, nearest
 
 READERS = ("hydra.", "omegaconf.", "yaml.", "antlr4.")  # of what a user writes
@@ -91,7 +91,11 @@ def _unknown_option(error: MissingConfigException) -> str:
         return _flat(str(error))
     if not error.options:
         return f"the config group '{group}' has no option '{name}'"
-    return f"unknown {group} '{name}'; nearest: {nearest(name, error.options)}"
+    found = f"unknown {group} '{name}'; nearest: {nearest(name, error.options)}"
+    outer = group.partition("/")[0]
+    if outer not in REGISTRIES:
+        return found
+    return f"{found}; a new one takes conf/{outer}/{name}.yaml and, for its class, {registry(outer).line}"
 
 
 def _unparsable(error: OverrideParseException) -> str:

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.errors import ConfigError, UnknownName, unknown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -27,9 +27,13 @@ RESERVED = ("name", "preset")  # keys of a component's YAML that are not hyper-p
 class Registry(Generic[T]):
     """Lazy, explicit map from names to dataclasses of one kind."""
 
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
-        """`entries` maps a name to "package.module:Class"; nothing is imported before it is used."""
+    def __init__(self, kind: str, entries: Mapping[str, str], package: str = "") -> None:
+        """`entries` maps a name to "package.module:Class"; nothing is imported before it is used.
+
+        `package` is the one that users add classes to, in whose `__init__.py` the entries stand.
+        """
         self.kind = kind
+        self.line = f"a line in {package.replace('.', '/')}/__init__.py" if package else ""
         self._entries = dict(entries)
 
     def __iter__(self) -> Iterator[str]:
@@ -42,10 +46,11 @@ class Registry(Generic[T]):
         """The class called `name`.
 
         Raises:
-            UnknownName: with the nearest names.
+            UnknownName: with the nearest names, and where a new one is added.
         """
         if name not in self._entries:
-            raise unknown(self.kind, name, self._entries)
+            new = self.line and f"; a new one takes {self.line}"
+            raise UnknownName(f"{unknown(self.kind, name, self._entries)}{new}")
         module, _, attribute = self._entries[name].partition(":")
         return cast("type[T]", getattr(importlib.import_module(module), attribute))
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.core.sealed import MANIFEST, checksum_of, manifest, write_manifest
+from fedbench.core.checksum import checksum_of
+from fedbench.core.sealed import MANIFEST, manifest, write_manifest
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -11,7 +11,6 @@ import csv
 import io
 import json
 import logging
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.core.checksum import checksum, checksum_of
 from fedbench.core.errors import Damaged
 from fedbench.core.files import as_json, write_bytes
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MANIFEST = "checksums.json"
-CHUNK = 2**20  # bytes read at once
 Checksums = Mapping[str, tuple[str, ...]]  # file name -> what it may have: two while it is replaced
 
 log = logging.getLogger("fedbench")
@@ -135,20 +134,6 @@ class Sealed:
             return manifest(self.folder)
         except ValueError as error:
             raise self.damaged(MANIFEST, str(error)) from error
-
-
-def checksum(content: bytes) -> str:
-    """Length and CRC-32 of a file's content: enough against accidents, and as quick as large arrays need."""
-    return f"{len(content)}-{zlib.crc32(content):08x}"
-
-
-def checksum_of(path: Path) -> str:
-    """`checksum` of a file too large to be held. Raises OSError."""
-    length = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            length, crc = length + len(chunk), zlib.crc32(chunk, crc)
-    return f"{length}-{crc:08x}"
 
 
 def manifest(folder: Path) -> Checksums | None:

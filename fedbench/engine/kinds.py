@@ -24,6 +24,7 @@ from fedbench.engine.contract import Client, Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.models.base import Model
+from fedbench.models.fit import check_input
 from fedbench.models.joint_task import JointTask
 
 
@@ -114,7 +115,7 @@ def assemble(
     batch = protocol.local.batch_size
     for place, (task, federation) in enumerate(zip(tasks, federations, strict=True)):
         sizes = federation.population.sizes[torch.from_numpy(kind == place)]
-        task.check_input(min(int(n) % batch or batch for n in sizes))
+        check_input(task, min(int(n) % batch or batch for n in sizes))
     if len(tasks) == 1:
         return Setup(method, tasks[0], federations[0], protocol, seed)
     return joined(

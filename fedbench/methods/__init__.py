@@ -56,4 +56,5 @@ METHODS: Registry[Method] = Registry(
         "sosicfl": "fedbench.methods.sosicfl.sosicfl:SosicFL",
         "sosicfl_plus": "fedbench.methods.sosicfl.sosicfl_plus:SosicFLPlus",
     },
+    __name__,
 )

@@ -27,4 +27,5 @@ MODELS: Registry[Model] = Registry(
         "timm": "fedbench.models.library:TimmModel",
         "torchvision": "fedbench.models.library:TorchvisionModel",
     },
+    __name__,
 )

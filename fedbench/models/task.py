@@ -189,28 +189,3 @@ class Task(Leaves):
         if batch.mask is None:
             return functional.cross_entropy(logits, batch.y)
         return batch.mean(functional.cross_entropy(logits, batch.y, reduction="none"))
-
-    def check_input(self, smallest_batch: int) -> None:
-        """Run one training step's forward pass on zeros, to refuse early what cannot work.
-
-        Raises:
-            ConfigError: the network does not fit the input's shape, or batch normalisation meets a single value.
-        """
-        model = self.init(torch.Generator().manual_seed(0))
-        x = torch.zeros(max(1, smallest_batch), *self.shape)
-        try:
-            logits = self.apply(model, x, train=True)
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise ConfigError(
-                f"batch normalisation cannot train on a batch of {smallest_batch} sample; use a model without it, "
-                "another batch size, or a partition with larger clients"
-            ) from error
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                f"the model does not fit inputs of shape {tuple(self.shape)}: {reason}"
-            ) from error
-        if logits.shape != (len(x), self.classes):
-            raise ConfigError(f"the model yields {tuple(logits.shape)}, expected {(len(x), self.classes)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbench.metrics.accuracy import Floats, Tally
+from fedbench.metrics.accuracy import Tally
 from fedbench.metrics.report_rules import Reported, report
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ class Record:
     """State of the federation after `round` completed rounds (0: before training)."""
 
     round: int
-    tallies: Mapping[
-        str, Tally
-    ]  # local, global, val, also after TRAINED: [N]; common (one global model): [1]
+    # local, global, val, also after TRAINED: [N]; common (one global model): [1]
+    tallies: Mapping[str, Tally]
     bytes_up: int  # clients to server, whole federation, cumulative
     bytes_down: int  # server to clients, whole federation, cumulative
     seconds: Mapping[str, float]  # cumulative, by phase (PHASES)
@@ -126,14 +125,14 @@ class History:
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Everything but the seconds; of each set the counts [R', N] and the rounds [R'] that scored it."""
         out: dict[str, np.ndarray[Any, Any]] = {
-            "round": _integers([record.round for record in self._records]),
-            "bytes_up": _integers([record.bytes_up for record in self._records]),
-            "bytes_down": _integers([record.bytes_down for record in self._records]),
-            "train_loss": _floats([record.train_loss for record in self._records]),
+            "round": np.array([record.round for record in self._records], dtype=np.int64),
+            "bytes_up": np.array([record.bytes_up for record in self._records], dtype=np.int64),
+            "bytes_down": np.array([record.bytes_down for record in self._records], dtype=np.int64),
+            "train_loss": np.array([record.train_loss for record in self._records], dtype=np.float64),
         }
         for name in dict.fromkeys(name for record in self._records for name in record.tallies):
             scored = self.having(name)
-            out[f"tally/{name}/round"] = _integers([record.round for record in scored])
+            out[f"tally/{name}/round"] = np.array([record.round for record in scored], dtype=np.int64)
             out[f"tally/{name}/correct"] = np.stack([record.tallies[name].correct for record in scored])
             out[f"tally/{name}/total"] = np.stack([record.tallies[name].total for record in scored])
         return out
@@ -145,12 +144,11 @@ class History:
         phases = list(dict.fromkeys(phase for record in self._records for phase in record.seconds))
         arrays = self.arrays()
         for phase in phases:
-            arrays[f"seconds/{phase}"] = _floats([r.seconds.get(phase, math.nan) for r in self._records])
+            spent = [record.seconds.get(phase, math.nan) for record in self._records]
+            arrays[f"seconds/{phase}"] = np.array(spent, dtype=np.float64)
         names = [key.split("/")[1] for key in arrays if key.startswith("tally/") and key.endswith("/round")]
-        return {prefix + key: torch.from_numpy(array) for key, array in arrays.items()}, {
-            "sets": names,
-            "phases": phases,
-        }
+        tensors = {prefix + key: torch.from_numpy(array) for key, array in arrays.items()}
+        return tensors, {"sets": names, "phases": phases}
 
     @classmethod
     def restore(
@@ -199,11 +197,3 @@ def record_row(record: Record) -> dict[str, Any]:
             row[f"acc_on_{name}_pooled"] = 100 * tally.pooled()
     row |= {"train_loss": record.train_loss, "bytes_up": record.bytes_up, "bytes_down": record.bytes_down}
     return row | seconds_columns(record.seconds)
-
-
-def _integers(values: Sequence[int]) -> np.ndarray[Any, Any]:
-    return np.array(values, dtype=np.int64)
-
-
-def _floats(values: Sequence[float]) -> Floats:
-    return np.array(values, dtype=np.float64)

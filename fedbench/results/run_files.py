@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from fedbench.core.checksum import checksum
 from fedbench.core.files import as_csv, as_json, as_npz, replacing, write_bytes, write_text
-from fedbench.core.sealed import Sealed, checksum
+from fedbench.core.sealed import Sealed
 from fedbench.results.history import History
 
 RESULT = "result.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -15,17 +14,12 @@ from fedbench.config import groups
 from fedbench.config.compose import label
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.config.registry import typed
-from fedbench.config.schema import (
-    ADDED,
-    KEYED,
-    RETIRED,
-    HardwareConfig,
-    ProtocolConfig,
-)
+from fedbench.config.schema import HardwareConfig, ProtocolConfig
 from fedbench.config.settings import SettingsConfig
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
+from fedbench.runs.canonical import canonical
 
 if TYPE_CHECKING:  # `--help` gets by without torch
     from omegaconf import DictConfig
@@ -186,29 +180,9 @@ def run_key(run: RunConfig) -> str:
     if run.hardware.precision != "float32":
         content["precision"] = run.hardware.precision
     for group in (*REGISTRIES, "protocol"):
-        fields = _canonical(getattr(run, group))
+        fields = canonical(getattr(run, group))
         hidden = NOT_RESULT.get(group, ())
         content[group] = {key: value for key, value in fields.items() if key not in hidden}
         content[group]["label"] = run.labels[group]
     text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _canonical(value: Any) -> Any:
-    """Plain JSON for a component: its class and fields, nested ones too."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            f.name: _canonical(f.metadata.get(KEYED, _as_it_is)(getattr(value, f.name)))
-            for f in dataclasses.fields(value)
-            if f.init and not (f.metadata.get(ADDED) and getattr(value, f.name) == f.default)
-        }
-        return {**getattr(value, RETIRED, {}), **fields, "class": type(value).__name__}
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_canonical(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

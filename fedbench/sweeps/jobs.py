@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import FolderInUse
-from fedbench.core.interruption import Stopped, passed_on, pause, stop_if_asked, working_for
+from fedbench.core.interruption import Stopped, pause, stop_if_asked, working_for
 from fedbench.sweeps import counting
 
 if TYPE_CHECKING:
-    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
     from fedbench.results.finished import Run
@@ -69,32 +68,6 @@ def tell(failure: str) -> None:
     with suppress(OSError):  # a full disk, which may be the failure; told again at the end
         sys.stdout.flush()
     print(failure, file=sys.stderr)
-
-
-def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-    """What a launcher's jobs, numbered from `first`, return; `folder` is theirs (hydra.sweep.dir).
-
-    Raises:
-        Stopped: a signal came; the jobs under way have saved what they can.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with passed_on(folder) as signals:
-        returned: list[JobReturn] = []
-        try:
-            returned = list(launcher.launch(batch, initial_job_idx=first))
-        except Exception:
-            if not signals.asked:
-                raise
-        if signals.asked:
-            raise signals.stopped("\n".join(filter(None, map(_saved, returned))))
-    return returned
-
-
-def _saved(job: JobReturn) -> str:
-    try:
-        return str(job.return_value.stopped)
-    except Exception:  # noqa: BLE001 - whatever ended its process saved nothing
-        return ""
 
 
 def perform(config: DictConfig) -> JobOutcome:

@@ -16,6 +16,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.results.units import remark
 from fedbench.sweeps import counting, jobs
 from fedbench.sweeps.jobs import JobOutcome
+from fedbench.sweeps.launching import launch
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -55,7 +56,7 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
     sweeper.validate_batch_is_legal(batch)
     with counting.counted(first, len(batch)):
         folder = Path(sweeper.config.hydra.sweep.dir)
-        return [outcome_of(job) for job in jobs.launch(sweeper.launcher, folder, batch, first)]
+        return [outcome_of(job) for job in launch(sweeper.launcher, folder, batch, first)]
 
 
 if TYPE_CHECKING:

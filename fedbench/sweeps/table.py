@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config.compose import is_setting
 from fedbench.config.registry import typed
 from fedbench.config.settings import SweepConfig
-from fedbench.core.errors import unknown
 from fedbench.core.files import replacing, write_text
 from fedbench.results.units import STALE, remark
+from fedbench.sweeps import picture
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SEEDS = ("seed", "partition_seed")  # averaged over, unless an axis
 METRICS = ("score", "acc", "acc_pooled", "ipr", "rsd", "acc_on_common", "acc_on_val")
-QUIET = ("sweep", "experiment")
+UNNAMED = ("experiment", "seed")  # in the folder of an experiment, which has its name already
 
 
 def write(outcomes: Sequence[JobOutcome]) -> Path:
@@ -42,8 +42,8 @@ def write(outcomes: Sequence[JobOutcome]) -> Path:
     write_frame(runs, folder / "runs.csv")
     lines = table(runs, keys, config.y)
     write_frame(lines, folder / "table.csv")
-    write_text(folder / "table.md", markdown(lines, keys))
-    write_figure(draw(config, runs, keys), folder)
+    write_text(folder / "table.md", markdown(lines, keys, fixed(outcomes, keys)))
+    picture.write(picture.draw(config, runs, keys), folder)
     return folder
 
 
@@ -83,15 +83,20 @@ def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) 
     """
     if "sweep.name" in outcomes[0].overrides:
         return re.sub(r"[^A-Za-z0-9._+=,-]", "_", name)[:150]
-    changed = [
-        f"{key}={value}"
-        for key, value in outcomes[0].overrides.items()
-        if key not in (*keys, "seed")
-        and not is_setting(key)
-        and key.partition(".")[0] not in QUIET
-        and all(outcome.overrides.get(key) == value for outcome in outcomes)
-    ]
+    changed = [f"{key}={value}" for key, value in fixed(outcomes, keys).items() if key not in UNNAMED]
     return re.sub(r"[^A-Za-z0-9._+=,-]", "_", "-".join([name, *changed]))[:150]
+
+
+def fixed(outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> dict[str, str]:
+    """What was set beside the swept `keys`, in order, and is the same for all runs."""
+    return {
+        key: value
+        for key, value in outcomes[0].overrides.items()
+        if key not in keys
+        and not is_setting(key)
+        and not key.startswith("sweep.")
+        and all(outcome.overrides.get(key) == value for outcome in outcomes)
+    }
 
 
 def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
@@ -135,10 +140,10 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
     return filled
 
 
-def markdown(lines: pd.DataFrame, keys: Sequence[str]) -> str:
+def markdown(lines: pd.DataFrame, keys: Sequence[str], same: Mapping[str, str]) -> str:
     """The table for people: swept values, seeds, and mean ± standard deviation of each metric that any line has.
 
-    What other code made is marked.
+    Below it stands what is the `same` for all runs. What other code made is marked.
     """
     names = [name for name in lines.columns if f"{name}_std" in lines.columns and lines[name].notna().any()]
     rows = [[*keys, "seeds", *names], ["---"] * (len(keys) + 1 + len(names))]
@@ -149,8 +154,9 @@ def markdown(lines: pd.DataFrame, keys: Sequence[str]) -> str:
         ]
         rows.append([*(str(line[key]) for key in keys), str(line["seeds"]), *spread])
     grid = "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |\n" for row in rows)
+    settings = "all runs: " + ", ".join(f"`{key}={value}`" for key, value in same.items()) if same else ""
     said = remark(part for parts in lines["code_changed"] for part in parts.split(", ") if part)
-    return f"{grid}\n{said}\n" if said else grid
+    return "\n".join([grid, *(f"{text}\n" for text in (settings, said) if text)])
 
 
 def _mean_std(mean: float, std: float, mark: str) -> str:
@@ -159,54 +165,7 @@ def _mean_std(mean: float, std: float, mark: str) -> str:
     return (f"{mean:.2f}" if std != std else f"{mean:.2f} ± {std:.2f}") + mark
 
 
-def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
-    """The sweep's matplotlib figure."""
-    from fedbench.plots import sweep as plots
-
-    for name, key in (("sweep.x", config.x), ("sweep.by", config.by)):
-        if key and key not in runs.columns:
-            raise unknown(name, key, keys)
-    x = config.x or (keys[0] if keys else "seed")
-    by = config.by if config.by in keys else next((key for key in keys if key != x), "")
-    title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
-    if config.figure == "curves":
-        return plots.curves(curves(runs, x, by), config.y, title)
-    if config.y not in runs.columns:
-        raise unknown("sweep.y", config.y, [str(column) for column in runs.columns])
-    shape = plots.heatmap if config.figure == "heatmap" and by else plots.lines
-    others = [key for key in keys if key not in (x, by)]
-    return shape(labelled(runs, others), x, by, config.y, title)
-
-
-def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
-    """`runs` with a column `panel`: the values of all swept keys that no axis shows."""
-    panels = [" ".join(f"{key}={line[key]}" for key in others) for line in runs.to_dict("records")]
-    paneled: pd.DataFrame = runs.assign(panel=panels)
-    return paneled
-
-
-def curves(runs: pd.DataFrame, x: str, by: str) -> list[Mapping[str, Any]]:
-    """One entry a run: line, panel, and the rows of its rounds.csv."""
-    from fedbench.results.run_files import ROUNDS, files_of
-
-    return [
-        {
-            "line": f"{x.rpartition('.')[2]}={run[x]}",
-            "panel": f"{by}={run[by]}" if by else "",
-            "rounds": files_of(Path(str(run["path"]))).csv(ROUNDS),
-        }
-        for run in runs.to_dict("records")
-    ]
-
-
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
     """Write a table as CSV, atomically."""
     with replacing(path) as temporary:
         frame.to_csv(temporary, index=False)
-
-
-def write_figure(figure: Any, folder: Path) -> None:
-    """Write figure.svg and figure.png."""
-    for suffix in ("svg", "png"):
-        with replacing(folder / f"figure.{suffix}") as temporary:
-            figure.savefig(temporary, format=suffix, dpi=150, bbox_inches="tight")

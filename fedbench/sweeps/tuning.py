@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import JobOutcome
-from fedbench.sweeps.table import SEEDS
+from fedbench.sweeps.space import split
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,41 +93,6 @@ def tune(sweeper: Any, overrides: Sequence[Override], tuning: Tuning) -> dict[st
     return _conclude(trials, list(space))
 
 
-def split(
-    overrides: Sequence[Override], distributions: Any
-) -> tuple[list[str], list[list[str]], dict[str, Any]]:
-    """(overrides of every run, the combinations of swept seeds, key -> Optuna's distribution)."""
-    fixed, seeds, space = {}, [], {}
-    for override in overrides:
-        key = override.get_key_element()
-        if not override.is_sweep_override():
-            fixed[key] = f"{key}={override.get_value_element_as_str()}"
-        elif key.lstrip("+") in SEEDS:  # repeats of every trial, not choices
-            seeds.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        else:
-            space[key] = distribution(override, distributions)
-    return list(fixed.values()), [list(each) for each in itertools.product(*seeds)], space
-
-
-def distribution(override: Override, distributions: Any) -> Any:
-    """Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step), or a choice."""
-    from hydra.core.override_parser.types import IntervalSweep, RangeSweep
-
-    value = override.value()
-    if isinstance(value, IntervalSweep):
-        bounds: list[Any] = [value.start, value.end]
-        whole = all(isinstance(bound, int) for bound in bounds)
-        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
-        return kind(value.start, value.end, log="log" in value.tags)
-    if isinstance(value, RangeSweep):
-        values: list[float] = list(value.range())
-        whole = all(isinstance(each, int) for each in values)
-        if values and whole and value.step > 0:
-            return distributions.IntDistribution(values[0], values[-1], step=int(value.step))
-        return distributions.CategoricalDistribution(values)
-    return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
-
-
 def trials_table(trials: Sequence[Trial], params: Sequence[str]) -> pd.DataFrame:
     """One line a trial: its values, the validation accuracy `val` (nan: failed), and the number of seeds."""
     import pandas as pd
@@ -199,7 +163,7 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     """trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
     from fedbench.core.files import write_text
     from fedbench.plots.sweep import tuning
-    from fedbench.sweeps import table
+    from fedbench.sweeps import picture, table
 
     frame = trials_table(trials, params)
     finished = [outcome for trial in trials for outcome in trial.outcomes if outcome.row is not None]
@@ -212,5 +176,5 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     write_text(
         folder / "best.txt", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params) + "\n"
     )
-    table.write_figure(tuning(frame, params, name), folder)
+    picture.write(tuning(frame, params, name), folder)
     return folder

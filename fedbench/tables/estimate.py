@@ -1,8 +1,10 @@
 """How long a plan will take: client-steps of every run times the measured seconds of a step on this machine.
 
 A run of which another seed is finished takes what that one took. Otherwise a step of FedAvg with the same data, model
-and local work is timed, as where an engine is picked; the method's stages count in full, what happens inside a step
-(proximal loops, a second gradient) and on the server does not, so a first estimate is a lower bound for such methods.
+and local work is timed, as where an engine is picked; the method's stages and the scoring of each client's model count.
+What happens inside a step (proximal loops, a second gradient), on the server and before the first round does not, so a
+first estimate is a lower bound for such methods. Where clients share one model, which is scored but once on the test
+set of all, it is an upper one.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
-from fedbench.engine.contract import Clock
+from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.pick.calibrate import Contender, pace
+from fedbench.engine.scores import scored_sets
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
@@ -67,19 +70,36 @@ class Estimator:
 
 
 def client_steps(setup: Setup, config: RunConfig) -> float:
-    """Expected client-steps of the whole run: every stage of the method, on an average cohort."""
-    protocol = config.protocol
+    """Expected client-steps of the whole run: every stage on an average cohort, and what clients adapt when scored."""
+    local, clock = config.protocol.local, Clock(0, config.protocol.rounds)
     sizes = [int(size) for size in setup.population.sizes]
-    stages = config.method.stages(protocol.local, Clock(0, protocol.rounds))
-    each = sum(schedule.steps(size, protocol.local, stage) for size in sizes for stage in stages) / len(sizes)
-    return protocol.rounds * protocol.cohort_size(len(sizes)) * each
+
+    def steps(stages: Sequence[Stage]) -> int:
+        return sum(schedule.steps(size, local, stage) for size in sizes for stage in stages)
+
+    trained = config.protocol.rounds * _share(config, len(sizes)) * steps(config.method.stages(local, clock))
+    return trained + _scorings(config)[0] * steps(config.method.adapt(local, clock))
 
 
 def scored_batches(setup: Setup, config: RunConfig) -> float:
-    """Batches of training size that all evaluations pass forward."""
+    """Batches of training size that all evaluations pass forward, each client's model on its own."""
+    received, trained = _scorings(config)
+    clients, sets = range(setup.population.clients), scored_sets(setup)
+    samples = sum(len(setup.scored.indices(name, client)) for name in sets for client in clients)
+    return (received + trained * _share(config, len(clients))) * samples / config.protocol.local.batch_size
+
+
+def _scorings(config: RunConfig) -> tuple[int, int]:
+    """How often all clients are scored as received, which includes round 0, and a cohort after its training."""
     protocol = config.protocol
-    samples = sum(int(each.sizes.sum()) for name, each in setup.federation.sets.items() if name != "train")
-    return -(-protocol.rounds // protocol.eval_every) * samples / protocol.local.batch_size
+    evaluations = -(-protocol.rounds // protocol.eval_every)
+    received = 0 if protocol.score == "trained" else evaluations + 1
+    return received, 0 if protocol.score == "received" else evaluations
+
+
+def _share(config: RunConfig, clients: int) -> float:
+    """Of the clients, in a round."""
+    return config.protocol.cohort_size(clients) / clients
 
 
 def spell(seconds: float) -> str:

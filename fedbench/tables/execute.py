@@ -15,7 +15,8 @@ from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
 from fedbench.core.interruption import Stopped, stop_if_asked, working_for
 from fedbench.runs.config import from_plain, run_key
-from fedbench.sweeps.jobs import JobOutcome, launch
+from fedbench.sweeps.jobs import JobOutcome
+from fedbench.sweeps.launching import launch
 from fedbench.tables.job import Job
 
 if TYPE_CHECKING:

@@ -74,7 +74,10 @@ def told(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator[str]:
     found = needs(plan, missing, at_once)
     for reason, identities in found.unknown.items():
         yield f"cannot be built: {naming.of_runs(plan, identities)}: {reason}"
-    sources = {"by finished ones": found.finished, "by a step timed here": found.timed}
+    sources = {
+        "by finished ones": found.finished,
+        "by a step timed here, without what servers do": found.timed,
+    }
     if not any(sources.values()):
         return
     how = ", ".join(f"{count} runs {source}" for source, count in sources.items() if count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import resource
 import statistics
@@ -14,27 +13,17 @@ from typing import Any
 
 import torch
 
-from benchmarks import plain
+from benchmarks import agreement, contestants
 from benchmarks.workloads import Workload
-from fedbench.config.schema import HardwareConfig
-from fedbench.engine.contract import Clock
 from fedbench.engine.pick.arithmetic import StepWork, found_peaks
 from fedbench.engine.pick.calibrate import Contender, seconds_a_step
 from fedbench.engine.pick.footprint import Growth, fitting_chunk, gpu_peak
-from fedbench.engine.pick.hardware import pick_trainer, set_precision
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer, available_workers
 
-TOLERANCE = (
-    1e-9  # largest difference of a parameter after a client's round in float64, engine against plain loop
-)
 STACKED = ("stacked", "captured")
-PROFILED = {*STACKED, "tf32", "merged"}  # the others ask for too many kernels
-TF32 = "tf32"  # the stacked engine, multiplying in TensorFloat-32
+PROFILED = {*STACKED, contestants.TF32, "merged"}  # the others ask for too many kernels
 
 
 @dataclass(frozen=True)
@@ -46,37 +35,28 @@ class Timing:
     count: int
 
 
-Contestant = Callable[[int], Callable[[], int]]
-"""Makes round number so many ready, its batches on the device, which is not timed: the round."""
-
-
 def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) -> dict[str, Any]:
     """Client-steps a second of the engines, the plain loop and the merged batch, and their ratios."""
-    difference = _differences(workload.setup(device, quick=quick, dtype=torch.float64))
-    wrong = {name: gap for name, gap in difference.items() if not gap <= TOLERANCE}
+    difference = agreement.differences(workload.setup(device, quick=quick, dtype=torch.float64))
+    wrong = {name: gap for name, gap in difference.items() if not gap <= agreement.TOLERANCE}
     if wrong:
         raise AssertionError(f"{workload.name}: engines differ from the plain loop: {wrong}")
     if device.type == "cuda":  # what follows has the memory to itself, and is all that is measured
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     setup = workload.setup(device, quick=quick)
-    trainers = _trainers(setup)
-    contestants: dict[str, Contestant] = {
-        name: _engine(setup, trainer, tf32=name == TF32) for name, trainer in trainers.items()
-    }
-    contestants |= {"plain": _plain(setup), "merged": _merged(setup)}
-    taken: dict[str, list[Timing]] = {name: [] for name in contestants}
+    trainers = contestants.trainers(setup)
+    ready = contestants.of(setup, trainers)
+    taken: dict[str, list[Timing]] = {name: [] for name in ready}
     try:
         for repeat in range(repeats + 1):  # the first is a warm-up
-            for name, contestant in contestants.items():
+            for name, contestant in ready.items():
                 timing = timed(contestant(repeat), device)
                 taken[name] += [timing] if repeat else []
-        busy = {
-            name: kernel_seconds(contestants[name](repeats + 1)) for name in PROFILED & contestants.keys()
-        }
-        memory = _memory(setup, contestants["stacked"](repeats + 1))
+        busy = {name: kernel_seconds(ready[name](repeats + 1)) for name in PROFILED & ready.keys()}
+        memory = _memory(setup, ready["stacked"](repeats + 1))
     finally:
-        _close(trainers)
+        contestants.close(trainers)
     done = {name: timings[0].count for name, timings in taken.items()}
     if len(set(done.values())) != 1:
         raise AssertionError(f"{workload.name}: unequal work: {done}")
@@ -87,7 +67,7 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
     contenders = {"looped": Contender(LoopedTrainer)}
     if device.type == "cuda":
         contenders["stacked"] = Contender(partial(StackedTrainer, chunk=chunk), chunk)
-    best = max((name for name in trainers if name != TF32), key=lambda name: rate[name])
+    best = max((name for name in trainers if name != contestants.TF32), key=lambda name: rate[name])
     return {
         "workload": workload.name,
         "what": workload.what,
@@ -97,7 +77,7 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
         "best": best,
         "vs_plain": {name: round(rate[name] / rate["plain"], 2) for name in trainers},
         "stacking_efficiency": round(max(rate[name] for name in STACKED if name in rate) / rate["merged"], 2),
-        "milliseconds": {name: _milliseconds(taken[name], busy.get(name)) for name in contestants},
+        "milliseconds": {name: _milliseconds(taken[name], busy.get(name)) for name in ready},
         "memory": memory,
         "arithmetic": _arithmetic(setup, rate[best]),
         "largest_difference": difference,
@@ -106,60 +86,6 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
         "repeats": repeats,
         "quick": quick and workload.small_cohort is not None,
     }
-
-
-def _trainers(setup: Setup) -> dict[str, Trainer]:
-    """The engines; on a GPU the stacked one step by step, captured where it can be, and in TensorFloat-32."""
-    found: dict[str, Trainer] = {"looped": LoopedTrainer(setup)}
-    device = setup.federation.device.type
-    if device == "cpu" and available_workers() > 1:
-        found["workers"] = WorkersTrainer(setup, available_workers())
-    capture = "graph" in {field.name for field in dataclasses.fields(HardwareConfig)}
-    eager: dict[str, Any] = {"graph": "off"} if capture else {}
-    found["stacked"] = pick_trainer(setup, HardwareConfig(engine="stacked", **eager))
-    if device == "cuda":
-        found |= {"captured": pick_trainer(setup, HardwareConfig(engine="stacked"))} if capture else {}
-        found[TF32] = pick_trainer(setup, HardwareConfig(engine="stacked"))
-    return found
-
-
-def _engine(setup: Setup, trainer: Trainer, *, tf32: bool = False) -> Contestant:
-    simulation = Simulation(setup, trainer)
-    state = simulation.begin()
-
-    def ready(repeat: int) -> Callable[[], int]:
-        state.round = repeat
-        ids = setup.draw_cohort(_clock(setup, repeat))
-
-        def rounds() -> int:
-            set_precision(tf32=tf32)
-            simulation.step(state)
-            set_precision(tf32=False)
-            return sum(setup.steps(client) for client in ids.tolist())
-
-        return rounds
-
-    return ready
-
-
-def _plain(setup: Setup) -> Contestant:
-    model = plain.fresh_model(setup)
-
-    def ready(repeat: int) -> Callable[[], int]:
-        ids = setup.draw_cohort(_clock(setup, repeat))
-        return partial(plain.plain_round, setup, model, ids, plain.schedule_of(setup, ids, repeat))
-
-    return ready
-
-
-def _merged(setup: Setup) -> Contestant:
-    model = plain.fresh_model(setup)
-
-    def ready(repeat: int) -> Callable[[], int]:
-        ids = setup.draw_cohort(_clock(setup, repeat))
-        return partial(plain.merged_round, setup, model, plain.schedule_of(setup, ids, repeat))
-
-    return ready
 
 
 def _milliseconds(timings: Sequence[Timing], busy: float | None) -> dict[str, float]:
@@ -194,59 +120,6 @@ def _arithmetic(setup: Setup, rate: float) -> dict[str, float | None]:
         "share_of_flops": None if peaks is None else round(rate * work.flops / peaks.float32, 4),
         "share_of_bandwidth": None if peaks is None else round(rate * work.bytes / peaks.bandwidth, 4),
     }
-
-
-def _close(trainers: dict[str, Trainer]) -> None:
-    for trainer in trainers.values():
-        trainer.close()
-
-
-def _differences(setup: Setup) -> dict[str, float]:
-    """What `_difference` finds for each engine.
-
-    In float64, as rounding grows along the steps: after ResNet-18's sixteen in float32 two right programs differ by
-    more than a wrong one need to.
-    """
-    trainers = _trainers(setup)
-    try:
-        return {name: _difference(setup, trainer) for name, trainer in trainers.items()}
-    finally:
-        _close(trainers)
-
-
-def _difference(setup: Setup, trainer: Trainer) -> float:
-    """Largest difference of a parameter after one client's local work, engine against a loop by hand."""
-    clock = _clock(setup, 0)
-    ids = setup.draw_cohort(clock)[:2]
-    with torch.no_grad():
-        server, _ = setup.method.init(setup.task, setup.population, torch.Generator().manual_seed(0))
-        server = setup.federation.placed(server)
-        cohort = setup.cohort(ids, clock)
-        message = setup.method.send(server, cohort)
-    outcome = trainer.train(ids, message, {}, clock)
-    gaps = []
-    for row, client in enumerate(ids.tolist()):
-        model = setup.task.fresh().to(setup.federation.device, setup.federation.dtype)
-        model = model.train().requires_grad_(True)
-        model.load_state_dict({name: message[name][row] for name in model.state_dict()})
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=setup.protocol.optimizer.lr, momentum=setup.protocol.optimizer.momentum
-        )
-        (stage,) = setup.method.stages(setup.protocol.local, clock)
-        order, _ = setup.batches(client, stage, setup.client(client, {}, {}, clock), "batches")
-        owned = setup.federation.indices("train", client)
-        for positions in order:
-            x, y = setup.federation.gather(owned[positions.to(owned.device)])
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        for name, leaf in model.state_dict().items():
-            gaps.append(float((outcome.uploads[name][row] - leaf).abs().max()))
-    return max(gaps)
-
-
-def _clock(setup: Setup, round_: int) -> Clock:
-    return Clock(round_, setup.protocol.rounds)
 
 
 def timed(round_: Callable[[], int], device: torch.device) -> Timing:

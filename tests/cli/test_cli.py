@@ -188,6 +188,10 @@ def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
 
 BAD = [
     (["method=fedavgg"], "unknown method 'fedavgg'; nearest: fedavg"),
+    (
+        ["method=mine"],
+        "; a new one takes conf/method/mine.yaml and, for its class, a line in fedbench/methods/__init__.py",
+    ),
     (["dataset=digit"], "unknown dataset 'digit'; nearest: digits"),
     (["protocol=quik"], "unknown protocol 'quik'; nearest: quick"),
     (["partition=dirr0.1"], "unknown partition 'dirr0.1'; nearest: dir"),
@@ -452,7 +456,9 @@ def test_help_is_quick_and_light_in_any_folder(elsewhere: Path) -> None:
 
 
 def test_unknown_names_in_a_registry() -> None:
-    with pytest.raises(UnknownName, match="nearest"):
+    with pytest.raises(
+        UnknownName, match=r"nearest: digits; a new one takes a line in fedbench/data/datasets/__init__\.py$"
+    ):
         groups.registry("dataset").get("digitz")
 
 

@@ -6,10 +6,12 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fedbench.cli import reproduce, watch
+from fedbench.cli import reproduce, request, telling, watch
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 
@@ -33,7 +35,11 @@ def test_a_table_is_watched_and_printed(
     assert watch.main([*arguments, "--once"]) == 0
     assert lines(capsys.readouterr().out) == {"Local": ["1"], "FedAvg": ["1"], "Ditto": ["1"]}
 
-    step, stopped, listed = Simulation.step, [], []
+    step, announce, stopped, listed = Simulation.step, telling.announce, [], []
+
+    def announced(*given: Any) -> None:
+        listed.append(watch.main([f"runs_dir={tmp_path / 'runs'}"]))
+        announce(*given)
 
     def interrupted(self: Simulation, state: State) -> None:
         step(self, state)
@@ -44,13 +50,15 @@ def test_a_table_is_watched_and_printed(
 
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "step", interrupted)
+        patch.setattr(telling, "announce", announced)
         assert reproduce.main(arguments) == 128 + signal.SIGTERM
     assert stopped == [1]
-    assert listed == [0]
+    assert listed == [0, 0]
     shown = capsys.readouterr().out
     title = "each method alone and inside FedCollab (on digits instead of the paper's data; smoke scale)"
-    assert f"{title}: 2 of 3 runs are there, 0 failed\n" in shown
-    (line,) = (line for line in shown.splitlines() if line.startswith("  watch it: "))
+    for there in (0, 2):  # while it is measured, and in the last round
+        assert f"{title}: {there} of 3 runs are there, 0 failed\n" in shown
+    line, _ = (line for line in shown.splitlines() if line.startswith("  watch it: "))
     assert watch.main([*shlex.split(line)[5:], "--once"]) == 0, "the command is one that watches it"
     assert lines(capsys.readouterr().out)["Ditto"]
     assert watch.main([f"runs_dir={tmp_path / 'runs'}"]) == 0
@@ -70,7 +78,30 @@ def test_a_table_is_watched_and_printed(
     shutil.rmtree(tmp_path / "runs")
     capsys.readouterr()
     assert watch.main(arguments) == 0, "what is recorded needs no run"
-    assert lines(capsys.readouterr().out) == {"Local": ["1"], "FedAvg": ["1"], "Ditto": ["1"]}
+    assert capsys.readouterr().out == "".join(f"{row}: 1 finished\n" for row in ("Local", "FedAvg", "Ditto"))
+
+
+def test_a_pipe_gets_a_line_for_each_row_that_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = [
+        [("Local", (2, 0, 0), []), ("Ditto", (0, 0, 1), ["seed 1: round 3 of 20"])],
+        [("Local", (2, 0, 0), []), ("Ditto", (1, 0, 0), ["seed 1: round 7 of 20"])],
+        [("Local", (2, 0, 0), []), ("Ditto", (1, 1, 0), [])],
+    ]
+    failed = SimpleNamespace(failure="Diverged")
+    missing = iter([[SimpleNamespace(failure="")]] * 2 + [[failed]] * 2)
+    plan, states = SimpleNamespace(missing=lambda: next(missing)), iter(looks)
+    monkeypatch.setattr(request, "planned", lambda *_: (plan,))
+    monkeypatch.setattr(watch, "state", lambda _: next(states))
+    monkeypatch.setattr(watch, "PATIENCE", 0)
+    assert watch.main(["table=fedcollab_t1"]) == 3
+    assert capsys.readouterr().out.splitlines() == [
+        "Local: 2 finished",
+        "Ditto: 1 to do, seed 1: round 3 of 20",
+        "Ditto: 1 finished, seed 1: round 7 of 20",
+        "Ditto: 1 finished, 1 failed",
+    ]
 
 
 def lines(text: str) -> dict[str, list[str]]:

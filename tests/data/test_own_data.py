@@ -10,7 +10,8 @@ from PIL import Image
 
 import fedbench
 from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.data.datasets.own import ImageFolder, Npz
+from fedbench.data.datasets.image_folder import ImageFolder
+from fedbench.data.datasets.own import Npz
 
 Y = np.repeat(["cat", "dog"], 10)
 
@@ -71,9 +72,12 @@ def test_npz_refusals(arrays: dict[str, np.ndarray], reason: str, tmp_path: Path
 
 
 def test_no_file(tmp_path: Path) -> None:
-    for path in (None, str(tmp_path / "none.npz")):
-        with pytest.raises(DataMissing, match=r"reads dataset.path"):
-            Npz(path=path).load()
+    for path, reason in (
+        (None, "set dataset.path to your data"),
+        (tmp_path / "none.npz", r"nothing at .*none\.npz"),
+    ):
+        with pytest.raises(DataMissing, match=f"dataset=npz: .*{reason}$"):
+            Npz(path=path and str(path)).load()
     (tmp_path / "text.npz").write_text("x,y")
     with pytest.raises(DataCorrupt, match=r"no .npz of arrays"):
         Npz(path=str(tmp_path / "text.npz")).load()

@@ -10,6 +10,7 @@ from torch import nn
 
 import fedbench
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
+from fedbench.models.fit import check_input
 from fedbench.models.library import TorchvisionModel
 from tests.helpers.tiers import tiered
 
@@ -51,7 +52,7 @@ def test_random_layers_are_left_out() -> None:
 
 def test_the_first_convolution_fits_the_images() -> None:
     task = TorchvisionModel(architecture="resnet18").task((1, 32, 32), 3)
-    task.check_input(2)
+    check_input(task, 2)
     assert next(leaf for name, leaf in task.init(torch.Generator()).items() if "conv1" in name).shape[1] == 1
 
 

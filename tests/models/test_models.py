@@ -15,6 +15,7 @@ from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.models import MODELS
 from fedbench.models.base import Model
+from fedbench.models.fit import check_input
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
 from fedbench.models.norm import replace_batch_norm
@@ -141,7 +142,7 @@ def test_networks_are_built_without_touching_global_randomness() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
     task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
     fresh(task)
-    task.check_input(2)
+    check_input(task, 2)
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
@@ -179,7 +180,7 @@ def test_an_input_too_small_is_refused_in_one_line(model: Model, shape: tuple[in
     with pytest.raises(
         ConfigError, match=rf"{model.label} does not fit inputs of shape \[{shape[0]}, "
     ) as caught:
-        model.task(shape, 10).check_input(2)
+        check_input(model.task(shape, 10), 2)
     assert "\n" not in str(caught.value)
 
 
@@ -206,19 +207,19 @@ def test_a_network_that_breaks_the_contract_is_refused() -> None:
     with pytest.raises(ConfigError, match="last is called 'head'"):
         Named().task((1, 4, 4), 4)
     with pytest.raises(ConfigError, match=r"yields \(2, 3\), expected \(2, 4\)"):
-        Named(flatten=nn.Flatten(), head=nn.Linear(16, 3)).task((1, 4, 4), 4).check_input(2)
+        check_input(Named(flatten=nn.Flatten(), head=nn.Linear(16, 3)).task((1, 4, 4), 4), 2)
     with pytest.raises(ConfigError, match=r"does not fit inputs of shape \(1, 4, 4\)"):
-        Named(flatten=nn.Flatten(), head=nn.Linear(15, 4)).task((1, 4, 4), 4).check_input(2)
+        check_input(Named(flatten=nn.Flatten(), head=nn.Linear(15, 4)).task((1, 4, 4), 4), 2)
 
 
 def test_batch_norm_after_a_linear_layer_refuses_a_batch_of_one() -> None:
     flat = {"flatten": nn.Flatten(), "norm": nn.BatchNorm1d(16), "head": nn.Linear(16, 4)}
     task = Named(**flat).task((1, 4, 4), 4)
-    task.check_input(2)
+    check_input(task, 2)
     with pytest.raises(ConfigError, match="batch of 1 sample; use a model without it"):
-        task.check_input(1)
-    LeNet5(batch_norm=True).task((1, 20, 20), 4).check_input(
-        1
+        check_input(task, 1)
+    check_input(
+        LeNet5(batch_norm=True).task((1, 20, 20), 4), 1
     )  # several pixels a channel: one sample will do
 
 

@@ -25,6 +25,7 @@ from fedbench.models import MODELS
 from fedbench.models import weights as weight_files
 from fedbench.models.base import Model
 from fedbench.models.blocks import MaxPool2
+from fedbench.models.fit import check_input
 from fedbench.runs.config import RunConfig, resolve, run_key
 from tests.helpers.plain import plain_fedavg
 from tests.helpers.tiers import tiered
@@ -374,7 +375,7 @@ def test_networks_refuse_what_they_cannot_read() -> None:
         ("cub_cnn", (1, 1, 40), "does not fit"),
     ):
         with pytest.raises(FedbenchError, match=reason):
-            build(name).task(shape, 10).check_input(4)
+            check_input(build(name).task(shape, 10), 4)
 
 
 def test_pooling_before_the_activation_changes_no_bit() -> None:

@@ -23,7 +23,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """scripts/bench.py as a module, with one core, so that no processes are started."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     found = importlib.import_module("bench")
-    monkeypatch.setattr(found.rounds, "available_workers", lambda: 1)
+    monkeypatch.setattr(found.rounds.contestants, "available_workers", lambda: 1)
     yield found
     for name in [name for name in sys.modules if name == "bench" or name.split(".")[0] == "benchmarks"]:
         del sys.modules[name]
@@ -50,13 +50,13 @@ def test_contestants_do_equal_work_and_reach_equal_weights(bench: Any) -> None:
 def test_an_engine_that_trains_something_else_is_not_timed(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lazy(bench.rounds.LoopedTrainer):  # type: ignore[misc, name-defined]
+    class Lazy(bench.rounds.contestants.LoopedTrainer):  # type: ignore[misc, name-defined]
         """Skips the optimiser's steps."""
 
         def descend(self, *_: Any) -> list[Any]:
             return [torch.zeros(())]
 
-    monkeypatch.setattr(bench.rounds, "LoopedTrainer", Lazy)
+    monkeypatch.setattr(bench.rounds.contestants, "LoopedTrainer", Lazy)
     with pytest.raises(AssertionError, match=r"engines differ from the plain loop: \{'looped'"):
         bench.rounds.run(tiny(bench), torch.device("cpu"), 1, quick=False)
 

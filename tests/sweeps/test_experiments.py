@@ -19,7 +19,7 @@ from fedbench.plots.sweep import heatmap, lines, ordered
 from fedbench.runs.config import resolve
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import remaining
-from fedbench.sweeps.table import folder_name, swept, table, tidy
+from fedbench.sweeps.table import fixed, folder_name, markdown, swept, table, tidy
 
 FOLDER = groups.conf_dir() / "experiment"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -140,6 +140,17 @@ def test_a_folder_is_named_after_what_all_its_runs_have() -> None:
     assert named(reference_seed="5", dataset="digits") == "mine-reference_seed=5-dataset=digits"
     varied = [JobOutcome({**each.overrides, "partition_seed": s}) for s in "01" for each in outcomes()]
     assert folder_name("mine", varied, swept(varied)) == "mine"
+
+
+def test_a_table_names_what_was_set_beside_the_swept_keys() -> None:
+    beside = {"dataset": "digits", "seed": "3", "runs_dir": "elsewhere", "sweep.name": "mine"}
+    runs = [JobOutcome({**each.overrides, **beside}, each.row) for each in outcomes()]
+    keys = swept(runs)
+    same = fixed(runs, keys)
+    assert same == {"dataset": "digits", "seed": "3"}
+    lines = table(tidy(runs, keys), keys, "acc")
+    assert markdown(lines, keys, same).endswith("22.00 ± 1.41 |\n\nall runs: `seed=3`, `dataset=digits`\n")
+    assert markdown(lines, keys, {}).endswith("± 1.41 |\n")
 
 
 def test_figures_show_the_means_in_order_of_size() -> None:

@@ -33,6 +33,43 @@ def planned(tmp_path: Path, rows: list[dict[str, object]]) -> plan.Plan:
     return plan.make(table, Wish(scale=Scale("paper"), settings=(f"runs_dir={tmp_path}",)))
 
 
+WHOLE = ["protocol.test.sets=global", "protocol.test.pool=false", "protocol.test.fraction=0"]
+SCORED = [  # what is scored how -> samples of all evaluations
+    # both splits' 140 dealt to two clients, a fifth of it held out to be tested on
+    (["protocol.test.sets=local", "protocol.test.fraction=0.2"], (1 + 5) * 2 * 14),
+    # the whole test set for each client, and a fifth of its 50 samples to validate
+    ([*WHOLE, "protocol.test.val_fraction=0.2"], (1 + 5) * 2 * (40 + 10)),
+    # of a cohort after training as well
+    (
+        [*WHOLE, "protocol.score=both", "protocol.report=best_test", "protocol.cohort=1"],
+        (1 + 5 + 5 / 2) * 2 * 40,
+    ),
+    ([*WHOLE, "protocol.score=trained"], 5 * 2 * 40),
+]
+
+
+@pytest.mark.parametrize(("overrides", "samples"), SCORED)
+def test_each_client_is_scored_on_its_own_and_on_the_test_set_of_all(
+    tmp_path: Path, overrides: list[str], samples: float
+) -> None:
+    job = planned(tmp_path, [{"label": "FedAvg", "overrides": ["method=fedavg", *overrides]}]).jobs[-1]
+    setup = estimate.Estimator().setup(job.config)
+    assert estimate.scored_batches(setup, job.config) == pytest.approx(samples / 10)
+
+
+def test_what_clients_adapt_before_each_scoring_counts(tmp_path: Path) -> None:
+    rows = [
+        ["method=fedbabu", "method.tune_epochs=1", f"protocol.score={score}"]
+        for score in ("received", "trained")
+    ]
+    made = planned(tmp_path, [{"label": str(row), "overrides": row} for row in rows])
+    adapting, never = (
+        estimate.client_steps(estimate.Estimator().setup(job.config), job.config)
+        for job in (entry.jobs[0] for entry in made.entries)
+    )
+    assert adapting - never == (1 + 5) * (4 + 4)
+
+
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods whose steps were timed."""
@@ -58,7 +95,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
     sizes = setup.population.sizes.tolist()
     epoch = sum(-(-int(size) // 10) for size in sizes)  # steps of all clients
     samples = sum(int(setup.federation.sets[name].sizes.sum()) for name in setup.federation.sets) - sum(sizes)
-    scored = 5 * samples / 10 / 3
+    scored = (1 + 5) * samples / 10 / 3  # untrained, too
     plain = 10 * epoch * setup.protocol.local.epochs + scored
     assert seconds == pytest.approx([2 * plain, 2 * plain + 10 * epoch * (3 + 2) + scored]), "Local runs, too"
     assert timed == ["FedAvg", "FedAvg"], "once a data set and model, whatever the method"
@@ -86,7 +123,9 @@ def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(
     made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
     reason, time, *_ = needs.told(made, made.missing(), 1)
     assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] finds none of")
-    assert time.endswith("(3 runs by a step timed here)"), "of Local and the other two"
+    assert time.endswith("(3 runs by a step timed here, without what servers do)"), (
+        "of Local and the other two"
+    )
 
 
 def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ DATASETS: Registry[DataSource] = Registry(
         "domainnet": "fedbench.data.datasets.domainnet:DomainNet",
         "emnist": "fedbench.data.datasets.emnist:Emnist",
         "fashion_mnist": "fedbench.data.datasets.mnist:FashionMnist",
-        "images": "fedbench.data.datasets.own:ImageFolder",
+        "images": "fedbench.data.datasets.image_folder:ImageFolder",
         "mnist": "fedbench.data.datasets.mnist:Mnist",
         "npz": "fedbench.data.datasets.own:Npz",
         "synthetic": "fedbench.data.datasets.synthetic:Synthetic",
         "tiny_imagenet": "fedbench.data.datasets.tiny_imagenet:TinyImageNet",
     },
+    __name__,
 )

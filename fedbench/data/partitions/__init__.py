@@ -23,4 +23,5 @@ PARTITIONS: Registry[PartitionSpec] = Registry(
         "pathological": "fedbench.data.partitions.pathological:Pathological",
         "quantity": "fedbench.data.partitions.quantity:Quantity",
     },
+    __name__,
 )

@@ -28,12 +28,11 @@ from torch import Tensor
 
 from fedbench.config.domain import Component, at_least, one_of, positive
 from fedbench.config.schema import retired
-from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
-from fedbench.core.trees import Tree
 from fedbench.engine.contract import Meter
 from fedbench.methods.fedcollab import draws
+from fedbench.methods.fedcollab.exchange import Exchange
 from fedbench.methods.fedcollab.network import Discriminators, Embedding, embed, initial, reduces
 from fedbench.methods.fedcollab.patience import Patience
 
@@ -125,27 +124,6 @@ def train_discriminators(
     i, j = asked.T
     matrix[i, j] = matrix[j, i] = np.clip(2 * scores - 1, 0, None)
     return Distances(matrix, asked, rounds)
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What the two clients of each pair and the server send each other, counted by `meter`."""
-
-    weights: Tree  # one discriminator
-    meter: Meter
-
-    def step(self, pairs: int) -> None:
-        """A round: discriminators down, trained ones up."""
-        self.last(pairs)
-        self.meter.received(trees.expand(self.weights, 2 * pairs))
-
-    def check(self, pairs: int) -> None:
-        """Each client's share of right answers, of the discriminators that the next round or `last` sends."""
-        self.meter.received({"share": torch.empty(2 * pairs)})
-
-    def last(self, pairs: int) -> None:
-        """Discriminators down."""
-        self.meter.sent(trees.expand(self.weights, 2 * pairs))
 
 
 def _checked_pairs(N: int, pairs: Sequence[tuple[int, int]] | None) -> npt.NDArray[np.int64]:

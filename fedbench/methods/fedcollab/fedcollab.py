@@ -27,7 +27,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort, Meter, Preparation
-from fedbench.methods.fedcollab import discriminators, solver
+from fedbench.methods.fedcollab import ablations, discriminators, solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
 from fedbench.methods.parts.inside import fedavg
@@ -115,8 +115,8 @@ class FedCollab(Coalitions):
     def _solver_inputs(self, sizes: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sizes and distances as the solver is to see them (Table 3)."""
         return (
-            sizes if self.quantities else solver.ignore_quantities(sizes),
-            distances if self.distances else solver.ignore_distances(distances),
+            sizes if self.quantities else ablations.ignore_quantities(sizes),
+            distances if self.distances else ablations.ignore_distances(distances),
         )
 
     def _admit(self, server: Tree, population: Population) -> Tree:

@@ -59,19 +59,6 @@ def canonical(assignment: npt.ArrayLike) -> Ints:
     return rank[inverse]
 
 
-def ignore_quantities(sizes: npt.ArrayLike) -> Floats:
-    """Ablation "without quantities": every client counts as the mean size. [N] -> [N]."""
-    n = np.asarray(sizes, np.float64)
-    return np.full_like(n, n.mean())
-
-
-def ignore_distances(distances: npt.ArrayLike) -> Floats:
-    """Ablation "without distances": every pair is at the mean off-diagonal distance. [N, N] -> [N, N]."""
-    D = np.asarray(distances, np.float64)
-    apart = ~np.eye(len(D), dtype=bool)
-    return np.where(apart, D[apart].mean() if len(D) > 1 else 0.0, 0.0)
-
-
 def assign_new(assignment: npt.ArrayLike, sizes: npt.ArrayLike, distances: npt.ArrayLike, C: float) -> int:
     """The coalition that a new client joins: the one that minimises Eq. 10 over all N + 1 (Section 4.4).
 
