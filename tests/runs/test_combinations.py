@@ -26,7 +26,7 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.runs.config import from_plain, resolve
-from tests.helpers import real_formats
+from tests.helpers.labelled_formats import write_labelled
 from tests.helpers.tiers import tiered
 
 CONF = groups.conf_dir()
@@ -84,7 +84,7 @@ def small_set(name: str) -> dict[str, Any]:
     labels = np.arange(len(counts))
     train, test = (draw.permutation(labels.repeat(part)) for part in (counts - counts // 5, counts // 5))
     root = Path(os.environ["FEDBENCH_DATA"])
-    return {**chosen, **real_formats.write_labelled(name, root, train, test)}
+    return {**chosen, **write_labelled(name, root, train, test)}
 
 
 def small(name: str, classes: int, split: Path) -> dict[str, Any]:
