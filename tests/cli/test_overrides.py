@@ -15,7 +15,6 @@ from fedbench.core.errors import ConfigError
 from fedbench.methods.pfedme import PFedMe
 from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
 
-
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
