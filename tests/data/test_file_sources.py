@@ -12,8 +12,9 @@ from fedbench.core.errors import DataCorrupt
 from fedbench.data.datasets import DATASETS
 from fedbench.data.datasets.domainnet_files import LISTED
 from fedbench.data.file_source import FileSource
+from tests.data.toys import load
 from tests.helpers import real_formats
-from tests.helpers.real_formats import WRITERS, load
+from tests.helpers.real_formats import WRITERS
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

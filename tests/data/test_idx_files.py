@@ -16,9 +16,10 @@ from fedbench.data.datasets.mnist import FashionMnist
 from fedbench.data.formats.idx import STEMS, read_idx
 from fedbench.data.partitions.homo import Homogeneous
 from fedbench.data.split import make_partition
+from tests.data.toys import file_source, load
 from tests.helpers import real_formats
 from tests.helpers.raw_files import idx_bytes
-from tests.helpers.real_formats import file_source, load, write_fashion
+from tests.helpers.real_formats import write_fashion
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

@@ -13,9 +13,9 @@ from fedbench.data.datasets.cinic import NAMES, SPLITS
 from fedbench.data.datasets.cub import read_captions, tokens, vocabulary_of
 from fedbench.data.datasets.domainnet_files import DOMAINS
 from fedbench.data.formats import images as image_files
+from tests.data.toys import load
 from tests.helpers import real_formats
 from tests.helpers.raw_files import write_image
-from tests.helpers.real_formats import load
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

@@ -12,9 +12,10 @@ import pytest
 
 from fedbench.core.errors import DataCorrupt, UnknownName
 from fedbench.data.formats.pickles import read_pickle
+from tests.data.toys import file_source, load
 from tests.helpers import real_formats
 from tests.helpers.raw_files import images, python2_batch
-from tests.helpers.real_formats import file_source, load, write_cifar
+from tests.helpers.real_formats import write_cifar
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

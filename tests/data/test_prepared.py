@@ -10,9 +10,10 @@ import pytest
 
 from fedbench.core import cache
 from fedbench.core.errors import DataCorrupt
+from tests.data.toys import load
 from tests.helpers import real_formats
 from tests.helpers.raw_files import images, write_image
-from tests.helpers.real_formats import load, write_fashion
+from tests.helpers.real_formats import write_fashion
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

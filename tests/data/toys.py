@@ -1,10 +1,15 @@
-"""Data sets of one pixel, and partitions of them."""
+"""Data sets of one pixel, partitions of them, and small sets from files."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedbench.data.dataset import Dataset
+from fedbench.data.datasets import DATASETS
+from fedbench.data.file_source import FileSource
 from fedbench.data.partitions import PARTITIONS
 
 SEEDS = range(8)
@@ -57,3 +62,15 @@ def same(a, b):
         for name in ("train", "val", "test")
         for p, q in zip(getattr(a, name), getattr(b, name), strict=True)
     )
+
+
+def file_source(name: str, root: Path, **options: Any) -> FileSource:
+    """The data set called `name` under `root`, which may be a small one."""
+    source = DATASETS.build({"name": name, "root": str(root), "partial": True, **options})
+    assert isinstance(source, FileSource)
+    return source
+
+
+def load(name: str, root: Path, **options: Any) -> Dataset:
+    """What `file_source` reads."""
+    return file_source(name, root, **options).load()

@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.data.dataset import Dataset
-from fedbench.data.datasets import DATASETS
 from fedbench.data.datasets.cinic import NAMES
 from fedbench.data.datasets.domainnet_files import DOMAINS
 from fedbench.data.datasets.emnist import STEMS as EMNIST_STEMS
-from fedbench.data.file_source import FileSource
 from fedbench.data.formats.idx import STEMS
 from tests.helpers.raw_files import Bytes, idx_bytes, images, python2_batch, write_image
 
@@ -200,15 +197,3 @@ def write(name: str, root: Path) -> dict[str, Any]:
     """Write a small data set called `name` under `root`; returns the options that load it."""
     WRITERS[name](root)
     return {"name": name, "root": str(root), "partial": True}
-
-
-def file_source(name: str, root: Path, **options: Any) -> FileSource:
-    """The data set called `name` under `root`, which may be a small one."""
-    source = DATASETS.build({"name": name, "root": str(root), "partial": True, **options})
-    assert isinstance(source, FileSource)
-    return source
-
-
-def load(name: str, root: Path, **options: Any) -> Dataset:
-    """What `file_source` reads."""
-    return file_source(name, root, **options).load()
