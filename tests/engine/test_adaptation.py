@@ -18,7 +18,7 @@ from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
-from tests.engine.both import both
+from tests.engine.toys import both
 from tests.methods.toys import SIZES, close, gap, setup, simulate
 
 

@@ -25,14 +25,10 @@ from fedbench.methods.local import Local
 from fedbench.models.base import Model
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
+from tests.engine.toys import ADAM, CLIPPED, HEAVY, SGD
 from tests.helpers.plain import plain_fedavg
 from tests.helpers.tiers import tiered
 from tests.methods.toys import SIZES, close, federation, gap, setup, simulate
-
-SGD = OptimizerConfig(lr=0.05)
-HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-2)
-CLIPPED = OptimizerConfig(lr=0.05, momentum=0.5, weight_decay=1e-2, clip=0.5)
-ADAM = OptimizerConfig(name="adam", lr=1e-3, weight_decay=1e-3)
 
 
 def conv(sizes: Sequence[int] = SIZES) -> tuple[object, Model]:

@@ -19,7 +19,7 @@ from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
-from tests.engine.both import both
+from tests.engine.toys import both
 from tests.methods.toys import SIZES, close, federation, gap, setup, simulate
 
 HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-2, clip=1.0)

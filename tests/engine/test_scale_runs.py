@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedbench.core.errors import CheckpointError
-from fedbench.core.trees import Tree
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.method import Method
@@ -21,15 +20,11 @@ from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.scaffold import Scaffold
 from fedbench.runs import execution as run
+from tests.engine.toys import CPU, equal, in_file
 from tests.helpers.runs import config, kill_and_rerun, rows, same_models
 from tests.methods.toys import setup
 
-CPU = torch.device("cpu")
 KEY = "key"
-
-
-def in_file(folder: Path, most: int = 5) -> Storage:
-    return Storage(most, "file", path=folder / "memory.rows")
 
 
 def simulation(method: Method, place: Storage | None = None, rounds: int = 6) -> Simulation:
@@ -47,10 +42,6 @@ def same(a: State, b: State) -> bool:
     """Server, memory and scores, bit for bit."""
     first, second = states.models(a), states.models(b)
     return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def equal(a: Any, b: Tree) -> bool:
-    return set(a) == set(b) and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in b)
 
 
 @pytest.mark.parametrize("method", [Ditto(), Scaffold(), APFL()])

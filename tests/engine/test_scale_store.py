@@ -6,7 +6,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +20,8 @@ from fedbench.engine.clients import storage
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.clients.store import ClientStore
 from fedbench.methods.ditto import Ditto
+from tests.engine.toys import CPU, equal, in_file
 from tests.methods.toys import setup
-
-CPU = torch.device("cpu")
-
-
-def in_file(folder: Path, most: int = 5) -> Storage:
-    return Storage(most, "file", path=folder / "memory.rows")
 
 
 def initial(clients: int = 9) -> Tree:
@@ -69,10 +63,6 @@ def filled(place: Storage, saves: bool) -> tuple[ClientStore, Tree]:
         probe = torch.randperm(9, generator=draw)[:5]
         assert equal(store.take(probe), trees.take(dense, probe))
     return store, dense
-
-
-def equal(a: Any, b: Tree) -> bool:
-    return set(a) == set(b) and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in b)
 
 
 @pytest.mark.parametrize("saves", [False, True])

@@ -16,11 +16,10 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
+from tests.engine.toys import trainers
 from tests.methods.toys import federation, gap, setup, simulate
 
 
@@ -32,10 +31,6 @@ def per_class(chosen: Setup, model: trees.Tree, indices: torch.Tensor) -> tuple[
         total[int(y)] += 1
         correct[int(y)] += int(chosen.task.apply(model, x).argmax() == y)
     return correct, total
-
-
-def trainers(chosen: Setup) -> list[Trainer]:
-    return [LoopedTrainer(chosen), StackedTrainer(chosen, 2), StackedTrainer(chosen, 9)]
 
 
 def test_every_set_is_scored_by_the_model_it_is_about() -> None:

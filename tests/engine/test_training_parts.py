@@ -17,13 +17,9 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.models.mlp import MLP
 from fedbench.models.norm import BatchNorm
+from tests.engine.toys import ADAM, CLIPPED, HEAVY, SGD
 from tests.helpers.plain import torch_optimizer
 from tests.methods.toys import close, federation, setup
-
-SGD = OptimizerConfig(lr=0.05)
-HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-2)
-CLIPPED = OptimizerConfig(lr=0.05, momentum=0.5, weight_decay=1e-2, clip=0.5)
-ADAM = OptimizerConfig(name="adam", lr=1e-3, weight_decay=1e-3)
 
 
 def test_cohorts_are_drawn_by_seed_and_round_alone() -> None:

@@ -15,8 +15,7 @@ from fedbench.methods.fedap import FedAP, closeness
 from fedbench.methods.fedbn import FedBN
 from fedbench.methods.local import Local
 from fedbench.methods.pfedsim import PFedSim
-from tests.methods.batch_norm import normalised, steps
-from tests.methods.toys import FOUR, close, federation, models, setup, simulate
+from tests.methods.toys import FOUR, close, federation, models, normalised, setup, simulate, steps
 
 
 def test_the_warm_up_is_fedbn() -> None:

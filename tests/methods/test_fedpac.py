@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.engine.contract import Clock
 from fedbench.methods import fedpac
@@ -19,6 +18,9 @@ from fedbench.methods.fedpac import FedPAC
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.parts import simplex_qp
 from tests.methods.toys import (
+    BODY,
+    HEAD,
+    ONE_STEP,
     close,
     cross_entropy,
     descend,
@@ -32,15 +34,6 @@ from tests.methods.toys import (
     setup,
     simulate,
 )
-
-HEAD = ["head.bias", "head.weight"]
-BODY = ["fc.0.bias", "fc.0.weight"]
-ONE_STEP: dict[str, Any] = {
-    "rounds": 1,
-    "epochs": 1,
-    "batch": 50,
-    "optimizer": OptimizerConfig(lr=0.2),
-}
 
 
 def by_cvxpy(Q: np.ndarray) -> np.ndarray:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.config.schema import LocalConfig
 from fedbench.core import rng, trees
 from fedbench.core.errors import ConfigError
 from fedbench.engine import schedule
@@ -19,6 +17,9 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
 from tests.methods.toys import (
+    BODY,
+    HEAD,
+    ONE_STEP,
     close,
     cross_entropy,
     descend,
@@ -32,16 +33,6 @@ from tests.methods.toys import (
     setup,
     simulate,
 )
-
-HEAD = ["head.bias", "head.weight"]
-BODY = ["fc.0.bias", "fc.0.weight"]
-ONE_STEP: dict[str, Any] = {
-    "rounds": 1,
-    "epochs": 1,
-    "batch": 50,
-    "optimizer": OptimizerConfig(lr=0.2),
-}
-
 
 # ---- FedRep
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
@@ -22,6 +19,9 @@ from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.local import Local
 from fedbench.models.lenet5 import LeNet5
 from tests.methods.toys import (
+    BODY,
+    HEAD,
+    ONE_STEP,
     adapted,
     close,
     cross_entropy,
@@ -35,15 +35,6 @@ from tests.methods.toys import (
     setup,
     simulate,
 )
-
-HEAD = ["head.bias", "head.weight"]
-BODY = ["fc.0.bias", "fc.0.weight"]
-ONE_STEP: dict[str, Any] = {
-    "rounds": 1,
-    "epochs": 1,
-    "batch": 50,
-    "optimizer": OptimizerConfig(lr=0.2),
-}
 
 
 def bytes_of(tree: trees.Tree, names: list[str]) -> int:

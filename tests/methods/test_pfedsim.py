@@ -15,8 +15,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.testing.runs import equal, everything
-from tests.methods.batch_norm import normalised, steps
-from tests.methods.toys import FOUR, close, federation, final, gap, models, setup, simulate
+from tests.methods.toys import FOUR, close, federation, final, gap, models, normalised, setup, simulate, steps
 
 
 @pytest.mark.parametrize("cohort", [1.0, 0.5])

@@ -9,18 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.models.lenet5 import LeNet5
 from fedbench.testing.toys import BATCH, CLASSES, SIZES, federation, gap, models, setup, simulate
 
-FOUR = (6, 13, 8, 21)  # training samples of four clients: less than a batch of 8, two, one, three
 __all__ = ["BATCH", "CLASSES", "SIZES", "federation", "gap", "models", "setup", "simulate"]
+
+FOUR = (6, 13, 8, 21)  # training samples of four clients: less than a batch of 8, two, one, three
+HEAD = ["head.bias", "head.weight"]  # leaves of the toy network
+BODY = ["fc.0.bias", "fc.0.weight"]
+ONE_STEP: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 50, "optimizer": OptimizerConfig(lr=0.2)}
 
 
 def close(a: Tree | Tensor, b: Tree | Tensor, tolerance: float = 1e-10) -> bool:
@@ -39,6 +46,19 @@ def run(method: Method, data: Federation | None = None, **options: Any) -> tuple
 def final(method: Method, sizes: tuple[int, ...] = FOUR, **options: Any) -> Tree:
     """The models after `run`."""
     return models(*run(method, federation(sizes), **options))
+
+
+def normalised(method: Method, **options: Any) -> Setup:
+    """A toy with batch normalisation."""
+    return setup(method, federation(FOUR, (1, 16, 16)), LeNet5(batch_norm=True), **{"epochs": 1, **options})
+
+
+def steps(chosen: Setup, rounds: int) -> tuple[Simulation, State]:
+    simulation = Simulation(chosen, LoopedTrainer(chosen))
+    state = simulation.begin()
+    for _ in range(rounds):
+        simulation.step(state)
+    return simulation, state
 
 
 def adapted(chosen: Setup, state: State) -> Tree:

@@ -10,10 +10,7 @@ import pytest
 
 from fedbench.metrics.accuracy import Tally, weighted
 from fedbench.metrics.fairness import fairness
-
-
-def tally(correct, total):
-    return Tally(np.array(correct), np.array(total))
+from tests.results.toys import tally
 
 
 class TestTally:
