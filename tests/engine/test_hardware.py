@@ -6,7 +6,6 @@ import math
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,17 +161,6 @@ def test_an_engine_asked_for_is_given() -> None:
         picked(chosen, engine="workers")
 
 
-def test_no_chunk_is_larger_than_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**12)
-    assert memory.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2
-    monkeypatch.setattr(memory, "free_bytes", lambda _: 1)
-    assert memory.fitting_chunk(setup(FedAvg())) == 1
-
-
-def test_free_memory_is_what_the_machine_says() -> None:
-    assert 2**20 < memory.free_bytes(torch.device("cpu")) < 2**50
-
-
 def test_threads_are_set_where_asked(
     steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,13 +193,3 @@ def test_a_run_in_python_has_the_command_lines_hardware() -> None:
     """Torch's own choice of threads on a busy or a large machine is many times slower for small networks."""
     assert resolve(compose.compose([])).hardware == HardwareConfig()
     assert HardwareConfig().threads == 1
-
-
-def test_cached_files_do_not_fill_a_container(tmp_path: Path) -> None:
-    assert memory._container_bytes(tmp_path) == []
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("990\n")
-    (tmp_path / "memory.stat").write_text("anon 200\nactive_file 90\ninactive_file 700\n")
-    assert memory._container_bytes(tmp_path) == [710]
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory._container_bytes(tmp_path) == []

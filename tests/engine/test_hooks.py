@@ -1,4 +1,4 @@
-"""What a method may ask of the engines: stages, directions, noise, data, adaptation. Looped and stacked, one answer."""
+"""What a method may ask of the engines: stages, directions, noise, augmentation. Looped and stacked, one answer."""
 
 from __future__ import annotations
 
@@ -16,26 +16,13 @@ from fedbench.core.trees import Tree
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
+from tests.engine.toys import both
 from tests.methods.toys import SIZES, close, federation, gap, setup, simulate
 
 HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-2, clip=1.0)
-
-
-def both(chosen: Setup) -> tuple[State, State]:
-    """The run by either engine, checked to agree."""
-    looped, stacked = simulate(chosen), simulate(chosen, StackedTrainer(chosen, 3))
-    assert gap(looped.server, stacked.server) < 1e-9
-    assert gap(looped.memory, stacked.memory) < 1e-9
-    for a, b in zip(looped.history.records, stacked.history.records, strict=True):
-        assert a.tallies["local"].correct.tolist() == b.tallies["local"].correct.tolist()
-    return looped, stacked
 
 
 def on_lenet(method: FedAvg, **options: object) -> Setup:
@@ -166,110 +153,3 @@ def test_augmentation_is_the_same_for_either_engine_and_changes_training_only() 
     assert gap(looped.server, simulate(plain).server) > 1e-3
     before = looped.history.records[0].tallies["local"].correct.tolist()
     assert before == simulate(plain).history.records[0].tallies["local"].correct.tolist()
-
-
-@dataclass(frozen=True)
-class Sums(FedAvg):
-    """Uploads, beside the model, class sums of the client's training pixels and what it knows of itself."""
-
-    reads: tuple[str, ...] = ("finish",)
-    family: ClassVar[str] = "global"
-
-    @property
-    def reads_data(self) -> frozenset[str]:
-        return frozenset(self.reads)
-
-    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        sums, counts = client.data.class_sums(client.data.x.flatten(1), client.task.classes)
-        mean = client.data.mean(client.data.x.flatten(1))
-        own = {"sums": sums, "counts": counts, "mean": mean, "size": client.size, "steps": client.steps}
-        return {**work, **own}, {}
-
-    def aggregate(self, server: Tree, uploads: Tree, cohort: object) -> Tree:
-        return uploads  # kept apart by client for the test to see
-
-    def send(self, server: Tree, cohort: object) -> Tree:
-        return {k: v if v.dim() and len(v) == 5 else v.expand(5, *v.shape) for k, v in server.items()}
-
-    def start(self, client: Client) -> Tree:
-        own = {"sums", "counts", "mean", "size", "steps"}
-        return {k: v for k, v in client.message.items() if k not in own}
-
-
-@pytest.mark.parametrize("chunk", [None, 1, 2, 9])
-def test_hooks_that_ask_see_all_of_their_client_s_samples(chunk: int | None) -> None:
-    chosen = setup(Sums(), rounds=1)
-    trainer: Trainer = LoopedTrainer(chosen) if chunk is None else StackedTrainer(chosen, chunk)
-    message = chosen.method.send(
-        chosen.method.init(chosen.task, chosen.population, rng.torch_rng(0, "x"))[0], None
-    )  # type: ignore[arg-type]
-    found = trainer.train(
-        torch.arange(5), {k: v.double() for k, v in message.items()}, {}, Clock(0, 1)
-    ).uploads
-    for client, size in enumerate(SIZES):
-        x, y = chosen.federation.gather(chosen.federation.indices("train", client))
-        expected = torch.zeros(4, 16, dtype=torch.float64).index_add(0, y, x.flatten(1))
-        assert close(found["sums"][client], expected)
-        assert found["counts"][client].tolist() == chosen.population.label_counts[client].tolist()
-        assert close(found["mean"][client], x.flatten(1).mean(0))
-        assert float(found["size"][client]) == size
-        assert float(found["steps"][client]) == 2 * -(-size // 8)
-
-
-@dataclass(frozen=True)
-class Finetuned(FedAvg):
-    """FedAvg whose clients train once more before they are scored."""
-
-    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        return (Stage(self.loss, moves=("@head",), epochs=4, lr=0.5),)
-
-
-def test_adaptation_is_scored_and_forgotten() -> None:
-    adapted, _ = both(setup(Finetuned(), cohort=0.8))
-    plain = simulate(setup(FedAvg(), cohort=0.8))
-    assert gap(adapted.server, plain.server) == 0
-    chosen = setup(Finetuned())
-    data, clock = chosen.federation, Clock(2, 2)
-    model = simulate(chosen).server
-    for client in (1, 3):
-        tuned = {k: v.clone() for k, v in model.items()}
-        head = [tuned[k].requires_grad_(True) for k in ("head.weight", "head.bias")]
-        optimizer = torch.optim.SGD(head, lr=0.5)
-        x, y = data.gather(data.indices("train", client))
-        keyed = rng.torch_rng(0, "adapt", 2, client, 0)
-        for rows in schedule.batches(len(y), chosen.protocol.local, Stage(epochs=4), keyed):
-            optimizer.zero_grad()
-            chosen.task.loss(tuned, Batch(x[rows], y[rows])).backward()
-            optimizer.step()
-        x, y = data.gather(data.indices("local", client))
-        right = int((chosen.task.apply(tuned, x).argmax(1) == y).sum())
-        message = trees.expand(model, 1)
-        counts = LoopedTrainer(chosen).evaluate(torch.tensor([client]), message, {}, clock, ("local",))
-        assert int(counts["local"][0].sum()) == right
-
-
-@dataclass(frozen=True)
-class Idle(FedAvg):
-    """A stage that says neither what to minimise nor where to go."""
-
-    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        return (Stage(),)
-
-
-@dataclass(frozen=True)
-class Untrained(FedAvg):
-    """No local training at all."""
-
-    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        return ()
-
-
-def test_a_stage_without_aim_is_refused_and_no_stage_is_fine() -> None:
-    for stacked in (True, False):
-        chosen = setup(Idle())
-        trainer: Trainer = StackedTrainer(chosen, 2) if stacked else LoopedTrainer(chosen)
-        with pytest.raises(ValueError, match="a loss or a direction"):
-            simulate(chosen, trainer)
-    looped, _ = both(setup(Untrained()))
-    start = setup(FedAvg()).task.init(rng.torch_rng(0, "init"))
-    assert gap(looped.server, start) < 1e-12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +133,24 @@ def test_a_gpus_peak_is_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bytes_of_a_leaf() -> None:
     assert trees.leaf_bytes(torch.zeros(3, 2, dtype=torch.float64)) == 48
+
+
+def test_no_chunk_is_larger_than_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "free_bytes", lambda _: 10**12)
+    assert footprint.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2
+    monkeypatch.setattr(footprint, "free_bytes", lambda _: 1)
+    assert footprint.fitting_chunk(setup(FedAvg())) == 1
+
+
+def test_free_memory_is_what_the_machine_says() -> None:
+    assert 2**20 < footprint.free_bytes(torch.device("cpu")) < 2**50
+
+
+def test_cached_files_do_not_fill_a_container(tmp_path: Path) -> None:
+    assert footprint._container_bytes(tmp_path) == []
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("990\n")
+    (tmp_path / "memory.stat").write_text("anon 200\nactive_file 90\ninactive_file 700\n")
+    assert footprint._container_bytes(tmp_path) == [710]
+    (tmp_path / "memory.max").write_text("max\n")
+    assert footprint._container_bytes(tmp_path) == []

@@ -106,10 +106,8 @@ def test_similarity_is_of_soft_answers_to_one_feature(seen: Moment) -> None:
     task = seen.setup.task
     first = task.stages[0]  # the whole of a network of linear maps is classifier
     probe = torch.rand((1, *task.shape_before(first)), generator=seen.generator("similarity"))
-    answers = [
-        (task.apply(trees.row(seen.models, k), probe, since=first)[0].double() / 0.5).softmax(0)
-        for k in (0, 1)
-    ]
+    scores = [task.apply(trees.row(seen.models, k), probe, since=first)[0].double() for k in (0, 1)]
+    answers = [(each / 0.5).softmax(0) for each in scores]
     assert found[a, b] == pytest.approx(float(cosine_similarity(*answers, dim=0)))
     assert np.array_equal(found, value("similarity", seen), equal_nan=True), "no draw of the run's is used up"
 
@@ -179,17 +177,14 @@ def test_every_recorder_looks_at_some_method(tmp_path: Path) -> None:
     names = ",".join(name for name in RECORDERS if name != "simplex")
     run = config(tmp_path, "method=fedsac", f"record=[{names}]", "protocol.rounds=1")
     arrays = files_of(execution.execute(run).folder).npz(ARRAYS)
-    assert {name.split("/")[1] for name in arrays if name.startswith("record/")} == set(RECORDERS) - {
-        "simplex"
-    }
+    kept = {name.split("/")[1] for name in arrays if name.startswith("record/")}
+    assert kept == set(RECORDERS) - {"simplex"}
     assert recorders.RECORDERS.get("simplex").__doc__
 
 
 def test_accuracy_over_the_simplex_is_that_of_the_models_there(tmp_path: Path) -> None:
-    run = config(
-        tmp_path, "method=sosicfl", "record=[simplex]", "protocol.rounds=1", "protocol.test.pool=false",
-        "method.clusters=2",
-    )  # fmt: skip
+    short = ("protocol.rounds=1", "protocol.test.pool=false")
+    run = config(tmp_path, "method=sosicfl", "method.clusters=2", "record=[simplex]", *short)
     arrays = files_of(execution.execute(run).folder).npz(ARRAYS)
     points, overall, local = (arrays[f"record/simplex/{part}"][0] for part in ("points", "global", "local"))
     assert points.shape == (2000, 3)

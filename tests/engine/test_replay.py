@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +12,10 @@ import torch
 from torch import Tensor
 
 from fedbench.config import groups
-from fedbench.config.schema import HardwareConfig, LocalConfig, OptimizerConfig
+from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.pick import hardware
 from fedbench.engine.setup import Setup
 from fedbench.engine.train import replay
 from fedbench.engine.train.program import Program
@@ -164,43 +161,6 @@ def test_a_capture_that_memory_does_not_hold_halves_the_chunk() -> None:
     assert refused == [6]
     assert trainer.chunk == 3
     assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 3)))) < 1e-12
-
-
-def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as it can be told without one: what is called, and in which order."""
-    told: list[Any] = []
-
-    @contextlib.contextmanager
-    def graph(made: Any, **options: Any) -> Iterator[None]:
-        told.append(options)
-        yield
-        told.append("captured")
-
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(
-        torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replayed"))
-    )
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    program: Any = SimpleNamespace(step=lambda rows, *, full: told.append((rows, full)))
-    again = replay.cuda_capture(torch.device("cuda"))(program, 5, True)
-    again()
-    again()
-    options = {"pool": "pool", "capture_error_mode": "thread_local"}
-    assert told == [options, (5, True), "captured", "replayed", "replayed"]
-
-
-@pytest.mark.parametrize(
-    ("graph", "device", "captures"), [("auto", "cuda", True), ("off", "cuda", False), ("auto", "cpu", False)]
-)
-def test_hardware_graph_says_whether_a_gpu_captures(
-    graph: str, device: str, captures: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hardware, "cuda_capture", {torch.device(device): rerun}.get)
-    chosen = setup(FedAvg())
-    chosen.federation.device = torch.device(device)
-    trainer = hardware.stacked_engine(chosen, HardwareConfig(graph=graph, chunk=2))
-    assert (trainer.capture is rerun) == captures
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Client memory in a mapped file: the same bits as in memory, whatever happens to the run."""
+"""A store of client memory in a mapped file: the rows that a table in memory has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,51 +13,15 @@ import torch
 
 from fedbench.config.schema import HardwareConfig
 from fedbench.core import trees
-from fedbench.core.errors import CheckpointError, FedbenchError
+from fedbench.core.errors import FedbenchError
 from fedbench.core.rng import torch_rng
 from fedbench.core.trees import Tree
-from fedbench.engine import state as states
 from fedbench.engine.clients import storage
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.clients.store import ClientStore
-from fedbench.engine.method import Method
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.methods.apfl import APFL
 from fedbench.methods.ditto import Ditto
-from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.scaffold import Scaffold
-from fedbench.runs import execution as run
-from tests.helpers.runs import config, kill_and_rerun, rows, same_models
+from tests.engine.toys import CPU, equal, in_file
 from tests.methods.toys import setup
-
-CPU = torch.device("cpu")
-KEY = "key"
-
-
-def in_file(folder: Path, most: int = 5) -> Storage:
-    return Storage(most, "file", path=folder / "memory.rows")
-
-
-def simulation(method: Method, place: Storage | None = None, rounds: int = 6) -> Simulation:
-    chosen = setup(method, rounds=rounds, cohort=0.4)
-    return Simulation(chosen, LoopedTrainer(chosen), storage=place)
-
-
-def advance(simulation: Simulation, state: State, to: int) -> State:
-    while state.round < to:
-        simulation.step(state)
-    return state
-
-
-def same(a: State, b: State) -> bool:
-    """Server, memory and scores, bit for bit."""
-    first, second = states.models(a), states.models(b)
-    return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
-
-
-# ---- a store of its own
 
 
 def initial(clients: int = 9) -> Tree:
@@ -100,10 +63,6 @@ def filled(place: Storage, saves: bool) -> tuple[ClientStore, Tree]:
         probe = torch.randperm(9, generator=draw)[:5]
         assert equal(store.take(probe), trees.take(dense, probe))
     return store, dense
-
-
-def equal(a: Any, b: Tree) -> bool:
-    return set(a) == set(b) and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in b)
 
 
 @pytest.mark.parametrize("saves", [False, True])
@@ -167,74 +126,6 @@ def test_only_rows_that_a_run_can_write_count(tmp_path: Path) -> None:
     assert place.path != other.path, "runs may share a scratch folder"
 
 
-# ---- whole simulations
-
-
-@pytest.mark.parametrize("method", [Ditto(), Scaffold(), APFL()])
-def test_a_run_with_a_file_equals_one_in_memory(method: Method, tmp_path: Path) -> None:
-    here, there = simulation(method), simulation(method, in_file(tmp_path))
-    states = advance(here, here.begin(), 6), advance(there, there.begin(), 6)
-    assert states[1].memory.mapped
-    assert not states[0].memory.mapped
-    assert same(*states)
-    totals = [[t.correct.tolist() for r in s.history.records for t in r.tallies.values()] for s in states]
-    assert totals[0] == totals[1]
-
-
-@pytest.mark.parametrize("kind", ["file", "host"])
-def test_a_checkpoint_is_whole_however_far_the_run_went_on(kind: str, tmp_path: Path) -> None:
-    """Rows written after a checkpoint may not touch those it relies on, round after round."""
-    place = Storage(5, kind, path=tmp_path / "memory.rows")
-    whole = simulation(Ditto(), rounds=12)
-    expected = [advance(whole, whole.begin(), to) for to in range(1, 13)]
-    going = simulation(Ditto(), place, rounds=12)
-    state = going.begin()
-    for saved in (1, 4, 5, 9):
-        advance(going, state, saved)
-        states.save(tmp_path / "checkpoint", state, KEY)
-        advance(going, state, saved + 2)  # this process "dies" here
-        state = states.load(tmp_path / "checkpoint", KEY, CPU, place)
-        assert same(state, expected[saved - 1])
-        state = states.load(tmp_path / "checkpoint", KEY, CPU, place)
-    assert same(advance(going, state, 12), expected[-1])
-
-
-def test_a_save_that_fails_leaves_the_earlier_checkpoint_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, saved = in_file(tmp_path), tmp_path / "checkpoint"
-    going = simulation(Ditto(), place)
-    state = advance(going, going.begin(), 2)
-    states.save(saved, state, KEY)
-    kept = states.models(state)
-    advance(going, state, 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(states.checkpoint, "save_file", broken)
-        with pytest.raises(CheckpointError):
-            states.save(saved, state, KEY)
-    advance(going, state, 5)
-    assert equal(states.models(states.load(saved, KEY, CPU, place)), kept)
-
-
-def broken(*_: Any) -> None:
-    raise OSError("disk full")
-
-
-def test_a_checkpoint_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    sizes = {}
-    for kind in ("host", "file"):
-        place = Storage(5, kind, path=tmp_path / kind)
-        going = simulation(Ditto(), place)
-        state = going.begin()
-        for rounds in (1, 6):
-            states.save(tmp_path / "checkpoint", advance(going, state, rounds), KEY)
-            tree, _ = states.checkpoint.load(tmp_path / "checkpoint")
-            sizes[kind, rounds] = sum(v.nbytes for k, v in tree.items() if k.startswith("memory/"))
-    width = state.memory.layout.width
-    assert sizes["host", 6] - sizes["host", 1] >= 3 * width - 100
-    assert sizes["file", 6] - sizes["file", 1] <= 3 * 24
-
-
 def test_a_file_takes_the_space_of_few_versions(tmp_path: Path) -> None:
     """Places that no checkpoint relies on any more are used again."""
     store, _ = filled(Storage(9, "file", path=tmp_path / "rows"), saves=True)
@@ -242,24 +133,6 @@ def test_a_file_takes_the_space_of_few_versions(tmp_path: Path) -> None:
     used = set(range(store._rows.capacity)) - set(store._rows._free)
     assert len(used) <= 9
     assert max(used) < 2 * 9 + 4
-
-
-@pytest.mark.parametrize("damage", ["flipped", "short", "missing"])
-def test_damaged_rows_are_refused_in_one_line(damage: str, tmp_path: Path) -> None:
-    place, path = in_file(tmp_path), tmp_path / "memory.rows"
-    going = simulation(Ditto(), place)
-    state = advance(going, going.begin(), 4)
-    states.save(tmp_path / "checkpoint", state, KEY)
-    slot = int(state.memory._slots.max())
-    content = bytearray(path.read_bytes())
-    content[slot * state.memory.layout.width + 5] ^= 4
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(content if damage == "flipped" else content[: slot * state.memory.layout.width])
-    with pytest.raises(CheckpointError, match=r"memory.rows: .*; delete .* to start over") as error:
-        states.models(states.load(tmp_path / "checkpoint", KEY, CPU, place))
-    assert "\n" not in str(error.value)
 
 
 @contextmanager
@@ -276,54 +149,6 @@ def test_a_full_disk_is_one_line_not_a_crash(tmp_path: Path) -> None:
     store = ClientStore(initial(), 9, in_file(tmp_path), CPU)
     with no_file_above(1000), pytest.raises(FedbenchError, match=r"memory.rows .*; make room, .*scratch"):
         store.put(torch.tensor([1]), random_rows(1, torch_rng(0, "test")))
-
-
-# ---- runs
-
-
-FILE = ["hardware.client_memory=file"]
-
-
-def test_a_run_removes_its_file_unless_it_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = [*FILE, f"hardware.scratch={tmp_path / 'scratch'}", "method=ditto", "save_models=true"]
-    whole = run.execute(config(tmp_path / "whole", "method=ditto", "save_models=true"))
-    played = Simulation.step
-
-    def interrupted(self: Simulation, state: State) -> None:
-        if state.round == 2 and isinstance(self.setup.method, Ditto):
-            raise KeyboardInterrupt
-        played(self, state)
-
-    for rule, left in (("checkpoint.seconds=0", 0), ("checkpoint.rounds=1", 1)):
-        with monkeypatch.context() as patch:
-            patch.setattr(Simulation, "step", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                run.execute(config(tmp_path / "parts", *chosen, rule))
-        assert len(list((tmp_path / "scratch").iterdir())) == left, rule
-    parts = run.execute(config(tmp_path / "parts", *chosen))
-    assert rows(parts.folder) == rows(whole.folder)
-    assert same_models(parts.folder, whole.folder)
-    assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def test_a_stateless_run_has_no_file(tmp_path: Path) -> None:
-    going = simulation(FedAvg(), in_file(tmp_path))
-    state = advance(going, going.begin(), 2)
-    states.save(tmp_path / "checkpoint", state, KEY)
-    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
-
-
-def test_hardware_is_no_part_of_what_a_run_is(tmp_path: Path) -> None:
-    plain, mapped = config(tmp_path), config(tmp_path, *FILE, "hardware.client_memory_share=0.1")
-    assert run.run_key(plain) == run.run_key(mapped)
-
-
-@pytest.mark.slow
-def test_a_killed_run_with_a_file_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    overrides = ["method=ditto", "protocol.rounds=30", "protocol.cohort=50%", *FILE]
-    overrides += ["checkpoint.rounds=1", "save_models=true"]
-    assert kill_and_rerun(tmp_path, overrides, kills=2, seed=1) == 2
-    assert not list(tmp_path.rglob("memory.rows"))
 
 
 def test_checksums_tell_rows_apart() -> None:

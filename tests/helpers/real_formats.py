@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import io
-import struct
-import tarfile
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 from fedbench.data.datasets.cinic import NAMES
 from fedbench.data.datasets.domainnet_files import DOMAINS
 from fedbench.data.datasets.emnist import STEMS as EMNIST_STEMS
 from fedbench.data.formats.idx import STEMS
-
-Bytes = NDArray[np.uint8]
-Labels = NDArray[np.int64]
-Writer = Callable[[Path, Labels, Labels], None]
-
-
-def images(n: int, shape: tuple[int, ...], seed: int = 0) -> Bytes:
-    """Random bytes [n, *shape]."""
-    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
-
+from tests.helpers.raw_files import Bytes, idx_bytes, images, python2_batch, write_image
 
 # --- idx files of MNIST, Fashion-MNIST and EMNIST
-
-
-def idx_bytes(array: Bytes) -> bytes:
-    """An idx file of unsigned bytes."""
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def write_fashion(
@@ -79,28 +59,6 @@ def write_emnist_matlab(folder: Path, arrays: Sequence[Bytes]) -> Path:
 # --- CIFAR's pickles
 
 
-def python2_batch(
-    data: Bytes, labels: Sequence[int] | Mapping[bytes, Sequence[int]], key: bytes = b"labels"
-) -> bytes:
-    """A batch as Python 2 and NumPy 1 pickled it (protocol 2, byte strings): the format of the real archive."""
-
-    def string(raw: bytes) -> bytes:
-        return b"U" + bytes([len(raw)]) + raw if len(raw) < 256 else b"T" + struct.pack("<i", len(raw)) + raw
-
-    def integer(value: int) -> bytes:
-        return b"J" + struct.pack("<i", value)
-
-    dtype = b"cnumpy\ndtype\n" + string(b"u1") + integer(0) + integer(1) + b"\x87R"
-    dtype += b"(" + integer(3) + string(b"|") + b"NNN" + integer(-1) + integer(-1) + integer(0) + b"tb"
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + integer(0) + b"\x85" + string(b"b")
-    array += b"\x87R(" + integer(1) + integer(data.shape[0]) + integer(data.shape[1]) + b"\x86"
-    array += dtype + b"\x89" + string(data.tobytes()) + b"tb"
-    items = string(b"batch_label") + string(b"testing batch 1 of 1") + string(b"data") + array
-    for name, values in (labels if isinstance(labels, Mapping) else {key: labels}).items():
-        items += string(name) + b"](" + b"".join(map(integer, values)) + b"e"
-    return b"\x80\x02}(" + items + b"u."
-
-
 def write_cifar(
     root: Path, n: int = 6, write: Callable[[Bytes, list[int]], bytes] = python2_batch
 ) -> list[tuple[Bytes, list[int]]]:
@@ -131,19 +89,6 @@ def write_cifar100(root: Path, train: int = 200, test: int = 40) -> list[tuple[B
 
 
 # --- folders of images
-
-
-def encoded(image: Bytes, form: str = "PNG") -> bytes:
-    """An image [H, W, 3] or [H, W] as a file; JPEG changes its pixels a little."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, form)
-    return buffer.getvalue()
-
-
-def write_image(path: Path, image: Bytes) -> None:
-    """A file in the format that its name says."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoded(image, "PNG" if path.suffix == ".png" else "JPEG"))
 
 
 def write_cinic(root: Path, each: int = 2) -> dict[str, Bytes]:
@@ -252,134 +197,3 @@ def write(name: str, root: Path) -> dict[str, Any]:
     """Write a small data set called `name` under `root`; returns the options that load it."""
     WRITERS[name](root)
     return {"name": name, "root": str(root), "partial": True}
-
-
-# --- any labels
-
-
-def plain(y: Labels, shape: tuple[int, ...], seed: int = 0) -> Bytes:
-    """Images [n, *shape] (the last axis: channels) of one colour each, which goes with the label."""
-    draw = np.random.default_rng(seed)
-    shades = draw.integers(40, 200, (int(y.max()) + 1, shape[-1]))[y] + draw.integers(
-        -30, 30, (len(y), shape[-1])
-    )
-    places = (len(y), *[1] * (len(shape) - 1), shape[-1])
-    return np.broadcast_to(shades.reshape(places), (len(y), *shape)).astype(np.uint8)
-
-
-def write_labelled(name: str, root: Path, train: Labels, test: Labels) -> dict[str, Any]:
-    """A data set called `name` with these labels, in its real format under `root`; returns the options that load it."""
-    LABELLED[name](root, train, test)
-    options = {"ratio": 1.0} if name == "domainnet" else {"text": True} if name == "cub" else {}
-    return {"name": name, "partial": True, **options}
-
-
-def _idx(folder: str, stems: Sequence[str]) -> Writer:
-    def write(root: Path, train: Labels, test: Labels) -> None:
-        (root / folder).mkdir(parents=True)
-        arrays = [
-            array for y in (train, test) for array in (plain(y, (28, 28, 1))[..., 0], y.astype(np.uint8))
-        ]
-        for stem, array in zip(stems, arrays, strict=True):
-            (root / folder / f"{stem}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array), 1))
-
-    return write
-
-
-def _rows(y: Labels) -> Bytes:
-    return plain(y, (32, 32, 3)).transpose(0, 3, 1, 2).reshape(len(y), -1)
-
-
-def _cifar10(root: Path, train: Labels, test: Labels) -> None:
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    for i, y in enumerate(np.array_split(train, 5), 1):
-        (folder / f"data_batch_{i}").write_bytes(python2_batch(_rows(y), y.tolist()))
-    (folder / "test_batch").write_bytes(python2_batch(_rows(test), test.tolist()))
-
-
-def _cifar100(root: Path, train: Labels, test: Labels) -> None:
-    folder = root / "cifar-100-python"
-    folder.mkdir(parents=True)
-    (folder / "meta").write_bytes(b"\x80\x02}.")
-    for name, y in (("train", train), ("test", test)):
-        kinds = {b"fine_labels": y.tolist(), b"coarse_labels": (y % 20).tolist()}
-        (folder / name).write_bytes(python2_batch(_rows(y), kinds))
-
-
-def _cinic(root: Path, train: Labels, test: Labels) -> None:
-    for split, y in (("train", train[::2]), ("valid", train[1::2]), ("test", test)):
-        for i, (label, image) in enumerate(zip(y, plain(y, (32, 32, 3)), strict=True)):
-            write_image(root / "CINIC-10" / split / NAMES[label] / f"n{i:08}.png", image)
-
-
-def _tiny(root: Path, train: Labels, test: Labels) -> None:
-    folder = root / "tiny-imagenet-200"
-    for i, (label, image) in enumerate(zip(train, plain(train, (64, 64, 3)), strict=True)):
-        write_image(folder / "train" / f"n{label:08}" / "images" / f"n{label:08}_{i}.JPEG", image)
-    for i, image in enumerate(plain(test, (64, 64, 3))):
-        write_image(folder / "val" / "images" / f"val_{i}.JPEG", image)
-    lines = [f"val_{i}.JPEG\tn{label:08}\t0\t0\t63\t63\n" for i, label in enumerate(test)]
-    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
-    (folder / "wnids.txt").write_text("".join(f"n{label:08}\n" for label in range(200)))
-
-
-def _domainnet(root: Path, train: Labels, test: Labels) -> None:
-    folder = root / "domainnet"
-    for split, y in (("train", train), ("test", test)):
-        lines: dict[str, list[str]] = {domain: [] for domain in DOMAINS}
-        for i, (label, image) in enumerate(zip(y, plain(y, (40, 50, 3)), strict=True)):
-            domain = DOMAINS[i % len(DOMAINS)]
-            path = f"{domain}/thing_{label:03}/{domain}_{split}_{i:06}.jpg"
-            write_image(folder / path, image)
-            lines[domain].append(f"{path} {label}\n")
-        for domain, listed in lines.items():
-            (folder / f"{domain}_{split}.txt").write_text("".join(listed))
-
-
-def _cub(root: Path, train: Labels, test: Labels) -> None:
-    folder = root / "CUB_200_2011"
-    y = np.concatenate([train, test])
-    names = [f"{label + 1:03}.Bird/Bird_{i:05}.jpg" for i, label in enumerate(y)]
-    for name, image in zip(names, plain(y, (50, 60, 3)), strict=True):
-        write_image(folder / "images" / name, image)
-    columns: dict[str, list[Any]] = {
-        "images": names,
-        "image_class_labels": (y + 1).tolist(),
-        "train_test_split": [int(i < len(train)) for i in range(len(y))],
-    }
-    for file, values in columns.items():
-        (folder / f"{file}.txt").write_text("".join(f"{i + 1} {value}\n" for i, value in enumerate(values)))
-    write_captions(root, folder, plain_captions)
-
-
-LABELLED: dict[str, Writer] = {
-    "cifar10": _cifar10,
-    "cifar100": _cifar100,
-    "cinic10": _cinic,
-    "cub": _cub,
-    "domainnet": _domainnet,
-    "emnist": _idx("EMNIST/gzip", EMNIST_STEMS),
-    "fashion_mnist": _idx("FashionMNIST/raw", STEMS),
-    "mnist": _idx("MNIST/raw", STEMS),
-    "tiny_imagenet": _tiny,
-}
-
-
-# --- archives
-
-
-def tar_of(folder: Path, path: Path, prefix: str) -> Path:
-    """A gzipped tar of what is in `folder`, each name after `prefix`, folders included."""
-    with tarfile.open(path, "w:gz") as archive:
-        for file in sorted(folder.rglob("*")):
-            archive.add(file, f"{prefix}{file.relative_to(folder).as_posix()}", recursive=False)
-    return path
-
-
-def zip_of(folder: Path, path: Path, prefix: str) -> Path:
-    """A zip of what is in `folder`, folders included."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(folder.rglob("*")):
-            archive.write(file, f"{prefix}{file.relative_to(folder).as_posix()}")
-    return path

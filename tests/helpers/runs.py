@@ -8,7 +8,7 @@ import multiprocessing
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,22 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
         step(self, state)
 
     monkeypatch.setattr(Simulation, "step", stopped)
+
+
+def count_rounds(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[State], None] = lambda _: None
+) -> list[int]:
+    """Rounds that are really trained from now on."""
+    trained: list[int] = []
+    played = Simulation.step
+
+    def counted(self: Simulation, state: State) -> None:
+        before(state)
+        trained.append(state.round)
+        played(self, state)
+
+    monkeypatch.setattr(Simulation, "step", counted)
+    return trained
 
 
 def rows(folder: Path) -> Any:

@@ -7,72 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
-from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.engine.contract import Meter
 from fedbench.methods.fedcollab import discriminators, network
 from fedbench.methods.fedcollab import draws as draws_of
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
-from fedbench.methods.fedcollab.patience import Patience
+from tests.methods.literal import L, Literal, federation, literal_accuracy, literal_round
 
-L = 4
 FAST = DiscriminatorConfig(hidden=16, rounds=150, lr=0.1)
-
-
-class Literal(nn.Module):
-    """The discriminator as the paper's Table 5 counts it: three linear layers, each with a bias."""
-
-    def __init__(self, weights: dict[str, Tensor]) -> None:
-        super().__init__()
-        features, hidden = weights["Wx"].shape
-        self.features = nn.Linear(features, hidden)
-        self.labels = nn.Linear(L, hidden)
-        self.out = nn.Linear(hidden, 1)
-        with torch.no_grad():
-            self.features.weight.copy_(weights["Wx"].T)
-            self.features.bias.copy_(weights["bx"])
-            self.labels.weight.copy_(weights["Wy"].T)
-            self.labels.bias.copy_(weights["by"])
-            self.out.weight.copy_(weights["w2"][None])
-            self.out.bias.copy_(weights["b2"])
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        onehot = nn.functional.one_hot(y, L).to(x.dtype) * L / (L - 1) ** 0.5
-        return self.out(torch.relu(self.features(x) + 2 * self.labels(onehot)))[:, 0]
-
-
-def literal_round(model: Literal, parts: tuple[Tensor, Tensor], x: Tensor, y: Tensor, lr: float) -> None:
-    """Algorithm 1, lines 3-9: both clients start from the server's weights, step, and are averaged."""
-    start = {name: value.clone() for name, value in model.state_dict().items()}
-    ends = []
-    for rows, c in zip(parts, (1.0, 0.0), strict=True):
-        model.load_state_dict(start)
-        optimiser = torch.optim.SGD(model.parameters(), lr=lr)
-        loss = nn.functional.binary_cross_entropy_with_logits(
-            model(x[rows], y[rows]), torch.full((len(rows),), c, dtype=x.dtype)
-        )
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        ends.append({name: value.clone() for name, value in model.state_dict().items()})
-    model.load_state_dict({name: (ends[0][name] + ends[1][name]) / 2 for name in start})
-
-
-def literal_accuracy(model: Literal, parts: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        ones = (model(x[parts[0]], y[parts[0]]) >= 0).double().mean()
-        zeros = (model(x[parts[1]], y[parts[1]]) < 0).double().mean()
-    return float(ones + zeros) / 2
-
-
-def federation(sizes: list[int], d: int = 12, seed: int = 0) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Clients of the given sizes with samples of one distribution, features depending on the label."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(L, (sum(sizes),), generator=generator)
-    x = torch.randn(sum(sizes), d, generator=generator) + torch.eye(L, d)[y]
-    return x, y, list(torch.randperm(sum(sizes), generator=generator).split(sizes))
 
 
 @pytest.mark.parametrize(
@@ -208,54 +152,6 @@ def test_traffic_by_hand() -> None:
     assert meter.down == 2 * int((best.rounds_used + 1).sum()) * 193 * 4
 
 
-def test_discriminator_has_the_papers_size() -> None:
-    """Table 5 counts 105,001 parameters: 512 features and 10 labels into 200, both with a bias, then 1."""
-    weights = network.initial(512, 10, 200, torch_rng(0, "test"))
-    assert sum(w.numel() for w in weights.values()) == 105_001
-    assert 0.95 / 512**0.5 < float(weights["Wx"].abs().max()) <= 1 / 512**0.5
-
-
-def test_patience_on_scores_by_hand() -> None:
-    scores = [[0.5, 0.6, 0.7], [0.5, 0.7, 0.6], [0.5, 0.6, 0.8], [0.9, 0.6, 0.7]]
-    stops = [[False] * 3, [False] * 3, [True, False, False], [False, True, False]]
-    patience, free = Patience(3, 2), Patience(3, 0)
-    for row, stop in zip(scores, stops, strict=True):
-        assert patience.update(torch.tensor(row, dtype=torch.float64)).tolist() == stop
-        assert free.update(torch.tensor(row, dtype=torch.float64)).tolist() == [False] * 3
-    assert patience.best.tolist() == [0.9, 0.7, 0.8]
-    patience.keep(torch.tensor([True, False, True]))
-    assert patience.best.tolist() == [0.9, 0.8]
-
-
-def test_rounds_that_are_checked() -> None:
-    assert list(DiscriminatorConfig(rounds=35).checks()) == [35]
-    assert list(DiscriminatorConfig(rounds=35, report="best").checks()) == [1, 11, 21, 31]
-
-
-def test_split_keeps_label_shares() -> None:
-    y = torch.tensor([5] * 2 + [6] * 4 + [7] * 4 + [8] * 4)  # a small client of the paper's label shift
-    train, valid = draws_of.split(torch.arange(14), y, 7, 0, 0)
-    assert y[train].bincount(minlength=9)[5:].tolist() == [1, 2, 2, 2]
-    assert sorted(torch.cat([train, valid]).tolist()) == list(range(14))
-    tied = torch.tensor([0, 0, 1, 1, 1, 2])  # 3 of 6: one of label 0; 1.5 and 0.5 go one up, one down
-    picks = {tuple(tied[_train(tied, s)].bincount(minlength=3).tolist()) for s in range(20)}
-    assert picks == {(1, 2, 0), (1, 1, 1)}
-
-
-def _train(y: Tensor, seed: int) -> Tensor:
-    return draws_of.split(torch.arange(len(y)), y, len(y) // 2, seed, 0)[0]
-
-
-def test_batches_are_different_samples_of_either_client() -> None:
-    draws = draws_of.batches(40, 8, np.random.default_rng(0))
-    seen = np.stack([next(draws) for _ in range(200)])
-    assert (seen[:, :8] < 40).all()
-    assert (seen[:, 8:] >= 40).all()
-    assert seen.max() == 79
-    assert all(len(set(row)) == 16 for row in seen.tolist())
-    assert np.bincount(seen.ravel(), minlength=80).min() > 15  # 40 expected of each
-
-
 def test_two_sample_clients_train_and_one_sample_is_refused() -> None:
     x, y, clients = federation([2, 2, 9])
     found = train_discriminators(x, y, L, clients, FAST, 0)
@@ -271,14 +167,3 @@ def test_a_single_client_has_no_pairs() -> None:
     meter = Meter()
     assert train_discriminators(x, y, L, clients, FAST, 0, meter=meter).matrix.tolist() == [[0.0]]
     assert meter == Meter()
-
-
-def test_an_unknown_report_names_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="report 'bests'; nearest: best"):
-        DiscriminatorConfig(report="bests")
-
-
-@pytest.mark.parametrize(("field", "value"), [("rounds", 0), ("lr", -0.1), ("patience", -1)])
-def test_impossible_values_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=field):
-        DiscriminatorConfig(**{field: value})  # type: ignore[arg-type]

@@ -17,13 +17,11 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.train.fit import fit
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedgen import FedGen, generate
-from tests.methods.toys import close, cross_entropy, federation, gap, logits, setup, simulate
-
-SIZES = (6, 13, 8, 21)
+from tests.methods.toys import FOUR, close, cross_entropy, federation, gap, logits, setup, simulate
 
 
 def run(method: FedGen | FedAvg, **options: object) -> tuple[Setup, Tree]:
-    chosen = setup(method, federation(SIZES), cohort=0.75, rounds=3, **options)  # type: ignore[arg-type]
+    chosen = setup(method, federation(FOUR), cohort=0.75, rounds=3, **options)  # type: ignore[arg-type]
     return chosen, simulate(chosen).server
 
 
@@ -158,7 +156,7 @@ def test_the_generator_learns_what_the_classifiers_know() -> None:
 
 
 def test_the_generator_is_sent_and_not_returned() -> None:
-    chosen = setup(FedGen(hidden=5, noise=3), federation(SIZES), rounds=1)
+    chosen = setup(FedGen(hidden=5, noise=3), federation(FOUR), rounds=1)
     state = simulate(chosen)
     model = sum(v.numel() for v in model_of(state.server).values())
     generator = 5 * (3 + 4) + 5 + 7 * 5 + 7

@@ -12,9 +12,8 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.oracle import Oracle
-from tests.methods.toys import adapted, close, federation, gap, setup, simulate
+from tests.methods.toys import FOUR, adapted, close, federation, gap, setup, simulate
 
-SIZES = (6, 13, 8, 21)
 BASES: list[dict[str, Any]] = [
     {"name": "fedavg"},
     {"name": "fedprox", "mu": 0.5},
@@ -47,10 +46,10 @@ class Pairs(FedCollab):
 @pytest.mark.parametrize("outer", [pairs, lambda base: Pairs(base=base)], ids=["oracle", "fedcollab"])
 @pytest.mark.parametrize("base", BASES, ids=lambda base: "-".join(map(str, base.values())))
 def test_a_coalition_is_the_base_on_its_members(base: dict[str, Any], outer: Any) -> None:
-    chosen = setup(outer(base), federation(SIZES), rounds=2, epochs=1)
+    chosen = setup(outer(base), federation(FOUR), rounds=2, epochs=1)
     everyone = adapted(chosen, simulate(chosen))
     for members in ([0, 2], [1, 3]):
-        alone = setup(pairs(base).inner, federation(SIZES, ids=members), rounds=2, epochs=1)
+        alone = setup(pairs(base).inner, federation(FOUR, ids=members), rounds=2, epochs=1)
         expected = adapted(alone, simulate(alone))
         assert close({k: v[members] for k, v in everyone.items()}, expected, 1e-9)
     first, second = (trees.row(everyone, k) for k in (0, 1))
@@ -60,7 +59,7 @@ def test_a_coalition_is_the_base_on_its_members(base: dict[str, Any], outer: Any
 @pytest.mark.parametrize("base", [{"name": "scaffold"}, {"name": "feddyn"}])
 def test_a_coalitions_server_counts_its_members_not_all_clients(base: dict[str, Any]) -> None:
     """With two of four clients a round, one or none of a coalition: shares are of its two members."""
-    chosen = setup(pairs(base), federation(SIZES), rounds=3, cohort=0.5)
+    chosen = setup(pairs(base), federation(FOUR), rounds=3, cohort=0.5)
     assert len({chosen.draw_cohort(Clock(t, 3)).tolist()[0] for t in range(3)}) > 1
     state = simulate(chosen)
     for k, members in enumerate(([0, 2], [1, 3])):

@@ -17,7 +17,6 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.hooks import HookError
-from fedbench.engine.method import Method
 from fedbench.methods.fedap import FedAP
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab.fedcollab import FedCollab
@@ -25,9 +24,7 @@ from fedbench.methods.fedper import FedPer
 from fedbench.methods.local import Local
 from fedbench.methods.parts import simplex
 from fedbench.methods.parts.mixing import Library, Mixing, cosines
-from tests.methods.toys import close, federation, gap, initial, models, setup, simulate
-
-SIZES = (6, 13, 8, 21)
+from tests.methods.toys import FOUR, close, federation, final, gap, initial, models, setup, simulate
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 30])
@@ -101,11 +98,6 @@ class Stored(Library):
         return {"*": chosen[cohort.ids]}
 
 
-def final(method: Method, **options: Any) -> Tree:
-    chosen = setup(method, federation(SIZES), **{"rounds": 3, **options})
-    return models(chosen, simulate(chosen))
-
-
 @pytest.mark.parametrize("cohort", [1.0, 0.5])
 def test_identity_is_local(cohort: float) -> None:
     local = final(Local(), cohort=cohort)
@@ -127,7 +119,7 @@ def test_a_warm_up_is_fedavg_for_partial_cohorts_too() -> None:
 
 
 def test_absent_clients_keep_what_they_had() -> None:
-    chosen = setup(Fixed(), federation(SIZES), rounds=1, cohort=0.5)
+    chosen = setup(Fixed(), federation(FOUR), rounds=1, cohort=0.5)
     state = simulate(chosen)
     present = chosen.draw_cohort(Clock(0, 1)).tolist()
     received, start = models(chosen, state), initial(chosen)
@@ -135,9 +127,9 @@ def test_absent_clients_keep_what_they_had() -> None:
         assert close(trees.row(received, client), start) is (client not in present)
     weights = chosen.method.collaboration(state.server, chosen.population)
     assert weights is not None
-    total = sum(SIZES[j] for j in present)
+    total = sum(FOUR[j] for j in present)
     for i in range(4):
-        expected = [SIZES[j] / total if j in present else 0.0 for j in range(4)]
+        expected = [FOUR[j] / total if j in present else 0.0 for j in range(4)]
         assert weights[i].tolist() == pytest.approx(expected if i in present else np.eye(4)[i].tolist())
 
 
@@ -169,10 +161,10 @@ class Groups(FedCollab):
     ids=lambda base: str(base["name"]),
 )
 def test_inside_a_coalition_mixes_its_members_alone(base: dict[str, Any]) -> None:
-    chosen = setup(Groups(base=base), federation(SIZES), rounds=4)
+    chosen = setup(Groups(base=base), federation(FOUR), rounds=4)
     everyone = models(chosen, simulate(chosen))
     for members in ([0, 2], [1, 3]):
-        alone = setup(chosen.method.inner, federation(SIZES, ids=members), rounds=4)  # type: ignore[attr-defined]
+        alone = setup(chosen.method.inner, federation(FOUR, ids=members), rounds=4)  # type: ignore[attr-defined]
         expected = models(alone, simulate(alone))
         for name, leaf in expected.items():  # memorised samples are padded to the largest client of the run
             found = everyone[name][members]

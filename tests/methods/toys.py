@@ -1,32 +1,33 @@
-"""Toys for tests: those that fedbench.testing ships, an MLP written out, and clients with quadratic losses."""
+"""Toys for tests: those that fedbench.testing ships, runs of four clients, an MLP written out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
-from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
-from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
-from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.models.mlp import MLP
-from fedbench.models.task import Task
+from fedbench.models.lenet5 import LeNet5
 from fedbench.testing.toys import BATCH, CLASSES, SIZES, federation, gap, models, setup, simulate
 
 __all__ = ["BATCH", "CLASSES", "SIZES", "federation", "gap", "models", "setup", "simulate"]
+
+FOUR = (6, 13, 8, 21)  # training samples of four clients: less than a batch of 8, two, one, three
+HEAD = ["head.bias", "head.weight"]  # leaves of the toy network
+BODY = ["fc.0.bias", "fc.0.weight"]
+ONE_STEP: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 50, "optimizer": OptimizerConfig(lr=0.2)}
 
 
 def close(a: Tree | Tensor, b: Tree | Tensor, tolerance: float = 1e-10) -> bool:
@@ -34,6 +35,30 @@ def close(a: Tree | Tensor, b: Tree | Tensor, tolerance: float = 1e-10) -> bool:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return gap({"": torch.as_tensor(a)}, {"": torch.as_tensor(b)}) <= tolerance
     return gap(a, b) <= tolerance
+
+
+def run(method: Method, data: Federation | None = None, **options: Any) -> tuple[Setup, State]:
+    """Three rounds of `method`, of the four clients unless `data` are others."""
+    chosen = setup(method, data or federation(FOUR), **{"rounds": 3, **options})
+    return chosen, simulate(chosen)
+
+
+def final(method: Method, sizes: tuple[int, ...] = FOUR, **options: Any) -> Tree:
+    """The models after `run`."""
+    return models(*run(method, federation(sizes), **options))
+
+
+def normalised(method: Method, **options: Any) -> Setup:
+    """A toy with batch normalisation."""
+    return setup(method, federation(FOUR, (1, 16, 16)), LeNet5(batch_norm=True), **{"epochs": 1, **options})
+
+
+def steps(chosen: Setup, rounds: int) -> tuple[Simulation, State]:
+    simulation = Simulation(chosen, LoopedTrainer(chosen))
+    state = simulation.begin()
+    for _ in range(rounds):
+        simulation.step(state)
+    return simulation, state
 
 
 def adapted(chosen: Setup, state: State) -> Tree:
@@ -49,6 +74,17 @@ def adapted(chosen: Setup, state: State) -> Tree:
         LoopedTrainer(chosen).descend(k, work, view, stages, "adapt")
         each.append(trees.clone(chosen.method.model(work, view)))
     return trees.stack(each)
+
+
+def bases(count: int, d: int, k: int, seed: int = 0) -> torch.Tensor:
+    """Orthonormal bases [count, d, k]."""
+    drawn = np.random.default_rng(seed).normal(size=(count, d, k))
+    return torch.from_numpy(np.linalg.qr(drawn)[0])
+
+
+def same_groups(a: Any, b: Any) -> bool:
+    """Whether two labellings are one partition."""
+    return len(set(zip(a, b, strict=True))) == len(set(a)) == len(set(b))
 
 
 def initial(chosen: Setup) -> Tree:
@@ -95,52 +131,3 @@ def descend(
     """One gradient step on the leaves whose first name is in `moves`."""
     slope = derivative(loss, weights)
     return {k: v - lr * slope[k] if k.split(".")[0] in moves else v for k, v in weights.items()}
-
-
-# ---- quadratic clients: F_k(w) = a_k / 2 ||w - e_k||^2 for w the classifier's bias, the same on every mini-batch
-
-
-class Quadratic(Task):
-    """Loss (1 + y) / 2 ||head.bias - x||^2: with constant x and y on a client, a_k = 1 + y and e_k = x."""
-
-    def loss(self, model: Tree, batch: Batch) -> Tensor:
-        apart = (model["head.bias"] - batch.x.flatten(1)).square().sum(1)
-        return batch.mean((1 + batch.y) * apart) / 2
-
-
-@dataclass(frozen=True)
-class QuadraticModel(MLP):
-    """Makes a `Quadratic`; its network serves only to have leaves."""
-
-    def task(self, shape: tuple[int, ...], classes: int) -> Task:
-        return Quadratic(partial(self.build, shape, classes), shape, classes)
-
-
-def quadratics(
-    sizes: Sequence[int], points: Sequence[tuple[int, int]], curvatures: Sequence[int] | None = None
-) -> Federation:
-    """Client k: sizes[k] samples, all with the two pixels points[k] and label curvatures[k] - 1 (0 or 1)."""
-    owner = np.repeat(np.arange(len(sizes)), [size + 2 for size in sizes])
-    x = np.array(points, dtype=np.uint8)[owner].reshape(-1, 1, 1, 2)
-    y = np.array(curvatures or [1] * len(sizes), dtype=np.int64)[owner] - 1
-    own = [np.flatnonzero(owner == k) for k in range(len(sizes))]
-    data = Dataset("quadratic", x, y, len(y), 2, (0.5,), (0.25,))
-    sets = [rows[:-2] for rows in own], [rows[-2:-1] for rows in own], [rows[-1:] for rows in own]
-    return Federation(data, Partition("quadratic", 0, "quadratic", 2, *sets), dtype=torch.float64)
-
-
-def quadratic(
-    method: Method,
-    sizes: Sequence[int],
-    points: Sequence[tuple[int, int]],
-    curvatures: Sequence[int] | None = None,
-    **options: Any,
-) -> Setup:
-    """A Setup of quadratic clients."""
-    options = {"eval_every": 10**6, **options}
-    return setup(method, quadratics(sizes, points, curvatures), QuadraticModel(hidden=(2,)), **options)
-
-
-def minima(chosen: Setup) -> Tensor:
-    """e_k of quadratic clients, [N, 2]."""
-    return torch.stack([samples(chosen, k)[0][0].flatten() for k in range(chosen.federation.clients)])

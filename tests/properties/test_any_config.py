@@ -24,36 +24,10 @@ from tests.helpers.examples import line_of, tried
 from tests.helpers.presets import PRESETS, build, parameters, preset, replaced
 
 WORDS = (
-    *(
-        "auto",
-        "all",
-        "null",
-        "none",
-        "local",
-        "global",
-        "both",
-        "true",
-        "last",
-        "best_val",
-        "adam",
-        "sgd",
-        "fedavg",
-    ),
+    *("auto", "all", "null", "none", "local", "global", "both", "true", "last", "best_val"),
+    *("adam", "sgd", "fedavg", "crop4", "crop0", "flip", "rotate99999", "crop" + "9" * 5000),
     *("10%", "0%", "100%", "100.5%", "1e400", "1e400%", "1 client", "²", "٣", "1" * 5000, "1" * 400 + "%"),
-    *(
-        "crop4",
-        "crop0",
-        "flip",
-        "rotate99999",
-        "crop" + "9" * 5000,
-        "cuda:99",
-        "@norm",
-        "@head",
-        "*",
-        "[",
-        "\udcff",
-        "",
-    ),
+    *("cuda:99", "@norm", "@head", "*", "[", "\udcff", ""),
 )
 NUMBERS = (-1, 0, 1, 2, 10**30, 10**400, -(10**400), 2**63, 1e308, 5e-324, -0.0)
 scalars = st.one_of(

@@ -27,7 +27,8 @@ from fedbench.data.formats.matlab import read_emnist
 from fedbench.data.formats.pickles import read_batch
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
 from tests.helpers.examples import tried
-from tests.helpers.real_formats import encoded, idx_bytes, images, python2_batch, write_emnist_matlab
+from tests.helpers.raw_files import encoded, idx_bytes, images, python2_batch
+from tests.helpers.real_formats import write_emnist_matlab
 
 IMAGES, LABELS = images(3, (28, 28)), np.array([0, 9, 4], np.uint8)
 

@@ -13,14 +13,12 @@ import pytest
 
 from fedbench.metrics.accuracy import Tally
 from fedbench.results.history import Record
-from fedbench.results.observer import Labels
 from fedbench.results.trackers.base import Tracker
 from fedbench.results.trackers.mlflow import MlflowTracker
 from fedbench.results.trackers.tensorboard import TensorBoardTracker
 from fedbench.results.trackers.wandb import WandbTracker
+from tests.results.toys import KEY, LABELS
 
-LABELS = Labels("digits", "dir0.1", "mlp", "fedavg", "quick", 3)
-KEY = "0123456789abcdef"
 CONFIG = {"method": {"name": "fedavg", "mu": 0.125}}
 ALL = (WandbTracker, TensorBoardTracker, MlflowTracker)
 

@@ -18,17 +18,16 @@ from fedbench.runs import beginning, fingerprint
 from fedbench.runs import execution as run
 from fedbench.runs.config import RunConfig
 from fedbench.runs.together import execute_together
-from tests.helpers.runs import config, interrupt_after, rows
+from tests.helpers.runs import interrupt_after, rows
+from tests.runs.begun import ROUNDS, after, at, folder_of, kept
 
-ROUNDS = 10
 Trained = Callable[..., list[int]]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty one."""
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
-    return cache_dir()
 
 
 @pytest.fixture
@@ -53,25 +52,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     return execute
 
 
-def at(folder: Path, rho: float, *more: str) -> RunConfig:
-    """pFedSim whose clients keep something between rounds."""
-    size = ["dataset.limit=300", f"protocol.rounds={ROUNDS}", "protocol.eval_every=1", "protocol.cohort=50%"]
-    method = ["method=pfedsim", f"method.rho={rho}", "method.private=['*bias']"]
-    return config(folder, *size, *method, *more)
-
-
-def after(done: int) -> list[int]:
-    return list(range(done + 1, ROUNDS + 1))
-
-
-def kept() -> list[Path]:
-    return list(cache_dir().glob("beginnings/*"))
-
-
-def folder_of(chosen: RunConfig) -> Path:
-    return run.folder_of(chosen).path
-
-
 def test_in_ascending_order_each_common_round_is_trained_once(tmp_path: Path, trained: Trained) -> None:
     together = [at(tmp_path / "together", rho) for rho in (0.3, 0.5, 0.9, 1.0)]
     assert [trained(each) for each in together] == [after(0), after(2), after(4), after(8)]
@@ -91,10 +71,7 @@ def test_seeds_together_begin_where_seeds_together_ended(tmp_path: Path, trained
     together = {
         rho: [at(tmp_path / "together", rho, f"seed={s}", *seeds) for s in (0, 1)] for rho in (0.3, 0.5)
     }
-    assert [sorted(trained(*runs)) for runs in together.values()] == [
-        sorted(2 * after(0)),
-        sorted(2 * after(2)),
-    ]
+    assert [sorted(trained(*runs)) for runs in together.values()] == [sorted(2 * after(n)) for n in (0, 2)]
     shutil.rmtree(cache_dir() / "beginnings")
     alone = [at(tmp_path / "alone", 0.5, f"seed={s}", *seeds) for s in (0, 1)]
     assert len(trained(*alone)) == 2 * ROUNDS

@@ -14,7 +14,7 @@ from fedbench.core.errors import Stale
 from fedbench.runs import execution, fingerprint, places
 from fedbench.runs.config import RunConfig, run_key
 from tests.helpers.codes import ROOMS, edit
-from tests.helpers.real_formats import write_labelled
+from tests.helpers.labelled_formats import write_labelled
 from tests.helpers.runs import config, interrupt_after
 
 TRAIN, TEST = (np.arange(n) % 10 for n in (300, 100))

@@ -16,7 +16,7 @@ from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.execution import build, execute
 from fedbench.runs.together import execute_together
 from fedbench.tables import spec
-from tests.helpers.real_formats import LABELLED
+from tests.helpers.labelled_formats import LABELLED
 from tests.helpers.tiers import tiered
 
 TWO = [

@@ -15,7 +15,7 @@ from fedbench.core import source
 from fedbench.core.errors import FedbenchError
 from fedbench.runs import execution, fingerprint, places
 from tests.helpers.codes import forget
-from tests.helpers.real_formats import write_labelled
+from tests.helpers.labelled_formats import write_labelled
 from tests.helpers.runs import config, interrupt_after
 
 TRAIN, TEST = (np.arange(n) % 10 for n in (300, 100))

@@ -7,7 +7,6 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,62 +15,7 @@ import torch
 
 from fedbench.config import compose
 from fedbench.runs.config import resolve
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-SIZES = (300, 217, 50)
-
-# A rival that needs nothing installed: plain PyTorch on the work file.
-PROGRAM = f"""
-import copy, sys, time
-sys.path.insert(0, {str(SCRIPTS / "benchmarks")!r})
-sys.modules["fedbench"] = None  # a rival's environment has none
-import torch
-from rival_work import Answer, load
-work = load(sys.argv[1], sys.argv[3])
-seconds, steps = [], 0
-for cohort in work.cohorts.tolist():
-    begin = time.perf_counter()
-    total, seen = {{}}, 0
-    for client in cohort:
-        net = copy.deepcopy(work.net)
-        x, y = work.client(client)
-        optimizer = torch.optim.SGD(net.parameters(), lr=work.lr, momentum=work.momentum)
-        for _ in range(work.epochs):
-            for batch in torch.arange(len(y)).split(work.batch_size):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
-                optimizer.step()
-                steps += 1
-        seen += len(y)
-        for name, leaf in net.state_dict().items():
-            total[name] = total.get(name, 0) + leaf * len(y)
-    work.net.load_state_dict({{name: leaf / seen for name, leaf in total.items()}})
-    seconds.append(time.perf_counter() - begin)
-Answer(seconds, steps, work.accuracy(work.net)).write(sys.argv[2])
-"""
-
-
-@pytest.fixture
-def rivals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """scripts/benchmarks/rivals.py as a module, on one core."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    found = importlib.import_module("benchmarks.rivals")
-    monkeypatch.setattr(found, "available_workers", lambda: 1)
-    monkeypatch.setattr(sys.modules["benchmarks.rival_ours"], "available_workers", lambda: 1)
-    yield found
-    for name in [name for name in sys.modules if name == "bench" or name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def tiny(rivals: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A workload of three clients that learn within a few rounds; two of them a round."""
-    overrides = ("model=mlp", "model.hidden=[32]", "protocol=quick", "protocol.cohort=2")
-    local = ("protocol.local.epochs=2", "protocol.local.batch_size=16", "protocol.optimizer.lr=0.1")
-    workload = rivals.Workload("T", "three clients", (*overrides, *local), SIZES, (1, 16, 16))
-    monkeypatch.setattr(rivals, "WORKLOADS", {"T": workload})
-    monkeypatch.setattr(rivals, "TEST", 200)
-    return workload
+from tests.scripts.rival_program import PROGRAM, SIZES
 
 
 def rival(rivals: Any, monkeypatch: pytest.MonkeyPatch, program: Path, text: str) -> Any:

@@ -9,49 +9,11 @@ import pytest
 
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import plan, spec
-from fedbench.tables.cell_config import Wish
 from fedbench.tables.job import local_twin
-from fedbench.tables.scale import Scale
 from fedbench.tables.scale import load as load_scale
+from tests.tables.wishes import PAPER, table, wish
 
-PAPER = Scale("paper")
-
-
-def table(**changes: Any) -> spec.TableSpec:
-    """Two methods on two data sets, one of which is not on this machine."""
-    content: dict[str, Any] = {
-        "name": "toy",
-        "title": "Toy",
-        "paper": "fedcollab",
-        "table": "T1",
-        "seeds": 2,
-        "base": ["protocol.rounds=20"],
-        "metrics": [{"name": "acc"}],
-        "rows": [
-            {"label": "FedAvg", "overrides": ["method=fedavg"]},
-            {"label": "FedProx", "overrides": ["method=fedprox", "method.mu=0.3"]},
-        ],
-        "columns": [
-            {"label": "here", "overrides": ["dataset=digits", "model=mlp"]},
-            {
-                "label": "elsewhere",
-                "overrides": ["dataset=cifar100", "dataset.labels=coarse", "partition=pathological20"],
-                "substitute": ["partition=pathological2"],
-            },
-        ],
-    }
-    return spec.parse({**content, **changes})
-
-
-def wish(tmp_path: Path, **changes: Any) -> Wish:
-    """A wish whose runs go to `tmp_path`."""
-    return Wish(**{"scale": PAPER, "settings": (f"runs_dir={tmp_path}",), **changes})
-
-
-@pytest.fixture(autouse=True)
-def _nothing_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path / "no data"))
-    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "no cache"))
+pytestmark = pytest.mark.usefixtures("nothing_prepared")
 
 
 def test_cells_in_order_with_a_run_a_seed_and_the_reason_where_data_is_missing(tmp_path: Path) -> None:
@@ -147,57 +109,6 @@ def test_what_the_paper_leaves_open_may_be_varied(tmp_path: Path) -> None:
     named = table(left_open=["partition=homo"])  # this one, no other
     assert plan.make(named, wish(tmp_path, changed=("partition=homo",))).made.faithful
     assert not plan.make(named, wish(tmp_path, changed=("partition=dir0.1",))).made.faithful
-
-
-def test_scale_reduces_rounds_work_evaluations_and_data(tmp_path: Path) -> None:
-    scale = Scale("small", rounds=0.1, epochs=2, evaluations=1, seeds=1, limit=500)
-    spec_ = table(base=["protocol.rounds=30", "protocol.local.epochs=5", "protocol.eval_every=1"])
-    (job,) = plan.make(spec_, wish(tmp_path, scale=scale)).entries[0].jobs
-    protocol = job.config.protocol
-    assert (protocol.rounds, protocol.local.epochs, protocol.eval_every) == (3, 2, 3)
-    assert job.config.dataset.label == "digits-500"
-
-
-def test_scale_shrinks_clients_and_a_cohort_that_is_a_count_together(tmp_path: Path) -> None:
-    for cohort, left in (("30", "6"), ("3", "1"), ("10%", "10%"), ("all", "all")):
-        spec_ = table(base=["partition.num_clients=100", f"protocol.cohort={cohort}"])
-        job = plan.make(spec_, wish(tmp_path, scale=Scale("small", clients=20))).entries[0].jobs[0]
-        assert (job.config.partition.num_clients, job.config.protocol.cohort) == (20, left)  # type: ignore[attr-defined]
-
-
-def test_what_the_user_says_stands_against_the_scale(tmp_path: Path) -> None:
-    """Else the table would be titled with what did not run."""
-    changed = ("protocol.rounds=7", "dataset.limit=123")
-    asked = wish(tmp_path, scale=load_scale("smoke"), changed=changed, columns=("here",))
-    config = plan.make(table(), asked).entries[0].jobs[0].config
-    assert config.protocol.rounds == 7
-    assert config.plain["dataset"]["limit"] == 123
-
-
-def test_scale_never_adds_work(tmp_path: Path) -> None:
-    scale = Scale("large", rounds=0.01, epochs=9, iterations=50, limit=10**9)
-    spec_ = table(base=["protocol.rounds=1", "protocol.local.iterations=7"])
-    config = plan.make(spec_, wish(tmp_path, scale=scale)).entries[0].jobs[0].config
-    assert (config.protocol.rounds, config.protocol.local.iterations) == (1, 7)
-
-
-@pytest.mark.parametrize("name", ["paper", "half", "quick", "smoke"])
-def test_scales_load(name: str) -> None:
-    assert load_scale(name).name == name
-
-
-def test_paper_scale_changes_nothing() -> None:
-    from omegaconf import OmegaConf
-
-    from fedbench.config.compose import compose
-
-    plain = OmegaConf.to_container(compose(), resolve=True)
-    assert load_scale("paper").overrides(plain) == []  # type: ignore[arg-type]
-
-
-def test_a_scale_of_more_than_the_paper_is_refused() -> None:
-    with pytest.raises(ConfigError, match="share of the rounds"):
-        Scale("double", rounds=2.0)
 
 
 def test_a_row_that_does_not_compose_is_named(tmp_path: Path) -> None:

@@ -1,26 +1,17 @@
-"""What a table's folder holds stands: partial calls lose nothing, and runs that are gone are not made again."""
+"""Calls of a table add up: partial ones lose nothing, and runs that are gone are not made again."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedbench.cli import reproduce
-from fedbench.tables import fill, plan, recorded, spec, store
-from fedbench.tables.cell_config import Wish
-from fedbench.tables.recorded import Recorded
-from fedbench.tables.result import Cell, TableResult
-from fedbench.tables.scale import Scale
-from fedbench.tables.scale import load as load_scale
-from tests.helpers.tiers import tiered
+from fedbench.tables import store
 
 TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
-ROOT = Path(__file__).parents[2]
 FIRST = ["rows=Local,FedAvg", "columns=Label shift"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -123,141 +114,3 @@ def test_what_another_call_added_meanwhile_stays(tmp_path: Path, monkeypatch: py
     run(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1")
     assert set(values(tmp_path, "Local")) == {0}
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}
-
-
-def toy(**metric: Any) -> spec.TableSpec:
-    """A row that is measured against another run."""
-    return spec.parse(
-        {
-            "name": "toy",
-            "title": "Toy",
-            "paper": "",
-            "table": "",
-            "seeds": 1,
-            "metrics": [{"name": "acc", **metric}, {"name": "late"}],
-            "rows": [{"label": "r", "overrides": ["method=fedprox"], "baseline": ["method=fedavg"]}],
-            "columns": [{"label": "c", "overrides": ["dataset=digits", "model=mlp"]}],
-        }
-    )
-
-
-def planned(
-    tmp_path: Path, record: Recorded, wished: bool = True, seeds: tuple[int, ...] = (), **metric: Any
-) -> plan.Plan:
-    """Its plan, given a record; `wished`: its cell is to be run."""
-    rows = () if wished else ("another",)
-    wish = Wish(Scale("paper"), seeds, settings=(f"runs_dir={tmp_path}",), rows=rows)
-    return plan.make(toy(**metric), wish, record)
-
-
-def record_of(tmp_path: Path, metrics: tuple[str, ...] = ("acc", "late"), seed: int = 0) -> Recorded:
-    """A record of `metrics` of the cell."""
-    fresh = planned(tmp_path, Recorded(), seeds=(seed,))
-    run_key, base_key = fresh.entries[0].keys(fresh.entries[0].jobs[0])
-    cells = tuple(
-        Cell("r", "c", name, (50.0,), (seed,), (run_key,), baselines=(base_key,)) for name in metrics
-    )
-    return Recorded(TableResult(toy(), cells, fresh.made), {run_key: {"key": run_key, "seed": seed}})
-
-
-def test_a_record_against_another_baseline_does_not_stand(tmp_path: Path) -> None:
-    record = record_of(tmp_path)
-    assert planned(tmp_path, record).missing() == []
-    assert record.table is not None
-    cells = tuple(dataclasses.replace(cell, baselines=("another",)) for cell in record.table.cells)
-    stale = Recorded(dataclasses.replace(record.table, cells=cells))
-    assert {job.config.labels["method"] for job in planned(tmp_path, stale).missing()} == {
-        "local",
-        "fedavg",
-        "fedprox",
-    }
-
-
-def test_baselines_outlive_the_file(tmp_path: Path) -> None:
-    again = fill.fill(planned(tmp_path, record_of(tmp_path)))
-    store.save(tmp_path, again, [])
-    assert store.load_table(tmp_path).cells == record_of(tmp_path).table.cells  # type: ignore[union-attr]
-
-
-def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
-    shown = planned(tmp_path, record_of(tmp_path), label="Accuracy", decimals=1)
-    assert fill.fill(shown).cells[0].values == (50.0,)
-    written_out = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "score"})
-    assert fill.fill(written_out).cells[0].values == (50.0,)
-    other = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "acc_pooled"})
-    assert fill.fill(other).cells[0].values == ()
-
-
-def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
-    shown = planned(tmp_path, record_of(tmp_path, ("acc",)), wished=False)
-    assert [cell.values for cell in fill.fill(shown).cells] == [(50.0,), ()]
-    assert [line["row"] for line in fill.rows(shown)] == ["r"]
-
-
-def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Path) -> None:
-    record = dataclasses.replace(record_of(tmp_path, seed=3), matrices={"r|c|3": np.eye(2)})
-    assert list(fill.matrices(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
-    record = dataclasses.replace(record, clients={"r|c|3": np.ones(2)})
-    assert list(fill.clients(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
-
-
-def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
-    record = record_of(tmp_path)
-    assert record.table is not None
-    metrics = tuple(
-        dataclasses.replace(metric, measure={"name": "guess"}) for metric in record.table.spec.metrics
-    )
-    stale = Recorded(
-        dataclasses.replace(record.table, spec=dataclasses.replace(record.table.spec, metrics=metrics))
-    )
-    assert fill.fill(planned(tmp_path, stale)).cells[0].values == ()
-
-
-FOLDERS = store.folders(ROOT / "results")
-QUICK = [folder for folder in FOLDERS if "quick" in folder.name]  # one of each paper that has one
-
-
-@pytest.mark.parametrize("folder", tiered(FOLDERS, quick=QUICK), ids=lambda folder: folder.name)
-def test_the_committed_results_stand(tmp_path: Path, folder: Path) -> None:
-    """No change to a config, a key or a table may call for runs whose results are in the repository."""
-    record = recorded.read(folder)
-    table, made = record.table, record.made
-    assert table is not None
-    assert made is not None
-    wish = Wish(
-        load_scale(made.scale),
-        substitute=made.substitute,
-        changed=(*made.changed, *made.varied),
-        settings=(f"runs_dir={tmp_path}",),
-        rows=("none",),  # what is recorded is planned all the same, whether its data are here or not
-    )
-    planned = plan.make(spec.load(table.spec.name), wish, record)
-    standing = {
-        (entry.row.label, entry.column.label, metric.name, job.seed)
-        for entry in planned.entries
-        for metric in planned.spec.metrics
-        for job in entry.jobs
-        if planned.recorded.value(entry.row, entry.column, metric, *entry.keys(job)) is not None
-    }
-    stored = {(cell.row, cell.column, cell.metric, seed) for cell in table.cells for seed in cell.seeds}
-    assert stored
-    assert stored == standing
-
-
-def test_a_row_may_measure_in_its_own_way(tmp_path: Path) -> None:
-    """A record stands by what the metric, the column and the row say together."""
-    record = record_of(tmp_path)
-    assert record.table is not None
-
-    def value(own: dict[str, Any], **of_metric: Any) -> float | None:
-        today = toy(**of_metric)
-        row = dataclasses.replace(today.rows[0], measures={"acc": own} if own else {})
-        cell = record.table.cells[0]  # type: ignore[union-attr]
-        base = cell.baselines[0]
-        return record.value(row, today.columns[0], today.metrics[0], cell.keys[0], base)
-
-    assert value({}) == 50.0
-    assert value({"column": "score"}) == 50.0
-    assert value({"column": "acc_pooled"}) is None
-    assert value({"name": "per_round"}, measure={"name": "result", "column": "score"}) is None
-    assert value({"column": "score"}, measure={"name": "result", "column": "acc_pooled"}) == 50.0

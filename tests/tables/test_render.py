@@ -24,11 +24,8 @@ MADE = Circumstances(machine="M", commit="abc", date="2026-01-01", seconds=30.0)
 
 def test_markdown_has_value_published_difference_and_verdict() -> None:
     text = markdown.render(filled(VALUES, PUBLISHED, made=MADE, headline="A", **FIVE))
-    lines = {
-        line.split("|")[1].strip(): line
-        for line in text.partition("## ")[0].splitlines()
-        if line.startswith("| ")
-    }
+    rows = [line for line in text.partition("## ")[0].splitlines() if line.startswith("| ")]
+    lines = {row.split("|")[1].strip(): row for row in rows}
     # A: se = sqrt(1 / 3 + 0.25 / 5) = 0.6191, df = 2.61, t(.975) = 3.47; half a unit of the last digit is 0.005.
     assert "**91.00 ± 1.00** (paper 91.00 ± 0.50; +0.00 [-2.15, 2.15], g 0.0) ?" in lines["A"]
     assert "<u>85.00 ± 0.00</u> (paper 80.00; +5.00 [5.00, 5.00]) ≠" in lines["B_1"]
@@ -79,12 +76,8 @@ def test_csv_has_every_cell_with_all_digits() -> None:
     assert [float(x) for x in rows[0]["values"].split()] == [1 / 3, 0.5, 1.0]
     assert rows[0]["seeds"] == "0 1 2"
     assert rows[0]["verdict"] == "different"
-    assert (
-        float(rows[0]["low"])
-        < float(rows[0]["difference"])
-        < float(rows[0]["high"])
-        < -float(rows[0]["margin"])
-    )
+    low, difference, high, margin = (float(rows[0][name]) for name in ("low", "difference", "high", "margin"))
+    assert low < difference < high < -margin
 
 
 def test_write_draws_what_is_stored(tmp_path: Path) -> None:
@@ -144,10 +137,7 @@ def test_over_what_an_interval_is_depends_on_the_partition() -> None:
     of_file = "partition=fedcollab_label_shift_seed0"
     text = markdown.render(filled(values, PUBLISHED, made=dataclasses.replace(MADE, varied=(of_file,))))
     assert f"One partition for all seeds ({of_file})" in text
-    columns = [
-        {"label": "c", "overrides": ["partition=dir0.1"]},
-        {"label": "d", "overrides": ["partition=file"]},
-    ]
+    columns = [{"label": a, "overrides": [f"partition={b}"]} for a, b in (("c", "dir0.1"), ("d", "file"))]
     table = filled(values, PUBLISHED, made=MADE, columns=columns)
     more = Cell("A", "d", "acc", (90.0, 91.0), (0, 1))
     text = markdown.render(dataclasses.replace(table, cells=(*table.cells, more)))
@@ -186,10 +176,8 @@ def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_lin
     cells_ = [
         dataclasses.replace(cell, reason="Diverged: nan") if cell.row == "E" else cell for cell in table.cells
     ]
-    cells_ += [Cell(row, "later", "acc", reason="not run yet") for row in ("A", "B_1", "C", "D", "E")]
-    cells_ += [
-        Cell(row, "absent", "acc", reason="not run: data missing") for row in ("A", "B_1", "C", "D", "E")
-    ]
+    for column, reason in (("later", "not run yet"), ("absent", "not run: data missing")):
+        cells_ += [Cell(row, column, "acc", reason=reason) for row in (*VALUES, "E")]
     table = dataclasses.replace(table, cells=tuple(cells_))
     left = "Left out, as not run yet: rows D; columns later."
     text = markdown.render(table)

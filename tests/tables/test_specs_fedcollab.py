@@ -5,27 +5,20 @@ from __future__ import annotations
 import pytest
 
 from fedbench.config.compose import compose
-from fedbench.runs.config import RunConfig, resolve
+from fedbench.runs.config import resolve
 from fedbench.tables import spec
-
-
-def run_of(table: str, row: str, column: str) -> RunConfig:
-    """The run of a cell."""
-    found = spec.load(table)
-    (line,) = (each for each in found.rows if each.label == row)
-    (place,) = (each for each in found.columns if each.label == column)
-    return resolve(compose([*found.base, *place.overrides, *line.overrides, *place.own(row)]))
+from tests.tables.cells import config
 
 
 @pytest.mark.parametrize(
     ("column", "rate"), [("Label shift", 0.1), ("Feature shift", 0.01), ("Concept shift", 0.001)]
 )
 def test_rates_of_perfedavg_and_pfedme(column: str, rate: float) -> None:
-    run = run_of("fedcollab_t1", "Per-FedAvg", column)
+    run = config("fedcollab_t1", "Per-FedAvg", column)
     assert (run.method.alpha, run.method.beta, run.protocol.optimizer.lr) == (rate, None, rate)
-    assert run_of("fedcollab_t1", "Per-FedAvg+FedCollab", column).method.base.alpha == rate
-    alone = run_of("fedcollab_t1", "pFedMe", column).method
-    for method in (alone, run_of("fedcollab_t1", "pFedMe+FedCollab", column).method.base):
+    assert config("fedcollab_t1", "Per-FedAvg+FedCollab", column).method.base.alpha == rate
+    alone = config("fedcollab_t1", "pFedMe", column).method
+    for method in (alone, config("fedcollab_t1", "pFedMe+FedCollab", column).method.base):
         found = (method.lam, method.inner_steps, method.personal_lr, method.lr, method.beta)
         assert found == (1.0, 5, 0.1, None, 1.0)
         assert (method.restart, method.uniform) == (True, False)
@@ -33,7 +26,7 @@ def test_rates_of_perfedavg_and_pfedme(column: str, rate: float) -> None:
 
 def test_rotated_images_are_mirrored_at_their_borders() -> None:
     for table, row in (("fedcollab_t1", "Local"), ("fedcollab_t2", "FedCollab")):
-        assert run_of(table, row, "Feature shift").partition.corners == "reflect"
+        assert config(table, row, "Feature shift").partition.corners == "reflect"
 
 
 def test_the_code_preset_normalises_and_takes_the_best_check() -> None:

@@ -1,0 +1,156 @@
+"""What overrides make: every part of a run, families of options, bases, labels, and the key."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbench.config import compose, schema
+from fedbench.core.errors import ConfigError
+from fedbench.methods.pfedme import PFedMe
+from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def resolved(*overrides: str) -> RunConfig:
+    return resolve(compose.compose(overrides))
+
+
+def test_defaults_build_every_part(toy: Path) -> None:
+    run = resolved()
+    assert type(run.dataset).__name__ == "ToyData"
+    assert type(run.model).__name__ == "ToyNet"  # model=auto takes the data set's
+    assert run.protocol.rounds == 20
+    assert run.protocol.optimizer.lr == 0.1
+    assert run.protocol.local.batch_size == 32
+    assert run.hardware.device == "auto"
+    assert run.settings.runs_dir == "runs"
+    assert run.settings.checkpoint.seconds == 20
+    assert run.seed == 0
+    assert "hydra" not in run.plain
+
+
+def test_runs_dir_from_the_environment(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_RUNS", "/somewhere")
+    assert resolved().settings.runs_dir == "/somewhere"
+
+
+@pytest.mark.parametrize(
+    ("option", "field", "value"),
+    [("dir0.1", "alpha", 0.1), ("dir10", "alpha", 10), ("groups_s0.2", "alpha", 0.2), ("fold5", "folds", 5)],
+)
+def test_family_number_goes_into_its_field(toy: Path, option: str, field: str, value: float) -> None:
+    run = resolved(f"partition={option}")
+    assert getattr(run.partition, field) == value
+    assert run.labels["partition"] == option
+
+
+def test_family_takes_overrides_and_defaults_lists(toy: Path) -> None:
+    run = resolved("partition=dir0.1", "partition.min_size=1")
+    assert (run.partition.alpha, run.partition.min_size) == (0.1, 1)  # type: ignore[attr-defined]
+    config = toy / "config.yaml"
+    config.write_text(config.read_text().replace("partition: dir #", "partition: dir0.3 #"))
+    assert resolved().partition.alpha == 0.3  # type: ignore[attr-defined]
+
+
+def test_impossible_family_value_is_a_config_error(toy: Path) -> None:
+    with pytest.raises(ConfigError, match="alpha must be positive"):
+        resolved("partition=dir0")
+
+
+def test_any_method_can_be_a_base(toy: Path) -> None:
+    assert resolved().method.base["name"] == "fedavg"  # type: ignore[attr-defined]
+    run = resolved("method=fedcollab", "method/base=fedprox", "method.base.mu=0.7")
+    assert run.method.base == {"name": "fedprox", "mu": 0.7}  # type: ignore[attr-defined]
+    twice = resolved("method/base=fedcollab", "method/base/base=fedprox")
+    assert twice.method.base["base"] == {"name": "fedprox", "mu": 0.1}  # type: ignore[attr-defined]
+
+
+def test_labels(toy: Path) -> None:
+    assert resolved("method=fedprox_code").labels["method"] == "fedprox_code"
+    run = resolved("method/base=fedprox_code", "partition=dir0.1")
+    assert run.labels["method"] == "fedcollab(fedprox_code)"
+    assert run.labels["partition"] == "dir0.1"
+    assert run.labels["model"] == "net"
+    assert changed(run, partition__alpha=0.5).labels["partition"] == "dir0.5"
+    assert changed(run, method__base={"name": "fedavg"}).labels["method"] == "fedcollab"
+
+
+def changed(run: RunConfig, **changes: object) -> RunConfig:
+    """`run` with other values; a double underscore stands for a dot."""
+    plain: dict[str, Any] = copy.deepcopy(dict(run.plain))
+    for name, value in changes.items():
+        *groups, key = name.split("__")
+        functools.reduce(lambda node, group: node[group], groups, plain)[key] = value
+    return from_plain(plain)
+
+
+def test_key_ignores_what_changes_no_result(toy: Path) -> None:
+    run = resolved()
+    same = [
+        changed(run, hardware__device="cpu"),
+        changed(run, runs_dir="/x", force=True, progress="none", save_models=True),
+        changed(run, wandb__enabled=True, checkpoint__rounds=1),
+        changed(run, dataset__root="/data"),
+        changed(run, model={"name": "net"}),
+        changed(run, model={"name": "net", "width": 200}),
+    ]
+    assert {run_key(other) for other in same} == {run_key(run)}
+
+
+def test_key_tells_results_apart(toy: Path) -> None:
+    run = resolved()
+    different = [
+        run,
+        changed(run, seed=1),
+        changed(run, dataset__classes=9),
+        changed(run, partition={"name": "dir", "alpha": 0.1}),
+        changed(run, partition={"name": "dir", "alpha": 0.2}),
+        changed(run, model={"name": "net", "width": 10}),
+        changed(run, method__restarts=99),
+        changed(run, method__base={"name": "fedprox"}),
+        changed(run, method__base={"name": "fedprox", "mu": 0.3}),
+        changed(run, method={"name": "fedprox"}),
+        changed(run, method={"name": "fedprox", "preset": "code"}),
+        changed(run, protocol__local__epochs=2),
+        changed(run, protocol__report="best_test"),
+    ]
+    assert len({run_key(other) for other in different}) == len(different)
+
+
+def test_key_leaves_out_an_added_field_at_its_default(toy: Path) -> None:
+    """What was run before the field came still stands; any other value of it is another run."""
+    earlier = dataclasses.make_dataclass("PFedMe", ["lam", "inner_steps", "personal_lr", "beta"])
+    outer = dataclasses.make_dataclass("Outer", ["base"])  # nested, as inside FedCollab
+    methods = (earlier(3.0, 5, 0.01, 1.0), PFedMe(lam=3.0, restart=False), PFedMe(lam=3.0, restart=True))
+    run = resolved()
+    for around in (lambda method: method, outer):
+        then, now, other = (run_key(dataclasses.replace(run, method=around(method))) for method in methods)
+        assert then == now != other
+
+
+def test_key_goes_on_counting_a_retired_field(toy: Path) -> None:
+    """What was run while the field was there still stands, nested or not; another value of it was another run."""
+    earlier = dataclasses.make_dataclass("Method", ["mu", "split"])
+    now = schema.retired(split="even")(dataclasses.make_dataclass("Method", ["mu"]))
+    outer = dataclasses.make_dataclass("Outer", ["base"])
+    run = resolved()
+    for around in (lambda method: method, outer):
+        key, same, other = (
+            run_key(dataclasses.replace(run, method=around(method)))
+            for method in (earlier(0.1, "even"), now(0.1), earlier(0.1, "odd"))
+        )
+        assert key == same != other
+
+
+def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
+    run = resolved()
+    backwards = {key: run.plain[key] for key in reversed(list(run.plain))}
+    backwards["protocol"] = {key: run.plain["protocol"][key] for key in reversed(list(run.plain["protocol"]))}
+    assert run_key(from_plain(backwards)) == run_key(run)

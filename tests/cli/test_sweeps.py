@@ -1,0 +1,129 @@
+"""Sweeps on the command line: every combination, failures, what varied, where they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from fedbench.cli.app import main
+from fedbench.config import compose
+from fedbench.core.errors import DataMissing
+from fedbench.runs.config import RunConfig, resolve
+from fedbench.sweeps import counting
+from fedbench.sweeps.session import variants
+from tests.helpers.runner import FakeRunner
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def test_sweep_runs_every_combination_and_leaves_no_litter(
+    toy: Path, executed: FakeRunner, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "seed=0,1", "method=fedavg", "partition=dir0.1,dir0.5"]) == 0
+    ran = [(run.seed, run.labels["partition"]) for run in executed]
+    assert sorted(ran) == [(s, p) for s in (0, 1) for p in ("dir0.1", "dir0.5")]
+    assert list(elsewhere.iterdir()) == []
+    text = capsys.readouterr().out
+    assert text.count("50.50 ± 0.71") == 2
+
+
+def test_sweep_glob_finds_the_files_only(toy: Path, executed: FakeRunner) -> None:
+    assert main(["-m", "method=glob(*)"]) == 0
+    assert [run.labels["method"] for run in executed] == ["fedavg", "fedcollab", "fedprox", "fedprox_code"]
+
+
+def test_sweep_goes_on_after_a_failure_and_tells(
+    toy: Path,
+    executed: FakeRunner,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    executed.fail(DataMissing("gone"), 1)
+    assert main(["-m", "seed=0,1,2"]) == 2
+    assert [run.seed for run in executed] == [0, 2]
+    captured = capsys.readouterr()
+    assert captured.err == "error: seed=1: gone\n"
+    assert "51.00 ± 1.41" in captured.out
+
+
+def test_compose_inside_a_running_job(toy: Path, executed: FakeRunner) -> None:
+    seen = []
+
+    def before(run: RunConfig) -> None:
+        outer = GlobalHydra.instance().hydra
+        seen.append(resolve(compose.compose(["method=fedavg", f"seed={run.seed}"])).labels["method"])
+        assert GlobalHydra.instance().hydra is outer
+        assert outer is not None
+        assert HydraConfig.get().job.name == "fedbench"
+
+    executed.before = before
+    assert main(["-m", "seed=0,1"]) == 0
+    assert seen == ["fedavg", "fedavg"]
+
+
+def test_variants_name_what_a_sweep_varied() -> None:
+    jobs = [
+        {"seed": seed, "method": "fedprox", "method.mu": mu, "protocol.rounds": "5", "partition": "dir0.1"}
+        for mu in ("0.1", "1")
+        for seed in ("0", "1")
+    ]
+    assert variants(jobs) == ["mu=0.1", "mu=0.1", "mu=1", "mu=1"]
+    assert variants([*jobs, {"method": "fedavg"}])[-1] == ""
+    assert variants([{"seed": "0"}, {"seed": "1"}]) == ["", ""]
+
+
+def test_sweep_over_a_parameter_keeps_its_values_apart(
+    toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "method=fedprox", "method.mu=0.5,0.7"]) == 0
+    text = capsys.readouterr().out
+    assert "fedprox mu=0.5" in text
+    assert "fedprox mu=0.7" in text
+
+
+def test_sweep_over_methods_gives_each_its_own_keys(
+    toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default method has no mu: the jobs' own methods count."""
+    assert main(["-m", "method=fedprox,fedprox_code", "method.mu=0.5,0.7"]) == 0
+    ran = [(run.labels["method"], vars(run.method)["mu"]) for run in executed]
+    assert ran == [("fedprox", 0.5), ("fedprox", 0.7), ("fedprox_code", 0.5), ("fedprox_code", 0.7)]
+    assert "fedprox_code mu=0.7" in capsys.readouterr().out
+
+
+def test_sweep_over_methods_refuses_a_key_where_it_is_unknown(
+    toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "method=fedavg,fedprox", "method.mu=0.5"]) == 2
+    assert [(run.labels["method"], vars(run.method)["mu"]) for run in executed] == [("fedprox", 0.5)]
+    error = capsys.readouterr().err
+    assert error.startswith("error: method=fedavg method.mu=0.5: unknown key of method 'fedavg'")
+    assert error.count("\n") == 1
+
+
+def test_sweep_over_methods_reports_what_hydra_cannot_read(
+    toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "method=fedavg,[", "method.mu=0.5"]) == 2
+    assert capsys.readouterr().err.startswith("error: cannot read 'method=fedavg,['")
+
+
+def test_a_sweep_says_where_it_stands(toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    runner = FakeRunner()
+    monkeypatch.setattr("fedbench.runs.execution.execute", runner.execute)
+    assert main(["-m", "method=fedavg", "seed=0,1,2"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run ")]
+    assert told[0] == "run 1 of 3"
+    assert re.fullmatch(r"run 3 of 3, about .* left", told[2])
+    assert main(["-m", "method=fedavg", "seed=0,1,2", "progress=none"]) == 0
+    assert "run 1" not in capsys.readouterr().out
+
+
+def test_time_left_counts_the_runs_that_were_made() -> None:
+    count = counting.Count(first=10, jobs=4, made=[2.0, 4.0])
+    assert count.line(12) == "run 3 of 4, about 6.00 s left"
+    assert counting.Count(0, 2).line(0) == "run 1 of 2"

@@ -1,0 +1,166 @@
+"""FedRep and FedRoD, heads beside bodies: limits, rounds computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbench.config.schema import LocalConfig
+from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError
+from fedbench.engine import schedule
+from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedrep import FedRep
+from fedbench.methods.fedrod import FedRoD
+from tests.methods.toys import (
+    BODY,
+    HEAD,
+    ONE_STEP,
+    close,
+    cross_entropy,
+    descend,
+    features,
+    federation,
+    gap,
+    initial,
+    logits,
+    models,
+    samples,
+    setup,
+    simulate,
+)
+
+# ---- FedRep
+
+
+@pytest.mark.parametrize(
+    ("method", "local", "head", "body"),
+    [
+        (FedRep(), {"epochs": 5}, (4, None), (1, None)),  # pFedSim: the body in the last epoch only
+        (FedRep(), {"epochs": 1}, (1, None), (1, None)),
+        (FedRep(head_epochs=10), {"epochs": 5}, (10, None), (1, None)),  # the paper
+        (FedRep(head_iterations=80), {"iterations": 200}, (None, 80), (None, 120)),  # FedSaC
+        (FedRep(), {"iterations": 10}, (None, 4), (None, 6)),
+        (FedRep(), {"iterations": 1}, (None, 0), (None, 1)),
+    ],
+)
+def test_fedreps_budget(
+    method: FedRep,
+    local: dict[str, int],
+    head: tuple[int | None, int | None],
+    body: tuple[int | None, int | None],
+) -> None:
+    config = LocalConfig(**{"epochs": None, **local})
+    found = [schedule.local_work(stage, config) for stage in method.stages(config, Clock(0, 1))]
+    assert found == [head, body]
+
+
+def test_fedrep_refuses_a_head_that_takes_everything() -> None:
+    with pytest.raises(ConfigError, match="leaves nothing"):
+        simulate(setup(FedRep(head_iterations=5), iterations=5))
+
+
+def test_fedrep_is_a_plain_loop_of_head_then_body() -> None:
+    chosen = setup(FedRep(head_epochs=2, body_epochs=1), federation((13, 4)), rounds=2)
+    heads = [{k: v for k, v in initial(chosen).items() if k in HEAD}] * 2
+    body = {k: v for k, v in initial(chosen).items() if k in BODY}
+    for t in range(2):
+        bodies = []
+        for k in (0, 1):
+            w = {**body, **heads[k]}
+            x, y = samples(chosen, k)
+            for order, (part, epochs) in enumerate((("head", 2), ("fc", 1))):
+                keyed = rng.torch_rng(0, "batches", t, k, order)
+                for rows in schedule.batches(
+                    len(y), chosen.protocol.local, Stage(epochs=epochs, order=order), keyed
+                ):
+                    w = descend(
+                        lambda v, r=rows, x=x, y=y: cross_entropy(logits(v, x[r]), y[r]), w, 0.1, [part]
+                    )
+            heads = [{name: w[name] for name in HEAD} if i == k else heads[i] for i in (0, 1)]
+            bodies.append(w)
+        body = {name: (13 * bodies[0][name] + 4 * bodies[1][name]) / 17 for name in BODY}
+    state = simulate(chosen)
+    assert close(state.server, body)
+    assert close(state.memory, trees.stack(heads))
+
+
+def test_without_body_epochs_fedrep_trains_heads_on_fixed_features() -> None:
+    chosen = setup(FedRep(body_epochs=0, head_epochs=2), rounds=2)
+    state = simulate(chosen)
+    assert close(state.server, {k: initial(chosen)[k] for k in BODY}, 1e-14)
+    assert gap(trees.row(state.memory, 1), {k: initial(chosen)[k] for k in HEAD}) > 1e-3
+
+
+# ---- FedRoD
+
+
+def test_fedrod_by_hand() -> None:
+    """Two steps: the generic part by balanced softmax alone; the personal head on features it does not move."""
+    chosen = setup(FedRoD(), federation((9,)), **{**ONE_STEP, "epochs": 2})
+    w = initial(chosen)
+    x, y = samples(chosen, 0)
+    counts = torch.bincount(y, minlength=4).double()
+    own = {"weight": torch.zeros_like(w["head.weight"]), "bias": torch.zeros_like(w["head.bias"])}
+
+    def balanced(v: trees.Tree) -> Tensor:
+        mass = counts * logits(v, x).exp()
+        return -(mass / mass.sum(1, keepdim=True))[torch.arange(9), y].log().mean()
+
+    for _ in range(2):
+        z, generic = features(w, x), logits(w, x)
+
+        def empirical(v: trees.Tree, z: Tensor = z, generic: Tensor = generic) -> Tensor:
+            return cross_entropy(generic + z @ v["weight"].t() + v["bias"], y)
+
+        own = descend(empirical, own, 0.2, ["weight", "bias"])
+        w = descend(balanced, w, 0.2)
+    state = simulate(chosen)
+    assert close(state.server, w, 1e-6)  # an absent class counts 1e-8
+    assert close(state.memory["own/head.weight"][0], own["weight"], 1e-6)
+    assert close(state.memory["own/head.bias"][0], own["bias"], 1e-6)
+    shown = chosen.method.predict(trees.row(models(chosen, state), 0), x, chosen.task)
+    assert close(shown, logits(w, x) + features(w, x) @ own["weight"].t() + own["bias"], 1e-5)
+
+
+def test_a_personal_head_alone_by_hand() -> None:
+    """Two steps of one loss: balanced softmax of h_G, and cross-entropy of h_P(z), which moves the body too."""
+    chosen = setup(FedRoD(alone=True), federation((9,)), **{**ONE_STEP, "epochs": 2})
+    w = initial(chosen)
+    x, y = samples(chosen, 0)
+    counts = torch.bincount(y, minlength=4).double()
+    v = {**w, "own.weight": w["head.weight"], "own.bias": w["head.bias"]}
+
+    def risks(v: trees.Tree) -> Tensor:
+        mass = counts * logits(v, x).exp()
+        balanced = -(mass / mass.sum(1, keepdim=True))[torch.arange(9), y].log().mean()
+        return balanced + cross_entropy(features(v, x) @ v["own.weight"].t() + v["own.bias"], y)
+
+    for _ in range(2):
+        v = descend(risks, v, 0.2, ("fc", "head", "own"))
+    state = simulate(chosen)
+    assert close(state.server, {name: v[name] for name in w}, 1e-6)  # an absent class counts 1e-8
+    shown = chosen.method.predict(trees.row(models(chosen, state), 0), x, chosen.task)
+    assert close(shown, features(v, x) @ v["own.weight"].t() + v["own.bias"], 1e-5)
+
+
+def test_with_balanced_classes_fedrods_server_is_fedavg() -> None:
+    data = federation((8, 16, 4))
+    for k in range(3):
+        rows = data.indices("train", k)
+        data.y[rows] = torch.arange(len(rows)) % 4
+    data.population = data._population()
+    fedrod, fedavg = setup(FedRoD(), data, rounds=2), setup(FedAvg(), data, rounds=2)
+    assert close(simulate(fedrod).server, simulate(fedavg).server, 1e-9)
+
+
+def test_fedrods_personal_prediction_starts_as_the_generic_one() -> None:
+    chosen = setup(FedRoD())
+    state = Simulation(chosen, LoopedTrainer(chosen)).begin()
+    x, _ = samples(chosen, 3)
+    shown = chosen.method.predict(trees.row(models(chosen, state), 3), x, chosen.task)
+    assert close(shown, chosen.task.apply(state.server, x), 1e-12)

@@ -1,0 +1,95 @@
+"""Networks outside the contract: replaced where they can be, refused in one line where not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.models import MODELS
+from fedbench.models.base import Model
+from fedbench.models.fit import check_input
+from fedbench.models.lenet5 import LeNet5
+from fedbench.models.mlp import MLP
+from fedbench.models.norm import replace_batch_norm
+from tests.methods.toys import close
+
+
+def test_replaced_batch_norm_keeps_what_the_layer_was() -> None:
+    """Nested layers, momentum and eps, affine values and statistics."""
+    inner = nn.BatchNorm1d(3, eps=1e-2, momentum=0.3)
+    with torch.no_grad():
+        inner.weight.mul_(2)
+        inner.running_mean.add_(1)
+    theirs = nn.Sequential(nn.Sequential(inner), nn.ReLU())
+    ours = replace_batch_norm(
+        nn.Sequential(nn.Sequential(nn.BatchNorm1d(3, eps=1e-2, momentum=0.3)), nn.ReLU())
+    )
+    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if "tracked" not in k})
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    for mode in (True, False):
+        assert close(ours.train(mode)(x).detach(), theirs.train(mode)(x).detach(), 1e-6)
+    assert close(ours[0][0].running_var, inner.running_var, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(LeNet5(), (1, 8, 8)), (LeNet5(batch_norm=True), (3, 12, 12)), (LeNet5(), (3, 4, 32))],
+)
+def test_an_input_too_small_is_refused_in_one_line(model: Model, shape: tuple[int, int, int]) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{model.label} does not fit inputs of shape \[{shape[0]}, "
+    ) as caught:
+        check_input(model.task(shape, 10), 2)
+    assert "\n" not in str(caught.value)
+
+
+class Named(Model):
+    """A network given as stages, to break the contract in every way."""
+
+    def __init__(self, **stages: nn.Module) -> None:
+        self.stages = stages
+
+    @property
+    def label(self) -> str:
+        return "named"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        net = nn.Sequential()
+        for name, stage in self.stages.items():
+            net.add_module(name, stage)
+        return net
+
+
+def test_a_network_that_breaks_the_contract_is_refused() -> None:
+    with pytest.raises(ConfigError, match="last is called 'head'"):
+        Named(flatten=nn.Flatten(), classifier=nn.Linear(16, 4)).task((1, 4, 4), 4)
+    with pytest.raises(ConfigError, match="last is called 'head'"):
+        Named().task((1, 4, 4), 4)
+    with pytest.raises(ConfigError, match=r"yields \(2, 3\), expected \(2, 4\)"):
+        check_input(Named(flatten=nn.Flatten(), head=nn.Linear(16, 3)).task((1, 4, 4), 4), 2)
+    with pytest.raises(ConfigError, match=r"does not fit inputs of shape \(1, 4, 4\)"):
+        check_input(Named(flatten=nn.Flatten(), head=nn.Linear(15, 4)).task((1, 4, 4), 4), 2)
+
+
+def test_batch_norm_after_a_linear_layer_refuses_a_batch_of_one() -> None:
+    flat = {"flatten": nn.Flatten(), "norm": nn.BatchNorm1d(16), "head": nn.Linear(16, 4)}
+    task = Named(**flat).task((1, 4, 4), 4)
+    check_input(task, 2)
+    with pytest.raises(ConfigError, match="batch of 1 sample; use a model without it"):
+        check_input(task, 1)
+    check_input(
+        LeNet5(batch_norm=True).task((1, 20, 20), 4), 1
+    )  # several pixels a channel: one sample will do
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for hidden in ((), (0,), (5, -1)):
+        with pytest.raises(ConfigError, match=r"model\.hidden must"):
+            MLP(hidden=hidden)
+    with pytest.raises(UnknownName, match="nearest: lenet5"):
+        MODELS.build({"name": "lenet"})
+    with pytest.raises(UnknownName, match="nearest: batch_norm"):
+        MODELS.build({"name": "lenet5", "batchnorm": True})
+    assert MODELS.build({"name": "mlp", "hidden": [3, 4]}) == MLP(hidden=(3, 4))

@@ -1,0 +1,119 @@
+"""Weights that networks begin with: which leaves, missing and damaged files, and what a table says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbench.config import compose
+from fedbench.core import rng
+from fedbench.core.errors import DataCorrupt, DataMissing
+from fedbench.models import weights as weight_files
+from fedbench.runs.config import RunConfig, resolve, run_key
+from tests.methods.toys import gap
+from tests.models.scratch import build
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder as torch.hub's."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    weight_files.read.cache_clear()
+    return tmp_path / "hub" / "checkpoints"
+
+
+def imagenet(name: str) -> dict[str, Tensor]:
+    """A state dict as torchvision publishes it, with other values."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = build(name)._network(1000)  # type: ignore[attr-defined]
+        net.train()(torch.randn(4, 3, 32, 32))
+    return net.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"), [("resnet18", "conv1"), ("mobilenet_v2", "features.0.0"), ("squeezenet", "features.0")]
+)
+def test_weights_begin_everything_but_the_head(name: str, stem: str, hub: Path) -> None:
+    state = imagenet(name)
+    hub.mkdir(parents=True)
+    torch.save(state, hub / weight_files.hub_file(build(name).architecture).name)  # type: ignore[attr-defined]
+    model = build(name, pretrained=True)
+    assert model.label == name
+    task = model.task((3, 32, 32), 6)
+    first, second = (task.init(rng.torch_rng(seed, "init")) for seed in (0, 1))
+    body = [n for n in first if not n.startswith("head.")]
+    assert gap({n: first[n] for n in body}, {n: second[n] for n in body}) == 0
+    assert (
+        gap(
+            {n: v for n, v in first.items() if n not in body},
+            {n: v for n, v in second.items() if n not in body},
+        )
+        > 0
+    )
+    net = model._network(1000).eval()  # type: ignore[attr-defined]
+    net.load_state_dict(state)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = {
+            "resnet18": lambda: torch.nn.Sequential(*list(net.children())[:-1])(x).flatten(1),
+            "mobilenet_v2": lambda: net.features(x).mean((2, 3)),
+            "squeezenet": lambda: net.features(x).flatten(1),
+        }[name]()
+    torch.testing.assert_close(task.features(first, x), expected, atol=1e-5, rtol=1e-5)
+    first[body[0]].add_(1)
+    assert gap(second, task.init(rng.torch_rng(1, "init"))) == 0  # leaves are copies
+
+
+def test_missing_weights_name_the_way_out(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    task = build("resnet18", pretrained=True).task((3, 32, 32), 10)
+    with pytest.raises(
+        DataMissing, match=r"resnet18-f37072fd\.pth; set model\.download=true, model\.weights=FILE"
+    ):
+        task.init(torch.Generator())
+    task = build("resnet18", pretrained=True, download=True).task((3, 32, 32), 10)
+    with pytest.raises(DataMissing, match="could not be downloaded: Network is unreachable"):
+        task.init(torch.Generator())
+    with pytest.raises(DataMissing, match=r"none\.pth"):
+        _ = build("resnet18", pretrained=True, weights=str(hub / "none.pth")).label
+
+
+@pytest.mark.parametrize("content", ["garbage", "truncated", "other network", "no dict"])
+def test_damaged_weights_are_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    if content == "garbage":
+        path.write_bytes(b"not a checkpoint")
+    else:
+        torch.save(
+            {"other network": imagenet("squeezenet"), "no dict": [1, 2]}.get(content, imagenet("resnet18")),
+            path,
+        )
+    if content == "truncated":
+        path.write_bytes(path.read_bytes()[:-1000])
+    task = build("resnet18", pretrained=True, weights=str(path)).task((3, 32, 32), 10)
+    with pytest.raises(DataCorrupt, match=r"weights"):
+        task.init(torch.Generator())
+
+
+def test_tables_tell_scratch_and_other_weights_from_imagenet_s(tmp_path: Path) -> None:
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"1")
+
+    def run(*overrides: str) -> RunConfig:
+        return resolve(compose.compose(["model=resnet18", *overrides]))
+
+    usual, scratch = run(), run("model.pretrained=false")
+    other, fetched = run(f"model.weights={path}"), run("model.download=true")
+    labels = [each.labels["model"] for each in (usual, scratch, other, fetched)]
+    assert labels == ["resnet18", "resnet18_scratch", "resnet18-6b86b273", "resnet18"]  # sha256 of "1"
+    keys = [run_key(each) for each in (usual, scratch, other, fetched)]
+    assert keys[0] == keys[3]
+    assert len(set(keys)) == 3

@@ -1,0 +1,149 @@
+"""A run's history round by round, its survival of a checkpoint, and the row and the clients' rows made of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedbench.results import checkpoint
+from fedbench.results.history import History, Record
+from fedbench.results.summary import Reading, client_rows, summarise
+from tests.results.toys import KEY, LABELS, a_history, a_record, tally
+
+
+class TestHistory:
+    def test_rows_by_hand(self):
+        row = a_history().rows()[3]
+        assert row == {
+            "round": 3,
+            "acc_on_local": pytest.approx(55.0),
+            "acc_on_local_pooled": pytest.approx(700 / 12),
+            "acc_on_val": pytest.approx(100 / 6),
+            "acc_on_val_pooled": pytest.approx(100 / 7),
+            "acc_on_common": pytest.approx(3300 / 90),
+            "train_loss": 0.25,
+            "bytes_up": 300,
+            "bytes_down": 600,
+            "seconds_train": pytest.approx(0.3),
+            "seconds_evaluate": 0.25,
+            "seconds_total": pytest.approx(0.55),
+        }
+
+    def test_client_rows(self):
+        rows = a_history().client_rows()
+        assert len(rows) == 8
+        assert rows[5] == {
+            "round": 2,
+            "client": 1,
+            "acc_on_local": 100.0,
+            "acc_on_val": pytest.approx(100 / 3),
+        }
+
+    def test_survives_a_checkpoint_bit_for_bit(self, tmp_path):
+        history = a_history()
+        odd = {
+            "local": tally([0.1 + 0.2, 0], [0.7, 0])
+        }  # weighted counts, another set of sets, another phase
+        history.add(Record(7, odd, 2**40, 2**62, {"prepare": 1e-9}, math.nan))
+        tree, meta = history.state()
+        assert {leaf.dtype for leaf in tree.values()} == {torch.int64, torch.float64}
+        checkpoint.save(tmp_path / "c", {**tree, "server/w": torch.ones(2)}, {"history": meta})
+        loaded, found = checkpoint.load(tmp_path / "c")
+        restored = History.restore(loaded, found["history"])
+        assert repr(restored.rows()) == repr(history.rows())
+        assert repr(restored.client_rows()) == repr(history.client_rows())
+        for old, new in zip(history.records, restored.records, strict=True):
+            assert old.seconds == new.seconds
+            assert list(old.tallies) == list(new.tallies)
+            for name in old.tallies:
+                assert old.tallies[name].correct.tobytes() == new.tallies[name].correct.tobytes()
+                assert old.tallies[name].total.tobytes() == new.tallies[name].total.tobytes()
+        restored.add(Record(8, odd, 2**40, 2**62, {}))
+
+    def test_an_empty_history_survives(self):
+        assert len(History.restore(*History().state())) == 0
+
+    def test_refuses_disorder(self):
+        history = a_history()
+        with pytest.raises(ValueError, match="after round 3"):
+            history.add(a_record(3))
+        with pytest.raises(ValueError, match="bytes went down"):
+            history.add(Record(9, {"local": tally([1], [2])}, 0, 10**6, {}))
+        with pytest.raises(ValueError, match="at least one tally"):
+            history.add(Record(9, {}, 10**6, 10**6, {}))
+
+    def test_reports_use_only_rounds_that_scored_the_set(self):
+        history = a_history()
+        history.add(Record(4, {"global": tally([1, 2], [4, 4])}, 400, 800, {}))
+        assert history.test_sets() == ("local", "global", "common")
+        assert history.report("local", "last").rounds.tolist() == [[3, 3]]
+        assert history.report("global", "last").rounds.tolist() == [[4, 4]]
+        assert history.report("local", "best_val").rounds.tolist() == [[2, 2]]
+
+
+class TestSummary:
+    def test_by_hand(self):
+        local = np.array([0.6, 0.75])
+        row = summarise(
+            LABELS,
+            KEY,
+            a_history(),
+            Reading("best_test"),
+            partition_hash="ph",
+            local=local,
+            versions={"v": "1"},
+        )
+        assert (row["method"], row["seed"], row["key"], row["partition_hash"]) == ("fedavg", 3, KEY, "ph")
+        assert (row["clients"], row["rounds"], row["test_set"], row["v"]) == (2, 3, "local", "1")
+        assert (row["report_first"], row["report_last"]) == (2, 2)
+        assert row["acc"] == row["score"] == pytest.approx(90.0)
+        assert row["acc_pooled"] == pytest.approx(1000 / 12)
+        assert row["ipr"] == 100.0
+        assert row["rsd"] == pytest.approx(2.5)  # gains 20 and 25
+        assert row["acc_last"] == pytest.approx(55.0)
+        assert row["acc_best_test"] == pytest.approx(90.0)
+        assert row["acc_best_val"] == pytest.approx(90.0)
+        assert row["acc_mean_last_5"] == pytest.approx((50 + 90 + 55) / 3)
+        assert row["acc_on_common"] == pytest.approx(3300 / 90)
+        assert (row["bytes_up"], row["bytes_down"]) == (300, 600)
+        assert row["seconds_total"] == pytest.approx(0.55)
+
+    def test_pooled_protocol_scores_pooled(self):
+        row = summarise(LABELS, KEY, a_history(), Reading("last", "pooled"), partition_hash="")
+        assert row["score"] == row["acc_pooled"] == pytest.approx(700 / 12)
+        assert math.isnan(row["ipr"])
+        assert math.isnan(row["rsd"])
+
+    def test_per_client_best_validation(self):
+        # client 0 is best on validation data at round 2, client 1 first at round 1
+        row = summarise(LABELS, KEY, a_history(), Reading("best_val", per_client=True), partition_hash="")
+        assert (row["report_first"], row["report_last"]) == (1, 2)
+        assert row["acc"] == pytest.approx((80 + 50) / 2)
+        assert row["acc_on_common"] == pytest.approx(3200 / 90)  # mean validation accuracy is best at round 2
+        rounds = [
+            row["round"] for row in client_rows(a_history(), Reading("best_val", per_client=True), sizes={})
+        ]
+        assert rounds == [2, 1]
+
+    def test_client_rows(self):
+        rows = client_rows(
+            a_history(),
+            Reading("last"),
+            sizes={"train": [40, 8], "test": [10, 2]},
+            local=np.array([0.5, 0.5]),
+        )
+        assert rows[0] == {
+            "client": 0,
+            "size_train": 40,
+            "size_test": 10,
+            "round": 3,
+            "acc": 60.0,
+            "acc_local": 50.0,
+            "gain": pytest.approx(10.0),
+        }
+        assert rows[1]["gain"] == 0.0
+        alone = client_rows(a_history(), Reading("last"), sizes={})
+        assert math.isnan(alone[0]["gain"])

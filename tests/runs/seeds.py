@@ -1,0 +1,48 @@
+"""Runs of several seeds, and whether two are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fedbench.config.compose import compose
+from fedbench.results import checkpoint
+from fedbench.results.finished import Run
+from fedbench.runs.config import RunConfig, resolve
+
+SEEDS = (0, 3)
+SHORT = [
+    *["dataset=digits", "dataset.limit=400", "model=mlp", "protocol.rounds=3", "protocol.eval_every=1"],
+    "save_models=true",
+]
+WHERE = ["hardware=cpu", "hardware.engine=stacked", "progress=none"]
+
+
+def configs(folder: Path, *more: str) -> list[RunConfig]:
+    """The same run with each seed."""
+    return [resolve(compose([*SHORT, *WHERE, f"runs_dir={folder}", f"seed={seed}", *more])) for seed in SEEDS]
+
+
+def finished(results: list[Run | Exception]) -> list[Run]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return [result for result in results if isinstance(result, Run)]
+
+
+def same(together: Run, alone: Run) -> None:
+    """Equal curves and traffic; models equal but for rounding."""
+    for name in ("acc", "bytes_up", "bytes_down", "partition_hash", "key"):
+        assert together.row[name] == alone.row[name], name
+    curves = [
+        pd.read_csv(each.folder / "rounds.csv").filter(regex="^(round|acc)") for each in (together, alone)
+    ]
+    np.testing.assert_allclose(curves[0], curves[1])
+    ours, theirs = (checkpoint.load(each.folder / "model.safetensors")[0] for each in (together, alone))
+    assert ours.keys() == theirs.keys()
+    for name, leaf in theirs.items():
+        if name.startswith(("server/", "memory/")):
+            torch.testing.assert_close(ours[name], leaf, rtol=1e-4, atol=1e-6)
