@@ -22,7 +22,7 @@ from fedbench.core import rng
 from fedbench.core.files import write_text
 from fedbench.data.partitions.fold import Fold
 from fedbench.engine.contract import Clock
-from fedbench.engine.preparation import Preparing
+from fedbench.engine.preparing import Preparing
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.sosicfl import positions

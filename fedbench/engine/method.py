@@ -21,7 +21,8 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Preparation, Stage
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
+from fedbench.engine.preparation import Preparation
 from fedbench.models.task import Task
 
 

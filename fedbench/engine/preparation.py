@@ -1,117 +1,88 @@
-"""What a method is given to prepare with: clients to train alone, their samples, and a meter for what they send."""
+"""What a method may use when it prepares, and the meter of what crosses the network then."""
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedbench.core import source
+from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.cache import Arrays, cached_arrays
+from fedbench.core.cache import Arrays
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Clock, Cohort, Meter, Preparation
-from fedbench.engine.setup import Setup
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.contract import Cohort
 from fedbench.models.task import Task
 
 
-@dataclass(eq=False)
-class Preparing(Preparation):
-    """A preparation on an engine."""
+@dataclass
+class Meter:
+    """Bytes that crossed the network, counted from the trees that did."""
 
-    setup: Setup
-    trainer: Trainer
-    clock: Clock
-    meter: Meter = field(default_factory=Meter)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    seconds: float = 0.0  # that earlier runs took for what this one did not make again
+    up: int = 0
+    down: int = 0
+
+    def sent(self, messages: Tree) -> None:
+        """Leaves [C, ...] went to C clients."""
+        self.down += sum(map(trees.leaf_bytes, messages.values()))
+
+    def received(self, uploads: Tree) -> None:
+        """Leaves [C, ...] came from C clients."""
+        self.up += sum(map(trees.leaf_bytes, uploads.values()))
+
+
+class Preparation(Protocol):
+    """What a method may use once, see Method.prepare_round. Whatever crosses the network here is counted.
+
+    `meter` counts what a method simulates by itself.
+    """
+
+    meter: Meter
 
     @property
     def seed(self) -> int:
-        """See Preparation."""
-        return self.setup.seed
+        """Keys what the method draws, with a purpose of its own: see core.rng."""
 
     @property
     def task(self) -> Task:
-        """See Preparation."""
-        return self.setup.task
+        """The clients' network."""
 
     @property
     def population(self) -> Population:
-        """See Preparation."""
-        return self.setup.population
+        """What is known of all clients."""
 
     @property
     def everyone(self) -> Cohort:
-        """See Preparation."""
-        return self.setup.cohort(self.setup.everyone, self.clock)
+        """All clients as a cohort of this moment."""
 
     def round(
         self, message: Tree, memory: Tree, *, rounds: int = 1, sends: Callable[[Tree], Tree] | None = None
     ) -> Tree:
-        """See Preparation."""
-        ids = self.setup.everyone
-        self.meter.down += self.setup.traffic(message, ids)
-        for passed in range(rounds):
-            clock = replace(self.clock, round=self.clock.round + passed)
-            message = self.trainer.train(ids, message, memory, clock).uploads
-        return self.received(torch.vmap(sends)(message) if sends is not None else message)
+        """What every client uploads [N, ...] after local work on its row of `message` and `memory` [N, ...].
+
+        With more `rounds` it starts each from what came out of the one before, without the others or the server.
+        `sends`: what of its upload (one client's, no axis) it sends; None: all.
+
+        Raises:
+            Diverged: a client's loss or upload is not finite.
+        """
 
     def received(self, uploads: Tree) -> Tree:
-        """See Preparation."""
-        self.meter.received(uploads)
-        return uploads
+        """`uploads` [N, ...], which every client sends of itself, counted."""
 
     def samples(self, *, unit: bool = False, kind: int = 0) -> Batch:
-        """See Preparation."""
-        federation = self.setup.kinds[kind].federation
-        train, members = federation.sets["train"], self.setup.task.kind_of(self.setup.everyone) == kind
-        owned = train.values[members.repeat_interleave(train.sizes).to(federation.device)]
-        x, y = federation.gather(owned)
-        return Batch(federation.unit(owned) if unit else x, y)
+        """All training samples of a kind's clients, those of the first first.
+
+        As its network reads them: normalised, or pixels in [0, 1] (`unit`).
+        """
 
     def once(self, module: str, given: Sequence[object], make: Callable[[Meter], Arrays]) -> Arrays:
-        """See Preparation. The seconds are those of the run that made it."""
-        began, fresh = time.perf_counter(), []
+        """What `make` returns; if a run before had the same from the same `given`, that, kept in the cache.
 
-        def made() -> Arrays:
-            fresh.append(True)
-            meter = Meter()
-            arrays, crossed = make(meter), np.array([meter.up, meter.down])
-            return {**arrays, "bytes": crossed, "seconds": np.array(time.perf_counter() - began)}
-
-        found = {
-            name: np.array(each) for name, each in cached_arrays(shared_key(module, given), made).items()
-        }
-        up, down = found.pop("bytes").tolist()
-        self.meter.up, self.meter.down = self.meter.up + up, self.meter.down + down
-        seconds = float(found.pop("seconds"))
-        if not fresh:
-            self.seconds += seconds - (time.perf_counter() - began)
-        return found
+        `given` is all that the result depends on (tensors, or what `repr` tells apart), `module` the code that makes
+        it. Traffic, which `make` counts by the meter that it is given, and seconds are as if it were made here.
+        """
 
     def keep(self, name: str, array: np.ndarray) -> None:
-        """See Preparation."""
-        self.arrays[name] = np.asarray(array)
-
-
-def shared_key(module: str, given: Sequence[object]) -> str:
-    """Changes with any of `given`, a tensor's device and content, with the code of `module`, and with torch.
-
-    With the number of threads as well, on which the order of sums depends.
-    """
-    code = source.digest((module,), (module.rpartition(".")[0], "fedbench.core.rng", "fedbench.core.trees"))
-    digest = hashlib.sha256(f"{code} {torch.__version__} {torch.get_num_threads()}".encode())
-    for each in given:
-        if isinstance(each, Tensor):
-            digest.update(f"|{each.dtype} {list(each.shape)} {each.device.type} ".encode())
-            digest.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        else:
-            digest.update(f"|{each!r}".encode())
-    return f"{module.rpartition('.')[2]}-{digest.hexdigest()[:16]}"
+        """Save an array (a distance matrix, cluster centres) with the run."""

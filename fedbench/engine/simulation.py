@@ -14,7 +14,7 @@ from fedbench.engine.clients.storage import Storage
 from fedbench.engine.clients.store import ClientStore
 from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.hooks import Calls
-from fedbench.engine.preparation import Preparing
+from fedbench.engine.preparing import Preparing
 from fedbench.engine.recording import Moment, Recorder
 from fedbench.engine.scores import common_tally, competing, latest, scored_sets, tallies
 from fedbench.engine.setup import Setup

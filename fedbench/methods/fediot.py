@@ -27,8 +27,9 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Clock, Cohort, Preparation, Stage
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
+from fedbench.engine.preparation import Preparation
 from fedbench.engine.train.fit import fit
 from fedbench.methods.parts import passes
 from fedbench.models.task import Task

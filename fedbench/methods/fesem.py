@@ -28,8 +28,9 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Cohort, Preparation
+from fedbench.engine.contract import Cohort
 from fedbench.engine.method import Method
+from fedbench.engine.preparation import Preparation
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import alone, grouping
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of

@@ -16,8 +16,8 @@ from typing import ClassVar
 from fedbench.config.domain import at_least, selectors
 from fedbench.config.schema import added
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Preparation
 from fedbench.engine.method import Method
+from fedbench.engine.preparation import Preparation
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import alone
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of

@@ -15,7 +15,7 @@ import numpy as np
 from fedbench.config.domain import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Preparation
+from fedbench.engine.preparation import Preparation
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
 from fedbench.methods.parts.inside import fedavg
 

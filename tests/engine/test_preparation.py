@@ -12,8 +12,9 @@ import torch
 
 from fedbench.core import rng, trees
 from fedbench.core.cache import Arrays
-from fedbench.engine.contract import Clock, Meter
-from fedbench.engine.preparation import Preparing, shared_key
+from fedbench.engine.contract import Clock
+from fedbench.engine.preparation import Meter
+from fedbench.engine.preparing import Preparing, shared_key
 from fedbench.engine.setup import Setup
 from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer

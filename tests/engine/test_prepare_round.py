@@ -13,7 +13,8 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine import state as states
-from fedbench.engine.contract import Client, Clock, Preparation
+from fedbench.engine.contract import Client, Clock
+from fedbench.engine.preparation import Preparation
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer

@@ -10,7 +10,7 @@ import torch
 
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
-from fedbench.engine.contract import Meter
+from fedbench.engine.preparation import Meter
 from fedbench.methods.fedcollab import discriminators, network
 from fedbench.methods.fedcollab import draws as draws_of
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators

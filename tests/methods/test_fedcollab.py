@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from fedbench.core import rng
-from fedbench.engine.contract import Clock, Meter
-from fedbench.engine.preparation import Preparing
+from fedbench.engine.contract import Clock
+from fedbench.engine.preparation import Meter
+from fedbench.engine.preparing import Preparing
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
 from fedbench.methods.fedcollab.fedcollab import FedCollab

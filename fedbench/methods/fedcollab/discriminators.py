@@ -30,7 +30,7 @@ from fedbench.config.domain import Component, at_least, one_of, positive
 from fedbench.config.schema import retired
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
-from fedbench.engine.contract import Meter
+from fedbench.engine.preparation import Meter
 from fedbench.methods.fedcollab import draws
 from fedbench.methods.fedcollab.exchange import Exchange
 from fedbench.methods.fedcollab.network import Discriminators, Embedding, embed, initial, reduces

@@ -8,7 +8,7 @@ import torch
 
 from fedbench.core import trees
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Meter
+from fedbench.engine.preparation import Meter
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from fedbench.core.cache import Arrays
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Cohort, Meter, Preparation
+from fedbench.engine.contract import Cohort
+from fedbench.engine.preparation import Meter, Preparation
 from fedbench.methods.fedcollab import ablations, discriminators, solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of

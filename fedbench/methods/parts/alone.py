@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedbench.core import trees
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Preparation
+from fedbench.engine.preparation import Preparation
 from fedbench.methods.parts import grouping
 from fedbench.models.task import Task
 

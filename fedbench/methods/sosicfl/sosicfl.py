@@ -34,8 +34,9 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Cohort, Preparation
+from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
+from fedbench.engine.preparation import Preparation
 from fedbench.methods.sosicfl import clustering, positions, region
 from fedbench.models.task import Task
 
