@@ -136,7 +136,7 @@ def test_global_and_client_models_are_points_of_the_simplex() -> None:
 
 
 def test_the_code_has_one_bias_and_a_region_for_each_client() -> None:
-    method = SosicFL(simplex=("head.weight",), positions="heads", sampling="unprojected", rho=0.25)
+    method = SosicFL(simplex=("head.weight",), positions="trained", sampling="unprojected", rho=0.25)
     _, server, _ = run(method)
     assert {k for k in server if k.startswith("endpoints/")} == {"endpoints/head.weight"}
     assert server["head.bias"].shape == (4,)

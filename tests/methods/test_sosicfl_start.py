@@ -67,7 +67,7 @@ def test_labels_give_the_same_subregions_whenever_they_are_asked_for() -> None:
 
 def test_heads_are_trained_from_the_endpoints_of_that_round() -> None:
     """The authors' project_clients at round tau: everyone trains the endpoints that the server then has."""
-    method = SosicFL(endpoints=3, positions="heads", sampling="unprojected", rho=0.1, start_round=2)
+    method = SosicFL(endpoints=3, positions="trained", sampling="unprojected", rho=0.1, start_round=2)
     simulation, before = after(SosicFL(endpoints=3, start_round=9), 2)  # the same two rounds
     chosen, clock = simulation.setup, Clock(2, 6)
     message = chosen.method.send(before.server, chosen.cohort(torch.arange(4), clock))

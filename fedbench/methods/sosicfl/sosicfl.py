@@ -12,7 +12,7 @@ Omega_tr = 1 times a round and used in turn (3.4 and Appendix A, `samples`); clu
 name, "with the L1-distance" by the text (`metric`, by default the former). The authors' code (preset `code`): one bias
 (`simplex: ["head.weight"]`), alpha = centre + U(0, rho) u wherever that leads (`sampling: unprojected`), and from round
 250 on (`start_round`) each client's centre is a projection of its trained endpoints' principal components
-(`positions: heads`).
+(`positions: trained`).
 M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
 clusters in one place; tables take ten there, as the authors' later code does.
 Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
@@ -65,7 +65,7 @@ class SosicFL(Method):
     # Omega_tr, draws of alpha a round, used in turn; null: a new one every step
     samples: int | None = at_least(1, None)
     start_round: int = at_least(0, 0)  # t~: rounds on the whole simplex before subregions are assigned
-    positions: str = one_of("lda", "heads")  # of clients: "lda" and clusters, or trained "heads"
+    positions: str = one_of("lda", "trained")  # of clients: "lda" and clusters, or "trained" endpoints
     metric: str = one_of("hilbert", *clustering.METRICS)  # of the clusters: "hilbert" or "l1"
     sampling: str = one_of("uniform", *SAMPLERS)  # within the subregion, or "unprojected"
 
@@ -102,7 +102,7 @@ class SosicFL(Method):
         if self.positions == "lda":
             centres, members = self._clustered(preparation)
         else:
-            centres = self._heads(preparation, server, memory)
+            centres = self._trained(preparation, server, memory)
             members = np.arange(len(centres))
         plain = self.sampling == "unprojected"
         radius = self.rho if plain else self.rho * region.mean_distance(centres)
@@ -125,7 +125,7 @@ class SosicFL(Method):
         members, centres = clustering.cluster(found, self.clusters, clustering.METRICS[self.metric])
         return centres, members
 
-    def _heads(self, preparation: Preparation, server: Tree, memory: Tree) -> clustering.Array:
+    def _trained(self, preparation: Preparation, server: Tree, memory: Tree) -> clustering.Array:
         """A centre for each client [N, n]: principal components of what a round of training made of its head."""
         message = self.send(server, preparation.everyone)
         heads = preparation.round(message, memory, sends=lambda work: trees.part(work, "endpoints"))
