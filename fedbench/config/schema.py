@@ -33,6 +33,11 @@ def added(default: Any) -> Any:
     return field(default=default, metadata={ADDED: True})
 
 
+def keyed(given: Any, name: Callable[[Any], Any]) -> Any:
+    """The field `given`, of which the key of a run holds `name` of the value: to tell runs from earlier ones."""
+    return field(default=given.default, metadata={**given.metadata, KEYED: name})
+
+
 def retired(**values: Any) -> Callable[[type[T]], type[T]]:
     """Of a dataclass whose fields went after results were recorded: each with the value that every recorded run had.
 

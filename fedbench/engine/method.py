@@ -80,7 +80,10 @@ class Method(Component, ABC):
         """(server state, client memory with leaves [N, ...]) before round 0."""
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Once, after `prepare_round` rounds, with access to the federation (distances, clusters, topic models)."""
+        """Once, after `prepare_round` rounds, with access to the federation (distances, clusters, topic models).
+
+        Before round 1 it may give clients' memory other leaves than `init` did, later only other values.
+        """
         return server, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:

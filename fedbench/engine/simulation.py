@@ -56,12 +56,14 @@ class Simulation:
             "init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init")
         )
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
-        federation = setup.federation
-        state = State(server, ClientStore(memory, federation.clients, self.storage, federation.device))
+        state = State(server, self._store(memory))
         self.prepare(state)
         if setup.protocol.score != "trained":
             self._record(state, self.score(state), float("nan"))
         return state
+
+    def _store(self, memory: Tree) -> ClientStore:
+        return ClientStore(memory, self.setup.federation.clients, self.storage, self.setup.federation.device)
 
     def done(self, state: State) -> bool:
         """Whether all rounds are completed."""
@@ -99,11 +101,13 @@ class Simulation:
             return
         with self.timed(state.seconds, "prepare"):
             preparation = Preparing(setup, self.trainer, Clock(state.round, setup.protocol.rounds))
-            memory = state.memory.take(setup.everyone)
+            given = state.memory.take(setup.everyone)
             call = Calls(method, preparation.clock if state.round else None, ())
-            state.server, changed = call("prepare", method.prepare, preparation, state.server, memory)
-            if changed is not memory:
-                state.memory.put(setup.everyone, changed)
+            state.server, memory = call("prepare", method.prepare, preparation, state.server, dict(given))
+            if not state.round:  # so far a method may choose other leaves
+                state.memory = self._store(memory)
+            elif any(leaf is not given.get(name) for name, leaf in memory.items()):
+                state.memory.put(setup.everyone, memory)
         state.seconds["prepare"] += preparation.seconds
         state.bytes_up += preparation.meter.up
         state.bytes_down += preparation.meter.down

@@ -83,6 +83,9 @@ def _simulate(
     setup, partition, dataset = build(run)
     for recorder in run.recorders:
         check(recorder, setup)
+    if (late := run.method.prepare_round) > run.protocol.rounds:
+        name = run.labels["method"]
+        fingerprint.warn_once(f"{name} prepares after {late} rounds; of {run.protocol.rounds} it never does")
     local, local_key = local_reference(run)
     folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
     folder.write_environment(environment(str(setup.federation.device)))

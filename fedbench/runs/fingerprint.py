@@ -29,6 +29,7 @@ ROOMS = (
     "kinds",
     "method",
     "preparation",
+    "preparing",
     "schedule",
     "scored_sets",
     "scores",

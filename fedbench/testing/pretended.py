@@ -48,6 +48,19 @@ class Trial:
     views: float  # the same, of operations that launch nothing
 
 
+class Rounds(Simulation):
+    """Does not count what a preparation waits for: it comes once, whichever round it follows."""
+
+    gpu: Accelerator
+
+    def prepare(self, state: State) -> None:
+        """As any simulation."""
+        counted = {where: Counter(waits) for where, waits in self.gpu.waits.items()}
+        super().prepare(state)
+        self.gpu.waits.clear()
+        self.gpu.waits.update(counted)
+
+
 def trial(toy: Callable[[torch.device], Setup], build: Callable[[Setup], Trainer]) -> Trial:
     """The run that `toy` sets up on a device by the engine that `build` makes, with a checkpoint before the last round.
 
@@ -58,7 +71,8 @@ def trial(toy: Callable[[torch.device], Setup], build: Callable[[Setup], Trainer
     expected = simulate(there, build(there))
     with Accelerator() as gpu, counting(gpu) as taken:
         setup = toy(DEVICE)
-        simulation = Simulation(setup, build(setup))
+        simulation = Rounds(setup, build(setup))
+        simulation.gpu = gpu
         state = simulation.begin()
         most, kinds, steps = 0, Counter[str](), 0
         gpu.waits.clear()

@@ -94,6 +94,30 @@ def test_a_run_that_ends_before_never_prepares() -> None:
     assert never.arrays == {}
 
 
+@dataclass(frozen=True)
+class Remembers(Prepared):
+    """Writes into the memory that it is given, and adds a leaf to it if `adds`."""
+
+    adds: bool = False
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        memory["seen"] = 7 + memory["seen"]
+        return server, {**memory, "extra": torch.ones(len(SIZES), 2)} if self.adds else memory
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_what_it_writes_into_memory_is_kept(when: int) -> None:
+    assert after(simulation(Remembers(after=when)), when).memory["seen"].flatten().tolist() == [7, 7, 7, 7]
+
+
+def test_other_leaves_may_come_before_round_1_only() -> None:
+    assert after(simulation(Remembers(adds=True)), 0).memory["extra"].tolist() == [[1, 1]] * 4
+    with pytest.raises(
+        ValueError, match=r"keep \['seen'\] between rounds, there is no place for \['extra'\]"
+    ):
+        after(simulation(Remembers(adds=True, after=1)), 1)
+
+
 @pytest.mark.parametrize("stopped", [1, 2, 3])
 def test_an_interrupted_run_prepares_once(stopped: int, tmp_path: Path) -> None:
     played, path = simulation(Prepared(after=2)), tmp_path / "state.safetensors"

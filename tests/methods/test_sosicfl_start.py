@@ -15,6 +15,7 @@ from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.sosicfl import positions
 from fedbench.methods.sosicfl.sosicfl import SosicFL
+from fedbench.runs.canonical import canonical
 from tests.methods.toys import close, federation, gap, setup
 
 SIZES = (6, 13, 8, 21)
@@ -79,6 +80,12 @@ def test_heads_are_trained_from_the_endpoints_of_that_round() -> None:
     assert float(found.server["region/radius"]) == pytest.approx(0.1)
     assert gap(trees.part(found.server, "endpoints"), trees.part(before.server, "endpoints")) == 0
     assert not close(after(method, 3)[1].server["region/center"], torch.full((4, 3), 1 / 3))
+
+
+def test_a_late_start_has_a_key_of_its_own() -> None:
+    """Checkpoints of earlier versions hold subregions before the start; what starts at once is as it was."""
+    early, late = canonical(SosicFL()), canonical(SosicFL(start_round=5))
+    assert (early["start_round"], late["start_round"]) == (0, "prepares after 5")
 
 
 def test_it_is_refused_inside_another_method() -> None:

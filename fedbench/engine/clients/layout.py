@@ -33,7 +33,15 @@ class RowLayout:
         return cls(shapes, dtypes, spans, end)
 
     def packed(self, tree: Tree) -> Tensor:
-        """Leaves [C, ...] as rows, uint8 [C, width]."""
+        """Leaves [C, ...] as rows, uint8 [C, width].
+
+        Raises:
+            ValueError: there are others.
+        """
+        if others := sorted(set(tree) - set(self.spans)):
+            raise ValueError(
+                f"clients keep {list(self.spans)} between rounds, there is no place for {others}"
+            )
         columns = []
         for name, (begin, end) in self.spans.items():
             leaf = tree[name].detach().to(self.dtypes[name])

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from fedbench.config.domain import at_least, one_of, selectors
+from fedbench.config.schema import keyed
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.transfer import sent
@@ -64,7 +65,9 @@ class SosicFL(Method):
     rho: float = at_least(0, 0.4)
     # Omega_tr, draws of alpha a round, used in turn; null: a new one every step
     samples: int | None = at_least(1, None)
-    start_round: int = at_least(0, 0)  # t~: rounds on the whole simplex before subregions are assigned
+    # t~: rounds on the whole simplex before subregions are assigned. Earlier versions prepared before round 1 whatever
+    # it said, so that their checkpoints hold other things: late starts have keys of their own.
+    start_round: int = keyed(at_least(0, 0), lambda start: start and f"prepares after {start}")
     positions: str = one_of("lda", "trained")  # of clients: "lda" and clusters, or "trained" endpoints
     metric: str = one_of("hilbert", *clustering.METRICS)  # of the clusters: "hilbert" or "l1"
     sampling: str = one_of("uniform", *SAMPLERS)  # within the subregion, or "unprojected"
