@@ -39,7 +39,6 @@ def test_the_engines_code_is_all_that_its_modules_are_made_of() -> None:
     for made in (
         simulation.Simulation,
         simulation.Preparing,
-        simulation.Calls,
         setup.Setup,
         looped.LoopedTrainer,
     ):
