@@ -21,9 +21,8 @@ from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 from fedbench.testing.runs import everything
-from tests.methods.toys import federation, gap, setup
+from tests.methods.toys import FOUR, federation, gap, setup
 
-SIZES = (9, 13, 8, 21)
 ROUNDS = 4
 
 
@@ -42,18 +41,18 @@ class Prepared(FedAvg):
         return server, {"seen": torch.zeros(1, 1).expand(population.clients, 1)}
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        uploads = preparation.round(trees.expand(server, len(SIZES)), memory)
+        uploads = preparation.round(trees.expand(server, len(FOUR)), memory)
         preparation.keep("trained", uploads["head.bias"].numpy())
         preparation.keep("clock", np.array([preparation.everyone.clock.round]))
         halved = {name: leaf / 2 for name, leaf in server.items()}
-        return halved, {"seen": memory["seen"] + 1 + torch.arange(len(SIZES)).unsqueeze(1)}
+        return halved, {"seen": memory["seen"] + 1 + torch.arange(len(FOUR)).unsqueeze(1)}
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         return {name: work[name] for name in client.message}, client.memory
 
 
 def simulation(method: FedAvg) -> Simulation:
-    chosen = setup(method, federation(SIZES), rounds=ROUNDS, cohort=0.5)
+    chosen = setup(method, federation(FOUR), rounds=ROUNDS, cohort=0.5)
     return Simulation(chosen, LoopedTrainer(chosen))
 
 
@@ -71,7 +70,7 @@ def test_it_finds_the_server_of_that_round(when: int) -> None:
     state = after(played, when)
     assert gap(state.server, {name: leaf / 2 for name, leaf in plain.server.items()}) == 0
     assert state.arrays["clock"].tolist() == [when]
-    message = trees.expand(plain.server, len(SIZES))
+    message = trees.expand(plain.server, len(FOUR))
     trained = played.trainer.train(torch.arange(4), message, {"seen": torch.zeros(4, 1)}, Clock(when, ROUNDS))
     assert np.array_equal(state.arrays["trained"], trained.uploads["head.bias"].numpy())
     assert state.memory["seen"].flatten().tolist() == [1, 2, 3, 4]
@@ -79,7 +78,7 @@ def test_it_finds_the_server_of_that_round(when: int) -> None:
 
 def test_what_crosses_then_counts_once_and_in_that_round() -> None:
     plain, late = after(simulation(FedAvg()), ROUNDS), after(simulation(Prepared(after=2)), ROUNDS)
-    whole = trees.row_bytes(trees.expand(late.server, 1)) * len(SIZES)
+    whole = trees.row_bytes(trees.expand(late.server, 1)) * len(FOUR)
     extra = [
         (mine.bytes_up - other.bytes_up, mine.bytes_down - other.bytes_down)
         for mine, other in zip(late.history.records, plain.history.records, strict=True)
@@ -102,7 +101,7 @@ class Remembers(Prepared):
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         memory["seen"] = 7 + memory["seen"]
-        return server, {**memory, "extra": torch.ones(len(SIZES), 2)} if self.adds else memory
+        return server, {**memory, "extra": torch.ones(len(FOUR), 2)} if self.adds else memory
 
 
 @pytest.mark.parametrize("when", [0, 1])

@@ -16,14 +16,13 @@ from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.sosicfl import positions
 from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.runs.canonical import canonical
-from tests.methods.toys import close, federation, gap, setup
+from tests.methods.toys import FOUR, close, federation, gap, setup
 
-SIZES = (6, 13, 8, 21)
 GROUPS = [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
 def after(method: SosicFL, rounds: int) -> tuple[Simulation, State]:
-    chosen = setup(method, federation(SIZES, labels=GROUPS), rounds=6, cohort=0.75)
+    chosen = setup(method, federation(FOUR, labels=GROUPS), rounds=6, cohort=0.75)
     simulation = Simulation(chosen, LoopedTrainer(chosen))
     state = simulation.begin()
     for _ in range(rounds):

@@ -36,12 +36,7 @@ def of_files(tmp_path: Path, name: str, shift: int, *overrides: str) -> RunConfi
 
 def test_the_engines_code_is_all_that_its_modules_are_made_of() -> None:
     """What the loop, preparations and trainers are defined in; a module that moves takes its room along."""
-    for made in (
-        simulation.Simulation,
-        simulation.Preparing,
-        setup.Setup,
-        looped.LoopedTrainer,
-    ):
+    for made in (simulation.Simulation, simulation.Preparing, setup.Setup, looped.LoopedTrainer):
         name = made.__module__
         assert any(name == room or name.startswith(f"{room}.") for room in fingerprint.ENGINE_ROOMS), name
 
