@@ -1,77 +1,175 @@
 """Note that today's code gives the numbers of an earlier commit's, so that what that commit made is not marked.
 
-    python scripts/same_numbers.py COMMIT "why the numbers are the same"
+    python scripts/same_numbers.py COMMIT "what was changed"
 
-Compares the hashes of every method, model, partition and the engine at COMMIT with today's and appends a line to
-fedbench/runs/same_numbers.csv for each that differs. Say so only of a change that moves or renames code, or that tests
-hold to the bit; the reason is read by whoever doubts a number.
+Runs every method, each method inside those that take one, every model and every partition for a few rounds on
+procedural data, with the code of COMMIT and with today's. Where a part's code (method, model, partition, engine)
+differs and every run that it took part in is equal to the bit, models, scores, bytes and arrays, a line is appended to
+fedbench/runs/same_numbers.csv. Other parts are printed with the runs that differ. Runs are one client at a time, the
+plain loop that tests hold the other engines to.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
-from fedbench.runs.fingerprint import SAME_NUMBERS
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 
-ROOT = Path(__file__).resolve().parents[1]
-HASHES = """
-import json, sys
 from fedbench.config.compose import compose
 from fedbench.config.groups import conf_dir
+from fedbench.core.errors import FedbenchError
+from fedbench.engine.pick.hardware import pick_trainer
 from fedbench.runs import fingerprint
-from fedbench.runs.config import resolve
-fingerprint.SAME_NUMBERS = fingerprint.Path(sys.argv[1])
-found = {}
-for group in ("method", "model", "partition"):
-    for file in sorted((conf_dir() / group).glob("*.yaml")):
-        extra = ["partition.path=x.npz"] if file.stem == "file" else []
-        extra += ["method=local"] if group == "model" else []  # which takes clients of several kinds
-        try:
-            run = resolve(compose([f"{group}={file.stem}", *extra]))
-        except Exception:  # a file of weights or indices that is not here
-            continue
-        for part in fingerprint.code_of(run).split():
-            name, _, value = part.partition(":")
-            if name in (group, "engine"):
-                found[f"{name} {file.stem if name == group else ''}"] = value
-print(json.dumps(found))
-"""
+from fedbench.runs.config import resolve, run_key
+from fedbench.runs.execution import build
+from fedbench.testing.runs import everything
+from fedbench.testing.toys import simulate
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ("dataset=synthetic", "dataset.train=240", "dataset.test=60")
+CLIENTS = ("partition=dir0.3", "partition.num_clients=5")
+ROUNDS = ("protocol=quick", "protocol.rounds=3", "protocol.local.epochs=1", "protocol.eval_every=1")
+SMALL = (*SAMPLES, *CLIENTS, *ROUNDS)
+CAPTIONED = ("dataset=captioned", "dataset.train=120", "dataset.test=30", *CLIENTS, *ROUNDS)
+WIDE = ("dataset.channels=3", "dataset.size=32")  # as networks for pictures need
+MANY = (
+    "dataset=synthetic",
+    "dataset.size=6",
+    "dataset.train=16000",
+    "dataset.test=4000",
+)  # as partitions need
+SHORT = ("method=fedavg", "protocol.rounds=1")
+SHORTER = ("method.discriminator.rounds=3", "model.pretrained=false")  # where there is such a setting
+GROUPS = ("method", "model", "partition")
+Found = dict[
+    str, tuple[str, dict[str, str], str]
+]  # key -> (the run, its code by part, the hash of its numbers)
+Change = tuple[str, str, str]  # part, old code, new code
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """Hash of each component of the source in `folder`, by "part name"; nothing is taken as equal."""
-    with tempfile.NamedTemporaryFile("w", suffix=".csv") as none:
-        none.write("part,old,new,reason\n")
-        none.flush()
-        done = subprocess.run(
-            [sys.executable, "-c", HASHES, none.name], cwd=folder, capture_output=True, text=True, check=True
+def runs() -> Iterator[list[str]]:
+    """The overrides of each run; some are refused, as those of a network that needs a file of weights."""
+    names = {group: sorted(each.stem for each in (conf_dir() / group).glob("*.yaml")) for group in GROUPS}
+    for method in names["method"]:
+        yield from ([*SMALL, f"model={model}", f"method={method}"] for model in ("mlp", "lenet5_bn"))
+        yield [*CAPTIONED, "model=small_pair", f"method={method}"]
+        if "base" in compose([f"method={method}"]).method:
+            yield from ([*SMALL, f"method={method}", f"method/base={base}"] for base in names["method"])
+    for model in names["model"]:
+        yield from ([*where, f"model={model}", *SHORT] for where in ((*SMALL, *WIDE), CAPTIONED))
+    for partition in names["partition"]:
+        yield [*MANY, *ROUNDS, f"partition={partition}", *SHORT]
+    yield ["dataset=fashion_mnist", *ROUNDS, "partition=fedcollab_label_shift_seed0", *SHORT]
+
+
+def within_reach(overrides: list[str]) -> DictConfig:
+    """The config, with what would take long made short, and what begins late begun within the few rounds."""
+    config = compose(overrides)
+    more = [each for each in SHORTER if OmegaConf.select(config, each.partition("=")[0]) is not None]
+    if (OmegaConf.select(config, "method.start_round") or 0) > config.protocol.rounds:
+        more.append("method.start_round=2")
+    return compose([*overrides, *more, "hardware=cpu", "hardware.engine=looped"])
+
+
+def numbers(overrides: list[str]) -> tuple[str, dict[str, str], str]:
+    """A run's key, the code that decides its numbers, and a hash of all of them, timings apart.
+
+    Raises:
+        FedbenchError: the settings do not go together.
+    """
+    run = resolve(within_reach(overrides))
+    setup = build(run)[0]
+    digest = hashlib.sha256()
+    for name, leaf in sorted(everything(simulate(setup, pick_trainer(setup, run.hardware))).items()):
+        digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
+        digest.update(leaf.contiguous().numpy().tobytes())
+    return (
+        run_key(run),
+        dict(part.split(":") for part in fingerprint.code_of(run).split()),
+        digest.hexdigest(),
+    )
+
+
+def write_numbers(path: Path) -> None:
+    """Those of all runs that the code in reach can do, as JSON; nothing of the list is taken as equal."""
+    found: Found = {}
+    with mock.patch.object(fingerprint, "_same", dict):
+        for overrides in runs():
+            try:
+                key, code, digest = numbers(overrides)
+            except (FedbenchError, HydraException):
+                continue
+            found[key] = " ".join(each for each in overrides if each not in SMALL), code, digest
+    path.write_text(json.dumps(found))
+
+
+def numbers_of(folder: Path) -> Found:
+    """Those of the source in `folder`, found by a process of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "numbers.json"
+        environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [sys.executable, __file__, "--write", str(path)], check=True, env=environment, cwd=scratch
         )
-    return {str(key): str(value) for key, value in json.loads(done.stdout).items()}
+        return json.loads(path.read_text())
+
+
+def compare(old: Found, new: Found) -> tuple[dict[Change, int], dict[Change, list[str]]]:
+    """Of runs that have one key in both: the changes whose runs are all equal, with their number, and the others."""
+    took_part: dict[Change, list[str]] = {}
+    for key in old.keys() & new.keys():
+        for part, then in old[key][1].items():
+            now = new[key][1].get(part)
+            if now not in (None, then):
+                took_part.setdefault((part, then, now), []).append(key)
+    apart = {
+        change: sorted(new[key][0] for key in keys if old[key][2] != new[key][2])
+        for change, keys in took_part.items()
+    }
+    same = {change: len(keys) for change, keys in took_part.items() if not apart[change]}
+    return same, {change: runs for change, runs in apart.items() if runs}
 
 
 def main(arguments: list[str]) -> int:
-    """Append what differs; returns the exit code."""
+    """Compare, and append what is equal; returns the exit code."""
+    if len(arguments) == 2 and arguments[0] == "--write":
+        write_numbers(Path(arguments[1]))
+        return 0
     if len(arguments) != 2 or not arguments[1].strip():
         print(__doc__, file=sys.stderr)
         return 2
-    commit, reason = arguments
-    with tempfile.TemporaryDirectory() as earlier:
+    commit, change = arguments
+    with tempfile.TemporaryDirectory() as earlier, ThreadPoolExecutor(2) as both:
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(earlier, filter="data")
-        old, new = hashes(Path(earlier)), hashes(ROOT)
-    pairs = {(key.split()[0], old[key], new[key]) for key in old.keys() & new.keys() if old[key] != new[key]}
-    with SAME_NUMBERS.open("a", encoding="utf-8", newline="") as handle:
-        csv.writer(handle, lineterminator="\n").writerows((*pair, reason) for pair in sorted(pairs))
-    print(f"{SAME_NUMBERS}: {len(pairs)} lines added")
-    return 0
+        same, apart = compare(*both.map(numbers_of, (Path(earlier), ROOT)))
+    same = {
+        each: count
+        for each, count in same.items()
+        if fingerprint.changed(":".join(each[:2]), ":".join(each[::2]))
+    }
+    with fingerprint.SAME_NUMBERS.open("a", encoding="utf-8", newline="") as handle:
+        for (part, then, now), count in sorted(same.items()):
+            reason = f"{change}; {count} runs equal those of {commit} to the bit (scripts/same_numbers.py)"
+            csv.writer(handle, lineterminator="\n").writerow((part, then, now, reason))
+    print(f"{fingerprint.SAME_NUMBERS}: {len(same)} lines added")
+    for (part, then, now), each in sorted(apart.items()):
+        print(f"{part} {then} -> {now} gives other numbers: {'; '.join(each)}")
+    return 1 if apart else 0
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ class Simulation:
             elif any(leaf is not given.get(name) for name, leaf in memory.items()):
                 state.memory.put(setup.everyone, memory)
         state.seconds["prepare"] += preparation.seconds
+        state.prepared = preparation.meter.up, preparation.meter.down
         state.bytes_up += preparation.meter.up
         state.bytes_down += preparation.meter.down
         state.arrays = {**state.arrays, **preparation.arrays}

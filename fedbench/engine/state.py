@@ -28,6 +28,7 @@ class State:
     round: int = 0  # rounds completed
     bytes_up: int = 0
     bytes_down: int = 0
+    prepared: tuple[int, int] = (0, 0)  # bytes up and down of these that the method's preparation took
     seconds: dict[str, float] = field(default_factory=dict)
     scores: dict[str, Tally] = field(default_factory=dict)  # latest score of each client after training
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -51,7 +52,7 @@ def load(path: Path, key: str, device: torch.device, storage: Storage) -> State:
         CheckpointError: missing, damaged, or of another configuration.
     """
     tree, meta = checkpoint.load(path, key=key)
-    if "clients" not in meta:
+    if not {"clients", "prepared"} <= meta.keys():
         raise CheckpointError(f"checkpoint {path} is of an earlier version; delete it to start over")
     return unpack(tree, meta, device, storage)
 
@@ -77,6 +78,7 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
         "round": state.round,
         "bytes_up": state.bytes_up,
         "bytes_down": state.bytes_down,
+        "prepared": state.prepared,
         "seconds": state.seconds,
         "scores": sorted(state.scores),
         "history": history_meta,
@@ -96,6 +98,7 @@ def unpack(tree: Tree, meta: dict[str, Any], device: torch.device, storage: Stor
         round=meta["round"],
         bytes_up=meta["bytes_up"],
         bytes_down=meta["bytes_down"],
+        prepared=tuple(meta["prepared"]),
         seconds=dict(meta["seconds"]),
         scores={
             n: Tally(scores[f"{n}/correct"].numpy(), scores[f"{n}/total"].numpy()) for n in meta["scores"]

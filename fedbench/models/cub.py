@@ -75,8 +75,8 @@ class TextCNN(Model):
         """The captions of each image, one after the other: x [n, 1, 1, captions words] of token numbers."""
         if dataset.text is None:
             raise ConfigError(
-                f"model=textcnn reads captions, {dataset.name} was loaded without any; only dataset=cub has them, with "
-                "dataset.text=true"
+                f"model=textcnn reads captions, {dataset.name} was loaded without any: take dataset=captioned, or "
+                "dataset=cub with dataset.text=true"
             )
         if len(dataset.vocabulary) > self.vocabulary:
             raise ConfigError(

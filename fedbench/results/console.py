@@ -31,7 +31,7 @@ def run_table(result: Mapping[str, Any]) -> Table:
     table.add_row("read at", f"{result['report']}, {result['test_set']} test set")
     for way in ("up", "down"):
         prepared = number(result.get(f"bytes_{way}_prepare"))
-        said = f" ({human_bytes(prepared)} before round 1)" if prepared else ""
+        said = f" ({human_bytes(prepared)} to prepare)" if prepared else ""
         table.add_row(f"traffic {way}", f"{human_bytes(result[f'bytes_{way}'])}{said}")
     table.add_section()
     for name, value in result.items():

@@ -42,6 +42,7 @@ def summarise(
     local: Floats | None = None,
     local_key: str = "",
     kinds: Sequence[str] = (),
+    prepared: tuple[int, int] = (0, 0),
     versions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """One row of plain values; accuracies, IPR in percent, RSD in percent points.
@@ -61,6 +62,7 @@ def summarise(
         local: accuracies [N] (fractions) of Local by the same reading, for IPR and RSD; None: both are nan.
         local_key: key of that Local run.
         kinds: of each client; none where all are alike.
+        prepared: bytes up and down of all those sent that the method's preparation took.
         versions: columns to append, such as versions and the commit.
 
     Raises:
@@ -100,9 +102,7 @@ def summarise(
     for kind in dict.fromkeys(kinds):
         row[f"acc_of_{kind}"] = 100 * float(np.nanmean(reported.tally.accuracy()[np.array(kinds) == kind]))
     row |= {"bytes_up": history.last.bytes_up, "bytes_down": history.last.bytes_down}
-    before = history.records[0]
-    if before.round == 0:  # scored untrained, so what had been sent by then was for preparation
-        row |= {"bytes_up_prepare": before.bytes_up, "bytes_down_prepare": before.bytes_down}
+    row |= {"bytes_up_prepare": prepared[0], "bytes_down_prepare": prepared[1]}
     return row | seconds_columns(history.last.seconds) | dict(versions or {})
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from fedbench.config import options, yaml_files
+from omegaconf import OmegaConf
+
+from fedbench.config import groups, options, yaml_files
 from fedbench.core.errors import FedbenchError, Stale
 from fedbench.results.folder import RunFolder, Status
 from fedbench.results.observer import Labels
@@ -54,16 +56,32 @@ def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
 def changed_since(folder: Path) -> list[str]:
     """The parts of today's code that are not what made the finished run in `folder`, by its own config.
 
-    None where that config cannot be built here: its data set or network is of another version, or elsewhere.
+    None where that config is damaged or its data set or a class of its own is elsewhere.
     """
     files = files_of(folder)
     try:
         code = str(files.json(RESULT).get("code") or "")
         files.read(CONFIG)  # it is as it was written
-        run = resolve(cast("DictConfig", yaml_files.load(folder / CONFIG)))
-        return fingerprint.changed(code, fingerprint.code_of(run))
+        config = cast("DictConfig", yaml_files.load(folder / CONFIG))
     except FedbenchError:
         return []
+    try:
+        return fingerprint.changed(code, fingerprint.code_of(resolve(config)))
+    except FedbenchError:
+        return [part for part in ("method", "model", "partition") if _refuses(part, config)]
+
+
+def _refuses(part: str, config: DictConfig) -> bool:
+    """Whether a component that there is does not take the settings that it had."""
+    components = groups.registry(part)
+    values = config.get(part)
+    if not values or values.get("name") not in components:
+        return False
+    try:
+        components.build(cast("dict[str, Any]", OmegaConf.to_container(values, resolve=False)))
+    except FedbenchError:
+        return True
+    return False
 
 
 def labels_of(run: RunConfig) -> Labels:

@@ -51,6 +51,7 @@ def write(
         local=local,
         local_key=local_key,
         kinds=kinds,
+        prepared=state.prepared,
         versions={**_made(run), "code": folder.code, **versions()},
     )
     folder.finish(row, states.models(state) if run.settings.save_models else None)

@@ -56,11 +56,12 @@ def check_traffic_is_what_was_sent(subject: Subject) -> None:
     """Recorded bytes are those of the leaves that crossed the network, client by client."""
     for kind in KINDS:
         run = subject.run(kind)
-        up, down = run.state.bytes_up - run.prepared[0], run.state.bytes_down - run.prepared[1]
+        state = run.state
+        up, down = state.bytes_up - state.prepared[0], state.bytes_down - state.prepared[1]
         sent = (run.meter.up, run.meter.down)
         assert (up, down) == sent, f"{kind}: (up, down) are {sent} bytes, recorded {(up, down)}"
-        last = run.state.history.last
-        assert (last.bytes_up, last.bytes_down) == (run.state.bytes_up, run.state.bytes_down), kind
+        last = state.history.last
+        assert (last.bytes_up, last.bytes_down) == (state.bytes_up, state.bytes_down), kind
 
 
 def global_randomness() -> tuple[Any, ...]:

@@ -56,29 +56,24 @@ class Meter(LoopedTrainer):
 
 
 class Watched(Simulation):
-    """Keeps what crosses for the method's preparation apart from what crosses in rounds."""
+    """Leaves what crosses for the method's preparation out of the meter."""
 
     trainer: Meter
-    prepared = (0, 0)  # bytes up and down
 
     def prepare(self, state: State) -> None:
         """As any simulation."""
-        meter, recorded = self.trainer, (state.bytes_up, state.bytes_down)
-        counted = meter.up, meter.down
+        counted = self.trainer.up, self.trainer.down
         super().prepare(state)
-        meter.up, meter.down = counted
-        if (state.bytes_up, state.bytes_down) != recorded:
-            self.prepared = state.bytes_up - recorded[0], state.bytes_down - recorded[1]
+        self.trainer.up, self.trainer.down = counted
 
 
 @dataclass
 class Run:
-    """A finished run, what it began with, and what crossed the network: in rounds, and for the preparation."""
+    """A finished run, what it began with, and what crossed the network in rounds."""
 
     start: State
     state: State
     meter: Meter
-    prepared: tuple[int, int]
 
 
 class Subject:
@@ -152,7 +147,7 @@ class Subject:
         start.server = trees.clone(start.server)
         while not simulation.done(state):
             simulation.step(state)
-        return Run(start, state, meter, simulation.prepared)
+        return Run(start, state, meter)
 
 
 def imported(path: str) -> object:

@@ -85,6 +85,7 @@ def test_what_crosses_then_counts_once_and_in_that_round() -> None:
     ]
     assert [record.round for record in late.history.records] == [0, 1, 2, 3, 4]
     assert extra == [(0, 0), (0, 0), (whole, whole), (whole, whole), (whole, whole)]
+    assert (late.prepared, plain.prepared) == ((whole, whole), (0, 0))
 
 
 def test_a_run_that_ends_before_never_prepares() -> None:
@@ -127,3 +128,4 @@ def test_an_interrupted_run_prepares_once(stopped: int, tmp_path: Path) -> None:
     whole = after(simulation(Prepared(after=2)), ROUNDS)
     assert gap(everything(state), everything(whole)) == 0
     assert (state.bytes_up, state.bytes_down) == (whole.bytes_up, whole.bytes_down)
+    assert state.prepared == whole.prepared

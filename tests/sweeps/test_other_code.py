@@ -10,7 +10,10 @@ import pytest
 import fedbench
 from fedbench.cli import collect, tta
 from fedbench.cli.app import main
+from fedbench.config import groups, yaml_files
+from fedbench.core.errors import ConfigError
 from fedbench.results.units import STALE
+from fedbench.runs import places
 from tests.helpers.codes import edit
 
 SHORT = ["dataset=digits", "dataset.limit=300", "model=mlp", "protocol.rounds=1", "progress=none"]
@@ -84,6 +87,21 @@ def test_commands_that_read_runs_mark_them(
     said = capsys.readouterr().out
     assert f"seed 0{STALE} " in said
     assert said.endswith(SAID)
+
+
+@pytest.mark.parametrize(("part", "there"), [("method", ["method"]), ("dataset", [])])
+def test_a_run_whose_settings_its_method_no_longer_takes_is_marked(
+    monkeypatch: pytest.MonkeyPatch, part: str, there: list[str]
+) -> None:
+    """As one with a choice that was dropped since; where its data set is refused, its code may be today's."""
+    run = fedbench.run(*SHORT, method="local")
+
+    def refuse(self: object, **values: object) -> None:
+        raise ConfigError("no longer")
+
+    values = yaml_files.load(run.folder / "config.yaml")[part]
+    monkeypatch.setattr(groups.registry(part).get(values["name"]), "__init__", refuse)
+    assert places.changed_since(run.folder) == there
 
 
 def test_a_sweep_of_other_runs_with_the_same_name_is_moved_aside(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,72 @@
+"""Codes are said to give the same numbers only where every run that both made is equal to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbench.methods.fedprox import FedProx
+from fedbench.runs import fingerprint
+from scripts import same_numbers
+from scripts.same_numbers import SMALL, compare, numbers
+
+RUN = [*SMALL, "model=mlp", "method=fedprox"]
+
+
+def test_the_list_has_each_method_alone_and_inside_others_each_model_and_partition() -> None:
+    chosen = [dict(each.split("=", 1) for each in overrides) for overrides in same_numbers.runs()]
+    assert {"fedavg", "sosicfl_code", "oracle"} <= {each.get("method") for each in chosen}
+    assert {("fedcollab", "ditto"), ("oracle", "sosicfl"), ("per_kind", "fedprox")} <= {
+        (each.get("method"), each.get("method/base")) for each in chosen
+    }
+    assert {"resnet18", "small_pair", "textcnn"} <= {each.get("model") for each in chosen}
+    assert {"fold_code", "label_shift"} <= {each.get("partition") for each in chosen}
+
+
+def test_a_run_has_the_same_hash_again_and_another_once_an_equation_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = numbers(RUN)
+    assert numbers(RUN) == first
+    penalty = FedProx.loss
+    monkeypatch.setattr(FedProx, "loss", lambda self, *args: penalty(self, *args) * (1 + 1e-6))
+    key, code, digest = numbers(RUN)
+    assert (key, code) == first[:2]
+    assert digest != first[2]
+
+
+def test_what_begins_late_begins() -> None:
+    config = same_numbers.within_reach([*SMALL, "method=sosicfl_code"])
+    assert config.method.start_round <= config.protocol.rounds
+    assert same_numbers.within_reach([*SMALL, "method=sosicfl"]).method.start_round == 0
+
+
+def test_a_part_is_the_same_if_all_runs_that_it_took_part_in_are() -> None:
+    old = {
+        "k1": ("fedavg on mlp", {"method": "a", "engine": "x"}, "1"),
+        "k2": ("ditto on mlp", {"method": "d", "engine": "x"}, "2"),
+        "k3": ("fedavg on lenet", {"method": "a", "engine": "x"}, "3"),
+        "gone": ("an earlier setting", {"method": "d", "engine": "x"}, "4"),
+    }
+    new = {
+        "k1": ("fedavg on mlp", {"method": "b", "engine": "y"}, "1"),
+        "k2": ("ditto on mlp", {"method": "d", "engine": "y"}, "other"),
+        "k3": ("fedavg on lenet", {"method": "b", "engine": "y"}, "3"),
+    }
+    same, apart = compare(old, new)
+    assert same == {("method", "a", "b"): 2}
+    assert apart == {("engine", "x", "y"): ["ditto on mlp"]}
+
+
+@pytest.mark.usefixtures("fresh_codes")
+def test_nothing_is_taken_as_equal_while_comparing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else what is said to be the same already would never be looked at again."""
+    path = tmp_path / "numbers.json"
+    monkeypatch.setattr(same_numbers, "runs", lambda: iter([RUN]))
+    _, code, digest = numbers(RUN)
+    fingerprint._digest.cache_clear()
+    monkeypatch.setattr(fingerprint, "_same", lambda: {("method", code["method"]): "another"})
+    same_numbers.write_numbers(path)
+    assert [each[1:] for each in json.loads(path.read_text()).values()] == [[code, digest]]
