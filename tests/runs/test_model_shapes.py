@@ -82,7 +82,7 @@ def test_captions_train_a_text_network_and_only_that() -> None:
     trains("cub", homo, option("model", "cub_cnn"))
     with pytest.raises(FedbenchError, match=r"cub has \d\d words; set model\.vocabulary"):
         trains("cub", homo, {**textcnn, "vocabulary": 9})
-    with pytest.raises(FedbenchError, match=r"was loaded without any; .* dataset\.text=true"):
+    with pytest.raises(FedbenchError, match=r"was loaded without any: take .* dataset\.text=true"):
         trains("cub", homo, textcnn, dataset_options={"text": False})
     with pytest.raises(FedbenchError, match="feature_shift rotates images"):
         trains("cub", option("partition", "feature_shift"), textcnn)
