@@ -50,9 +50,13 @@ NO_MODEL = {  # (data set, model): why not
     },
     **{("synthetic", name): "does not fit inputs of shape" for name in ("cnn5", "squeezenet")},
     **{
-        (name, model): "reads captions"
+        (name, model): reason
         for name in CLASSES
-        for model in ("textcnn", "cub_pair", "small_pair")
+        for model, reason in (
+            ("textcnn", "reads captions"),
+            ("cub_pair", "clients are of 2 kinds"),  # which the default method does not take
+            ("small_pair", "clients are of 2 kinds"),
+        )
         if name not in ("cub", "captioned")
     },
     **{(name, "torchvision"): "takes the name of a network" for name in CLASSES},
