@@ -124,7 +124,8 @@ def numbers_of(folder: Path) -> Found:
         subprocess.run(
             [sys.executable, __file__, "--write", str(path)], check=True, env=environment, cwd=scratch
         )
-        return json.loads(path.read_text())
+        found: Found = json.loads(path.read_text())
+    return found
 
 
 def compare(old: Found, new: Found) -> tuple[dict[Change, int], dict[Change, list[str]]]:
