@@ -103,7 +103,7 @@ def clients_of(folders: Sequence[Path], rows: Mapping[str, Rows]) -> dict[str, d
     """Accuracies of clients by table and "row|column|seed"; a table that did not keep a run's has those of another."""
     kept = {folder.name: store.load_clients(folder) for folder in folders}
     named = [
-        (table, store.SEPARATOR.join((run["row"], run["column"], run["seed"])), run["key"])
+        (table, store.place_of(run["row"], run["column"], run["seed"]), run["key"])
         for table, runs in rows.items()
         for run in runs
     ]

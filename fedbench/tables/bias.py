@@ -62,7 +62,7 @@ def biases(table: TableResult) -> list[Bias]:
 
 def _members(table: TableResult, column: str, metric: str, group: str, names: tuple[str, ...]) -> list[Cell]:
     labels = [row.label for row in table.spec.rows if any(fnmatchcase(row.label, name) for name in names)]
-    confirmed = [label for label in labels if not table.exploratory(label)]
+    confirmed = [label for label in labels if not table.exploratory(label, column)]
     chosen = confirmed if confirmed or group == ALL else labels
     cells = [table.cell(label, column, metric) for label in chosen]
     return [

@@ -66,7 +66,7 @@ def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
         matrix = _matrix(job) if job.finished else plan.recorded.matrix(row, column, job.seed)
         if matrix is not None:
             found[row, column] = job.seed, matrix
-    return {store.SEPARATOR.join((*cell, str(seed))): matrix for cell, (seed, matrix) in found.items()}
+    return {store.place_of(*cell, seed): matrix for cell, (seed, matrix) in found.items()}
 
 
 def clients(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
@@ -76,7 +76,7 @@ def clients(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
         row, column = entry.row.label, entry.column.label
         kept = _accuracies(job) if job.finished else plan.recorded.accuracies(row, column, job.seed)
         if kept is not None:
-            found[store.SEPARATOR.join((row, column, str(job.seed)))] = kept
+            found[store.place_of(row, column, job.seed)] = kept
     return found
 
 

@@ -57,6 +57,7 @@ class ColumnSpec:
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this column's own
     rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> further overrides there
     unsupported: str = ""
+    exploratory: str | None = None  # as a row's
     note: str = ""
 
     def own(self, row: str) -> tuple[str, ...]:

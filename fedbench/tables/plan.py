@@ -92,24 +92,27 @@ class Plan:
         return [self.value(entry, job, each) for each in self.spec.metrics]
 
     def _unwanted(self, job: Job) -> bool:
-        """Whether the record of `job` is of other samples than those here, or of other code and that is not wanted.
+        """Whether the record of `job` is of other samples than those here, or is outdated and that is not wanted.
 
         Raises:
-            Stale: it is of other code, and stale=error.
+            Stale: it is outdated, by its code or its Local, and stale=error.
         """
         made = self.recorded.rows.get(job.key, {})
         if made.get("data") and job.data and made["data"] != job.data:
             return True
         rule = job.config.settings.stale
-        if rule == "show" or not (code := str(made.get("code") or "")):
+        if rule == "show":
             return False
-        parts = fingerprint.changed(code, fingerprint.code_of(job.config))
-        if parts and rule == "error":
+        code = str(made.get("code") or "")
+        parts = fingerprint.changed(code, fingerprint.code_of(job.config)) if code else ()
+        why = f"by other code ({', '.join(parts)} changed since)" if parts else ""
+        if job.key in self.recorded.apart:
+            why = why or "against another result of Local than the table's, which was run again since"
+        if why and rule == "error":
             raise Stale(
-                f"{' '.join(job.overrides)} was recorded by other code ({', '.join(parts)} changed since); "
-                "stale=rerun makes it again, stale=show keeps it"
+                f"{' '.join(job.overrides)} was recorded {why}; stale=rerun makes it again, stale=show keeps it"
             )
-        return bool(parts)
+        return bool(why)
 
     @cached_property
     def _standing(self) -> set[str]:

@@ -16,6 +16,7 @@ import numpy as np
 from fedbench.core.errors import FedbenchError
 from fedbench.tables import measures, store
 from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
+from fedbench.tables.reference import another_local
 from fedbench.tables.result import Cell, Circumstances, TableResult
 from fedbench.tables.spec import TableSpec
 
@@ -29,6 +30,9 @@ class Recorded:
     curves: tuple[Mapping[str, str], ...] = ()
     matrices: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     clients: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    apart: frozenset[str] = (
+        frozenset()
+    )  # keys of the runs measured against another result of Local than the recorded
 
     @property
     def made(self) -> Circumstances | None:
@@ -58,11 +62,11 @@ class Recorded:
 
     def matrix(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
         """The collaboration matrix [N, N] of a run."""
-        return self.matrices.get(store.SEPARATOR.join((row, column, str(seed))))
+        return self.matrices.get(store.place_of(row, column, seed))
 
     def accuracies(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
         """The accuracy of each client [N] of a run, in percent."""
-        return self.clients.get(store.SEPARATOR.join((row, column, str(seed))))
+        return self.clients.get(store.place_of(row, column, seed))
 
     def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
         """Whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
@@ -90,10 +94,12 @@ def read(folder: Path) -> Recorded:
     """
     if not (folder / store.TABLE).is_file():
         return Recorded()
-    rows = {line["key"]: _result(line) for line in store.load_rows(folder)}
+    lines = store.load_rows(folder)
+    rows = {line["key"]: _result(line) for line in lines}
     curves = tuple(store.load_curves(folder))
-    arrays = store.load_matrices(folder), store.load_clients(folder)
-    return Recorded(store.load_table(folder), rows, curves, *arrays)
+    clients = store.load_clients(folder)
+    apart = another_local(lines, clients)
+    return Recorded(store.load_table(folder), rows, curves, store.load_matrices(folder), clients, apart)
 
 
 def _result(line: Mapping[str, str]) -> dict[str, Any]:

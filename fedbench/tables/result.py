@@ -77,17 +77,20 @@ class TableResult:
     clients: Mapping[str, int] = field(
         default_factory=dict
     )  # column -> clients of its runs, where they are known
-    # (row, column) -> the parts of the code that are not today's, where there are any (fedbench.tables.staleness)
-    stale: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    # (row, column) -> what is not as in the table's other rows or today's code (fedbench.tables.staleness)
+    stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
-    def exploratory(self, row: str) -> str:
-        """Why the verdicts on a row are counted apart; "" if they are not."""
+    def exploratory(self, row: str, column: str) -> str:
+        """Why the verdicts on a row in a column are counted apart; "" if they are not."""
         for override, reason in self.spec.exploratory.items():
             if override in self.circumstances.varied:
                 return reason
         (marked,) = (each for each in self.spec.rows if each.label == row)
         if marked.exploratory and not set(marked.exploratory_but) & set(self.circumstances.varied):
             return marked.exploratory
+        (place,) = (each for each in self.spec.columns if each.label == column)
+        if place.exploratory:
+            return place.exploratory
         return SEVERAL if self.spec.varies else ""
 
     def cell(self, row: str, column: str, metric: str) -> Cell:

@@ -151,7 +151,7 @@ def _parts(content: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
         raise ConfigError(f"{where}: two of its {key} have the same name")
     for entry, label in zip(entries, labels, strict=True):
         if (reason := entry.get("exploratory")) is not None:
-            _reason(reason, f"{where}: row '{label}'")
+            _reason(reason, f"{where}: {key.removesuffix('s')} '{label}'")
     return found
 
 

@@ -1,7 +1,8 @@
-"""Which cells of a filled table were made by other code than today's, as told when the table is drawn.
+"""Which cells of a filled table were made by other code than today's, or measured against another Local than its own.
 
 Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded before code
-was; it stands by its commit, and by the tests that hold the numbers of what has changed since.
+was; it stands by its commit, and by the tests that hold the numbers of what has changed since. Of Local: see
+fedbench.tables.reference.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
 from fedbench.tables import scale, store
 from fedbench.tables.cell_config import Wish, compose_cell
+from fedbench.tables.reference import LOCAL, another_local
 from fedbench.tables.result import TableResult
 
 
@@ -25,15 +27,17 @@ class Count:
     runs: int = 0
     changed: int = 0  # made by other code than today's
     unknown: int = 0  # recorded before code was
+    apart: int = 0  # measured against another result of Local than the table's
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.runs + other.runs, self.changed + other.changed, self.unknown + other.unknown)
+        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Count(*map(sum, zip(mine, others, strict=True)))
 
     def __str__(self) -> str:
         """One line for people."""
         return (
             f"{self.runs} runs: {self.changed} made by other code than today's, "
-            f"{self.unknown} recorded before code was"
+            f"{self.unknown} recorded before code was, {self.apart} measured against another result of Local"
         )
 
 
@@ -44,15 +48,20 @@ def load(folder: Path) -> tuple[TableResult, Count]:
         FedbenchError: a file of the table is damaged.
     """
     table, rows = store.load_table(folder), store.load_rows(folder)
-    stale: dict[tuple[str, str], str] = {}
+    stale: dict[tuple[str, str], tuple[str, ...]] = {}
     changed = 0
     for place, codes in _codes(rows).items():
         today = _today(table, *place)
         parts = [fingerprint.changed(code, today) for code in codes] if today else []
         changed += sum(map(bool, parts))
         if any(parts):
-            stale[place] = ", ".join(dict.fromkeys(part for each in parts for part in each))
-    count = Count(len(rows), changed, sum(1 for row in rows if not row.get("code")))
+            stale[place] = tuple(dict.fromkeys(part for each in parts for part in each))
+    apart = another_local(rows, store.load_clients(folder))
+    for row in rows:
+        if row["key"] in apart:
+            place = row["row"], row["column"]
+            stale[place] = tuple(dict.fromkeys((*stale.get(place, ()), LOCAL)))
+    count = Count(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
     return dataclasses.replace(table, stale=stale), count
 
 

@@ -20,14 +20,15 @@ import numpy as np
 from fedbench.core.files import as_csv, as_json, as_npz
 from fedbench.core.sealed import Sealed
 from fedbench.tables import spec
-from fedbench.tables.parts import RowSpec
 from fedbench.tables.result import Cell, Circumstances, TableResult
+from fedbench.tables.spec import LineT
 
 TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
 JUDGING = ("published_seeds", "margins", "groups", "exploratory", "notes", "findings")
-SEPARATOR = "|"  # between row, column and seed in the names of matrices
+JUDGING_LINE = ("exploratory", "exploratory_but", "note")  # the same of a row or column
+SEPARATOR = "|"  # between row, column and seed in the names of arrays
 
 
 def folder_of(results: Path | str, table: str, made: Circumstances) -> Path:
@@ -35,6 +36,11 @@ def folder_of(results: Path | str, table: str, made: Circumstances) -> Path:
     parts = [table, "" if made.scale == "paper" else made.scale, made.substitute, *made.changed, *made.varied]
     name = "-".join(re.sub(r"[^A-Za-z0-9._=+]", "_", part) for part in parts if part)
     return Path(results) / "tables" / name[:150]
+
+
+def place_of(row: str, column: str, seed: int | str) -> str:
+    """The name under which an array of a run is kept."""
+    return SEPARATOR.join((row, column, str(seed)))
 
 
 def folders(results: Path | str) -> list[Path]:
@@ -136,27 +142,30 @@ def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
     if stored.name not in spec.names():
         return stored
     today = spec.load(stored.name)
-    rows = {row.label: row for row in today.rows}
-    return dataclasses.replace(
-        stored,
-        rows=tuple(_reworded(row, rows.get(row.label, row)) for row in stored.rows),
-        **{name: getattr(today, name) for name in JUDGING},
+    judged: dict[str, Any] = {name: getattr(today, name) for name in JUDGING}
+    for part in ("rows", "columns"):
+        judged[part] = _reworded(getattr(stored, part), getattr(today, part))
+    return dataclasses.replace(stored, **judged)
+
+
+def _reworded(stored: tuple[LineT, ...], today: tuple[LineT, ...]) -> tuple[LineT, ...]:
+    now = {line.label: line for line in today}
+    judged = [f.name for f in dataclasses.fields(stored[0]) if f.name in JUDGING_LINE]
+    return tuple(
+        dataclasses.replace(line, **{name: getattr(now.get(line.label, line), name) for name in judged})
+        for line in stored
     )
 
 
-def _reworded(row: RowSpec, today: RowSpec) -> RowSpec:
-    judged = {name: getattr(today, name) for name in ("exploratory", "exploratory_but", "note")}
-    return dataclasses.replace(row, **judged)
-
-
-def load_rows(folder: Path) -> list[dict[str, str]]:
+def load_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:
     """One line a run; empty if no run finished."""
-    return _read(folder, ROWS)
+    files = files_of(folder)
+    return files.csv(name) if files.has(name) else []
 
 
 def load_curves(folder: Path) -> list[dict[str, str]]:
     """The learning curves behind the cells."""
-    return _read(folder, CURVES)
+    return load_rows(folder, CURVES)
 
 
 def load_matrices(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -172,11 +181,6 @@ def load_clients(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 def _arrays(folder: Path, name: str) -> dict[str, np.ndarray[Any, Any]]:
     files = files_of(folder)
     return files.npz(name) if files.has(name) else {}
-
-
-def _read(folder: Path, name: str) -> list[dict[str, str]]:
-    files = files_of(folder)
-    return files.csv(name) if files.has(name) else []
 
 
 def _plain(cell: Cell) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def judge(table: TableResult, cell: Cell) -> Verdict:
     difference = cell.mean - cell.published.mean
     if reason := _barred(table, cell):
         return Verdict(NONE, difference, f"no verdict: {reason}")
-    exploratory = table.exploratory(cell.row)
+    exploratory = table.exploratory(cell.row, cell.column)
     apart = " (exploratory)" if exploratory else ""
     if len(cell.values) < LEAST_SEEDS:
         text = f"inconclusive{apart}: one seed, a test needs {LEAST_SEEDS}"
@@ -114,7 +114,9 @@ def spread(table: TableResult, column: str, metric: str, sample: Sample) -> Samp
 def counts(table: TableResult, *, exploratory: bool = False) -> Counter[str]:
     """How many published values of `table` have which kind of verdict: those counted apart, or all others."""
     judged = [(cell, judge(table, cell)) for cell in table.cells if cell.published]
-    return Counter(each.kind for cell, each in judged if bool(table.exploratory(cell.row)) == exploratory)
+    return Counter(
+        each.kind for cell, each in judged if bool(table.exploratory(cell.row, cell.column)) == exploratory
+    )
 
 
 def _barred(table: TableResult, cell: Cell) -> str:

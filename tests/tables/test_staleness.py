@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedbench.cli import redraw, reproduce
@@ -100,4 +101,31 @@ def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
     redraw.main([str(tmp_path / "results")])
     assert "2 runs: 0 made by other code than today's, 2 recorded before code was" in capsys.readouterr().out
+    assert STALE not in table(tmp_path)
+
+
+def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_again(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
+    clients = dict(store.load_clients(folder(tmp_path)))
+    local = store.place_of("Local", "Label shift", 0)
+    clients[local] = clients[local] + np.linspace(
+        0, 1, len(clients[local]), dtype=np.float32
+    )  # as run elsewhere
+    store.save_clients(folder(tmp_path), clients)
+    capsys.readouterr()
+    redraw.main([str(tmp_path / "results")])
+    assert "1 measured against another result of Local" in capsys.readouterr().out
+    (line,) = (
+        line for line in table(tmp_path).splitlines() if line.startswith("- IPR and RSD against another")
+    )
+    assert line.endswith("rounds otherwise: FedAvg. The command with stale=rerun makes them again.")
+    (own,) = (line for line in table(tmp_path).splitlines() if line.startswith("| FedAvg "))
+    assert own.count(STALE) == 3
+    runs = tmp_path / "runs"
+    shutil.move(runs, tmp_path / "gone")
+    assert reproduced(tmp_path, "stale=error") != 0
+    assert "was recorded against another result of Local" in capsys.readouterr().err
+    assert reproduced(tmp_path, "stale=rerun") == 0
     assert STALE not in table(tmp_path)

@@ -10,6 +10,8 @@ from fedbench.core.errors import ConfigError
 from fedbench.tables import verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.published import Published
+from fedbench.tables.render import judgement
+from fedbench.tables.render.grid import Layout
 from fedbench.tables.result import Circumstances, TableResult
 from fedbench.tables.verdict import NONE, Verdict, counts, judge
 from tests.tables.toys import filled, value
@@ -127,3 +129,14 @@ def test_a_mark_needs_a_reason(reason: object) -> None:
         filled({"A": SAME}, rows=[{"label": "A", "exploratory": reason}])
     with pytest.raises(ConfigError, match="'partition_seed=2' is marked exploratory without a reason"):
         filled({"A": SAME}, exploratory={"partition_seed=2": reason})
+
+
+def test_a_columns_mark_counts_all_its_rows_apart_and_is_said_once() -> None:
+    reason = "its partition was chosen by what came out"
+    table = both(columns=[{"label": "c", "exploratory": reason}], rows=ROWS)
+    assert (counts(table).total(), counts(table, exploratory=True).total()) == (0, 2)
+    assert [line for line in judgement.sentences(Layout(table)) if reason in line] == [
+        f"Exploratory (†), c: {reason}."
+    ]
+    with pytest.raises(ConfigError, match="column 'c' is marked exploratory without a reason"):
+        both(columns=[{"label": "c", "exploratory": " "}])

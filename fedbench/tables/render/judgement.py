@@ -102,12 +102,14 @@ def _counts(table: TableResult) -> Iterator[str]:
         yield f"Of {found.total()} {what}: {counted(found)}."
     if apart:
         yield f"Exploratory, counted apart: of {apart.total()} {what}: {counted(apart)}."
-    reasons: dict[str, list[str]] = {}
-    for row in table.spec.rows:
-        if reason := table.exploratory(row.label):
-            reasons.setdefault(reason, []).append(row.label)
-    for reason, rows in reasons.items():
-        named = "all rows" if len(rows) == len(table.spec.rows) else ", ".join(rows)
+    reasons: dict[str, dict[str, None]] = {}
+    for column in table.spec.columns:
+        for row in table.spec.rows:
+            if reason := table.exploratory(row.label, column.label):
+                label = column.label if reason == column.exploratory else row.label
+                reasons.setdefault(reason, {})[label] = None
+    for reason, labels in reasons.items():
+        named = "all rows" if [*labels] == [row.label for row in table.spec.rows] else ", ".join(labels)
         yield f"Exploratory (†), {named}: {reason}."
 
 

@@ -10,6 +10,7 @@ from fedbench.tables import scale, significance
 from fedbench.tables.agreement import Agreement, agreements
 from fedbench.tables.estimate import spell
 from fedbench.tables.parts import ColumnSpec
+from fedbench.tables.reference import LOCAL
 from fedbench.tables.render import judgement
 from fedbench.tables.render.grid import Layout
 from fedbench.tables.result import PENDING, TableResult
@@ -57,13 +58,18 @@ def _scale(table: TableResult) -> Iterator[str]:
 
 
 def _stale(table: TableResult) -> Iterator[str]:
-    """Which cells other code made, and how to make them again."""
-    if table.stale:
-        parts = sorted({part for parts in table.stale.values() for part in parts.split(", ")})
-        rows = dict.fromkeys(row for row, _ in table.stale)
+    """Which cells other code made, or have another Local, and how to make them again."""
+    again = "The command with stale=rerun makes them again."
+    if parts := sorted({part for parts in table.stale.values() for part in parts} - {LOCAL}):
+        rows = dict.fromkeys(row for (row, _), own in table.stale.items() if {*own} - {LOCAL})
         yield (
             f"Made by other code than today's ({STALE}), as the code of {', '.join(parts)} has changed since: "
-            f"{', '.join(rows)}. The command with stale=rerun makes them again."
+            f"{', '.join(rows)}. {again}"
+        )
+    if apart := dict.fromkeys(row for (row, _), own in table.stale.items() if LOCAL in own):
+        yield (
+            f"IPR and RSD against another result of Local than the one above ({STALE}), which was run again since on "
+            f"a machine that rounds otherwise: {', '.join(apart)}. {again}"
         )
 
 
