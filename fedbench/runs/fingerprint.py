@@ -22,9 +22,15 @@ from fedbench.runs.config import RunConfig
 log = logging.getLogger("fedbench")
 
 SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are known to give the same numbers
-TRAIN = tuple(f"fedbench.engine.train.{name}" for name in ("fit", "joint", "looped", "stacked", "workers"))
-ENGINE = ("fedbench.engine.simulation", *TRAIN)
+TRAIN = tuple(
+    f"fedbench.engine.train.{name}" for name in ("by_kind", "fit", "joint", "looped", "stacked", "workers")
+)
+REPORT = tuple(
+    f"fedbench.results.{name}" for name in ("history", "summary")
+)  # which round's numbers, and of what
+ENGINE = ("fedbench.engine.simulation", "fedbench.engine.kinds", *TRAIN, *REPORT)
 ROOMS = (
+    "clients",
     "contract",
     "kinds",
     "method",
@@ -33,14 +39,19 @@ ROOMS = (
     "schedule",
     "scored_sets",
     "scores",
+    "selectors",
     "setup",
     "simulation",
+    "state",
     "train",
 )
 ENGINE_ROOMS = (
     *(f"fedbench.engine.{name}" for name in ROOMS),
     *(f"fedbench.core.{name}" for name in ("batch", "rng", "trees")),
+    "fedbench.data.augment",
     "fedbench.metrics",
+    "fedbench.models.joint_task",
+    *REPORT,
 )
 DATA = tuple(f"fedbench.data.{name}" for name in ("federation", "split"))
 

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import Stale
-from fedbench.engine import setup, simulation
-from fedbench.engine.train import looped
 from fedbench.runs import execution, fingerprint, places
 from fedbench.runs.config import RunConfig, run_key
 from tests.helpers.codes import ROOMS, edit
@@ -32,13 +30,6 @@ def of_files(tmp_path: Path, name: str, shift: int, *overrides: str) -> RunConfi
         write_labelled("mnist", root, (TRAIN + shift * (TRAIN % 2)) % 10, TEST)
     data = ["dataset=mnist", f"dataset.root={root}", "dataset.partial=true", "dataset.limit=null"]
     return config(tmp_path / "runs", *data, "protocol.rounds=2", *overrides)
-
-
-def test_the_engines_code_is_all_that_its_modules_are_made_of() -> None:
-    """What the loop, preparations and trainers are defined in; a module that moves takes its room along."""
-    for made in (simulation.Simulation, simulation.Preparing, setup.Setup, looped.LoopedTrainer):
-        name = made.__module__
-        assert any(name == room or name.startswith(f"{room}.") for room in fingerprint.ENGINE_ROOMS), name
 
 
 def test_other_samples_make_another_run(tmp_path: Path) -> None:
