@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedbench.tables.parts import MetricSpec
 from fedbench.tables.result import Cell, TableResult
+from fedbench.tables.significance import EXACT
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def _agreement(table: TableResult, column: str, metric: MetricSpec) -> Agreement
     cells = [table.cell(row.label, column, metric.name) for row in table.spec.rows]
     both = [cell for cell in cells if comparable(cell)]
     sign = 1.0 if metric.better == "higher" else -1.0
-    ours = {cell.row: sign * cell.mean for cell in both}
+    ours = {cell.row: sign * round(cell.mean, EXACT) for cell in both}
     theirs = {cell.row: sign * cell.published.mean for cell in both if cell.published}
     best_ours, best_published = _best(ours), _best(theirs)
     compared = table.spec.headline in ours and len(both) > 1

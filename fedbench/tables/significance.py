@@ -19,6 +19,7 @@ from fedbench.tables.result import TableResult
 
 LEAST_PAIRS = 3
 LEVEL = 0.05
+EXACT = 9  # decimals of a percentage: what is equal so far is a tie, whose sums were rounded differently
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def ranks(table: TableResult, metric: MetricSpec) -> Ranks | None:
         return None
     sign = -1.0 if metric.better == "higher" else 1.0
     scores = np.array([[sign * values[index][block] for index in kept] for block in blocks])  # [blocks, rows]
-    average = stats.rankdata(scores, axis=1).mean(0)
+    average = stats.rankdata(scores.round(EXACT), axis=1).mean(0)
     with warnings.catch_warnings():  # rows that all tie have no statistic: nan, and no warning
         warnings.simplefilter("ignore")
         p = float(stats.friedmanchisquare(*scores.T).pvalue)

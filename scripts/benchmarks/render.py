@@ -172,7 +172,7 @@ def rivals_table(rows: list[dict[str, Any]]) -> list[str]:
         "Other frameworks, with the same network, initial weights, samples and local steps. Each has an environment of",
         "its own, one thread a process, and preloaded data. Seconds are those of the fastest round after a warm-up, as",
         "other processes only add to them, with the median round in brackets. fedbench ran right before and after, on",
-        "as many cores. Accuracy is that of the final global model.",
+        "as many cores: the mean of the two. Accuracy is that of the final global model.",
         "",
         "| workload | rival | processes | its s a round | fedbench's | fedbench / rival | accuracy | load |",
         "|---|---|---|---|---|---|---|---|",

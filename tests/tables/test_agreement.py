@@ -6,9 +6,12 @@ import math
 
 import pytest
 
+from fedbench.tables import significance
 from fedbench.tables.agreement import agreements
+from fedbench.tables.parts import MetricSpec
 from tests.tables.toys import filled, value
 
+METRIC = MetricSpec("acc")
 PUBLISHED = {"A": value(1.0), "B": value(2.0), "C": value(3.0), "D": value(4.0)}
 
 
@@ -25,6 +28,15 @@ def test_a_lower_metric_turns_the_best_and_not_the_tau() -> None:
     (found,) = agreements(filled(values, PUBLISHED, metrics=metrics, headline="D"))
     assert found.tau == pytest.approx(4 / 6)
     assert (found.best_ours, found.best_published, found.headline) == (("A",), ("A",), False)
+
+
+def test_what_only_rounding_tells_apart_is_a_tie() -> None:
+    third = 0.1 + 0.2  # 0.30000000000000004
+    (found,) = agreements(filled({"A": [0.1], "B": [0.3], "C": [third], "D": [9.0]}, PUBLISHED, headline="D"))
+    assert found.tau == pytest.approx(5 / 30**0.5)  # tau-b: five of six pairs in order, one tie
+    tied = significance.ranks(filled({"A": [0.3, 1], "B": [third, 2], "C": [9, 9]}), METRIC)
+    assert tied is not None
+    assert tied.ranks["A"] == pytest.approx(2.75)  # 2.5 and 3
 
 
 def test_only_rows_with_both_values_count() -> None:
