@@ -4,7 +4,8 @@ Every client minimises its own loss and sends the minimiser; the server groups t
 by itself. A minimiser here is what `pretrain_rounds` rounds of local work make of the initial weights.
 Not given by FedCollab's comparison, and chosen: k = 4, its true number of client types, ten rounds.
 All weights count in distances; `compared` selects some.
-Deviations: no defence against adversaries (the paper's third stage); a group runs FedAvg, from the initial weights.
+Deviations: no defence against adversaries (the paper's third stage); a group runs FedAvg, from the initial weights; the
+best of several starts of k-means counts (parts/grouping.py).
 Batch normalisation: statistics do not count in distances; within a group they are shared and averaged.
 """
 

@@ -4,7 +4,8 @@ Of a client's 500 samples 20 % are spread over all classes, its group's among th
 share is divided by whole numbers and the remainder goes to the share's last class. With ten classes nothing remains:
 the text's 80 and 20 % become 90 and 10 % in 2-Fold. With 200 (Tiny-ImageNet) each class gets int(100 / 200) = 0 and the
 last one all 100: a fifth of every client's samples is of one class. A model that knows that class scores
-local = 20 + .8 global, which is what the published FedAvg does.
+local = 20 + .8 global, which is what the published FedAvg does. The 20 % are the text's; the repository's own
+configuration has 30 (`primary` 0.7), which would give 30 + .7 global.
 
 Where a class has fewer samples than are asked for, clients share them, as in the code. Deviation: there a sample may be
 in one client's training and another's test set; here each class's samples are parted first.
