@@ -10,7 +10,7 @@ Two questions, each with a p a client, adjusted by Holm over the clients:
 - Do the two shares of right answers differ, the n test samples of either side taken as independent? Fisher's exact
   test, with our mean rounded to a whole sample. Both sides are scored on the same samples, so this is cautious.
 
-McNemar's test would need to know which samples each side gets right.
+McNemar's test would need to know which samples each side gets right. Over clients the two sides are paired (`paired`).
 """
 
 from __future__ import annotations
@@ -94,6 +94,28 @@ def further(ours: Floats, published: float, samples: int) -> Further:
     spread = max(std, _rounding(samples)) * math.sqrt(1 + 1 / len(ours))
     half = float(stats.t.ppf(1 - LEVEL / 2, len(ours) - 1)) * spread
     return Further(mean, std, published, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The mean over N clients of ours - published, the clients taken as a sample of such clients."""
+
+    mean: float  # percentage points
+    low: float  # 95 % confidence interval
+    high: float
+    p: float  # two-sided, paired t
+
+
+def paired(gaps: Floats) -> Gap:
+    """Student's t of `gaps` [N], ours over seeds - published, client by client.
+
+    Clients that share a model are not independent, and the published side is one run: the interval is of this pair.
+    """
+    from scipy import stats
+
+    test = stats.ttest_1samp(gaps, 0.0)
+    interval = test.confidence_interval(1 - LEVEL)
+    return Gap(float(gaps.mean()), float(interval.low), float(interval.high), float(test.pvalue))
 
 
 def _rounding(samples: int) -> float:

@@ -15,7 +15,7 @@ from scipy import stats
 from fedbench.core.errors import ConfigError
 from fedbench.core.files import as_npz
 from fedbench.data import authors
-from fedbench.tables.by_client import compare, further, shares_gaining
+from fedbench.tables.by_client import compare, further, paired, shares_gaining
 
 OURS = np.array([[90.0, 80, 50, 50], [92.0, 84, 50, 50], [91.0, 82, 50, 50]])
 TWO = np.array([0, 0, 1, 1])
@@ -55,6 +55,13 @@ def test_one_more_seed() -> None:
     same = further(np.array([0.0, 0.0]), 0.1, 1000)  # one sample
     assert same.high == pytest.approx(stats.t.ppf(0.975, 1) * 0.1 / math.sqrt(12) * math.sqrt(1.5))
     assert not further(np.array([80.0, 82, 84]), 93.0, 100).inside
+
+
+def test_the_gap_over_clients_is_students() -> None:
+    found = paired(np.array([1.0, 2, 3]))
+    half = stats.t.ppf(0.975, 2) / math.sqrt(3)
+    assert (found.mean, found.low, found.high) == pytest.approx((2, 2 - half, 2 + half))
+    assert found.p == pytest.approx(2 * stats.t.sf(2 * math.sqrt(3), 2))
 
 
 def test_shares_gaining_against_the_own_and_all_other_locals() -> None:

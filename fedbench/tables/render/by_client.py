@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.data import authors
-from fedbench.tables.by_client import Clients, compare, further, shares_gaining
+from fedbench.tables.by_client import Clients, compare, further, paired, shares_gaining
 
 Arrays = Mapping[
     str, NDArray[np.float64]
@@ -56,9 +56,10 @@ def means(arrays: Arrays, shown: Sequence[str]) -> Iterator[str]:
     yield from rule(("method", "clients", "seeds", "ours", "published", "one more seed", "inside"))
     for key in shown:
         ours, published = arrays[f"{key} clients"], authors.clients(key)
+        if len(ours) < 2:
+            yield line(LABELS[key], "all", len(ours), "one seed has no interval", *[""] * 3)
+            continue
         for group, chosen in GROUPS.items():
-            if len(ours) < 2:
-                continue
             found = further(
                 ours[:, chosen].mean(1), float(published[chosen].mean()), SAMPLES * int(chosen.sum())
             )
@@ -96,8 +97,10 @@ def every_client(arrays: Arrays, shown: Sequence[str]) -> Iterator[str]:
 def said(each: Clients) -> str:
     """How many clients differ, and by how much."""
     gap = each.mean - each.published
+    over = paired(gap)
     return (
-        f"mean of ours - published {gap.mean():+.2f}, mean of the absolute values {np.abs(gap).mean():.2f}, largest "
+        f"mean of ours - published {over.mean:+.2f} [{over.low:.2f}, {over.high:.2f}] (paired over clients, p = "
+        f"{over.p:.2f}), mean of the absolute values {np.abs(gap).mean():.2f}, largest "
         f"{np.abs(gap).max():.2f}; {int((each.of_seeds < 0.05).sum())} of {len(gap)} clients differ beside our seeds, "
         f"{int((each.of_samples < 0.05).sum())} by the exact test"
     )

@@ -34,8 +34,8 @@ def sentences(layout: Layout) -> Iterator[str]:
     yield (
         "Beside ours the published value, and in brackets behind the difference its 95 % interval and effect size "
         "(Hedges' g). Equivalent (≈): the 90 % interval of the difference lies inside the margin, an equivalence test "
-        "at 5 %. Different (≠): the 95 % interval lies wholly outside it. Inconclusive (?): neither. See "
-        "docs/verdicts.md."
+        "at 5 %. Different (≠): the 95 % interval lies wholly outside it. Inconclusive (?): neither; a number behind "
+        "it is how many seeds of ours would decide. See docs/verdicts.md."
     )
     yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
     yield from _partitions(table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fedbench.tables import specificity
 from fedbench.tables.parts import ColumnSpec, MetricSpec
 from fedbench.tables.render.grid import Layout, Text
@@ -56,7 +58,8 @@ def _cell(text: Text) -> str:
     if text.published == "-":
         return marked
     sign = SIGNS.get(text.verdict.kind, "") + ("†" if text.verdict.exploratory else "")
-    return f"{marked} (paper {text.published}; {text.difference}) {sign}".rstrip()
+    needed = f" {text.verdict.seeds:.0f}" if math.isfinite(text.verdict.seeds) else ""
+    return f"{marked} (paper {text.published}; {text.difference}) {sign}{needed}".rstrip()
 
 
 def _escaped(text: str) -> str:
