@@ -6,7 +6,7 @@ Runs every method, each method inside those that take one, every model and every
 procedural data, with the code of COMMIT and with today's. Where a part's code (method, model, partition, engine)
 differs and every run that it took part in is equal to the bit, models, scores, bytes and arrays, a line is appended to
 fedbench/runs/same_numbers.csv. Other parts are printed with the runs that differ. Runs are one client at a time, the
-plain loop that tests hold the other engines to.
+plain loop that tests hold the other engines to. Lines that lead from no code of a result under results/ are dropped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -58,6 +59,8 @@ Found = dict[
     str, tuple[str, dict[str, str], str]
 ]  # key -> (the run, its code by part, the hash of its numbers)
 Change = tuple[str, str, str]  # part, old code, new code
+Line = list[str]  # of same_numbers.csv
+CODE = re.compile(r"\b(method|model|partition|engine):([0-9a-f]{12})\b")
 
 
 def runs() -> Iterator[list[str]]:
@@ -144,6 +147,25 @@ def compare(old: Found, new: Found) -> tuple[dict[Change, int], dict[Change, lis
     return same, {change: runs for change, runs in apart.items() if runs}
 
 
+def recorded(results: Path) -> set[tuple[str, str]]:
+    """(part, hash) of all code that made what is in the text files below `results`."""
+    texts = (
+        file.read_text(encoding="utf-8") for file in results.rglob("*") if file.suffix in (".csv", ".json")
+    )
+    return {found for text in texts for found in CODE.findall(text)}
+
+
+def needed(lines: Sequence[Line], codes: set[tuple[str, str]]) -> list[Line]:
+    """Those of `lines` (part, old, new, reason) that lead on from one of `codes`, in their order."""
+    steps = {(part, old): (part, new) for part, old, new, _ in lines}
+    reached: set[tuple[str, str]] = set()
+    for code in codes:
+        while code in steps and code not in reached:
+            reached.add(code)
+            code = steps[code]
+    return [line for line in lines if tuple(line[:2]) in reached]
+
+
 def main(arguments: list[str]) -> int:
     """Compare, and append what is equal; returns the exit code."""
     if len(arguments) == 2 and arguments[0] == "--write":
@@ -163,11 +185,17 @@ def main(arguments: list[str]) -> int:
         for each, count in same.items()
         if fingerprint.changed(":".join(each[:2]), ":".join(each[::2]))
     }
-    with fingerprint.SAME_NUMBERS.open("a", encoding="utf-8", newline="") as handle:
-        for (part, then, now), count in sorted(same.items()):
-            reason = f"{change}; {count} runs equal those of {commit} to the bit (scripts/same_numbers.py)"
-            csv.writer(handle, lineterminator="\n").writerow((part, then, now, reason))
-    print(f"{fingerprint.SAME_NUMBERS}: {len(same)} lines added")
+    with fingerprint.SAME_NUMBERS.open(encoding="utf-8", newline="") as handle:
+        head, *lines = csv.reader(handle)
+    for (part, then, now), count in sorted(same.items()):
+        reason = f"{change}; {count} runs equal those of {commit} to the bit (scripts/same_numbers.py)"
+        lines.append([part, then, now, reason])
+    kept = needed(lines, recorded(ROOT / "results"))
+    with fingerprint.SAME_NUMBERS.open("w", encoding="utf-8", newline="") as handle:
+        csv.writer(handle, lineterminator="\n").writerows([head, *kept])
+    print(
+        f"{fingerprint.SAME_NUMBERS}: {len(same)} changes were the same, {len(kept)} lines lead from results"
+    )
     for (part, then, now), each in sorted(apart.items()):
         print(f"{part} {then} -> {now} gives other numbers: {'; '.join(each)}")
     return 1 if apart else 0

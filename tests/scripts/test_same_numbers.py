@@ -70,3 +70,11 @@ def test_nothing_is_taken_as_equal_while_comparing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fingerprint, "_same", lambda: {("method", code["method"]): "another"})
     same_numbers.write_numbers(path)
     assert [each[1:] for each in json.loads(path.read_text()).values()] == [[code, digest]]
+
+
+def test_lines_that_lead_from_no_result_are_dropped(tmp_path: Path) -> None:
+    a, b, c, d = (letter * 12 for letter in "abcd")
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "rows.csv").write_text(f"code\nmethod:{a} engine:{d}\n")
+    lines = [["method", a, b, "first"], ["method", d, b, "of no result"], ["method", b, c, "then"]]
+    assert same_numbers.needed(lines, same_numbers.recorded(tmp_path)) == [lines[0], lines[2]]
