@@ -35,6 +35,11 @@ class FedAvg(Method):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     unlike: ClassVar[bool] = True
 
+    @property
+    def averages(self) -> bool:
+        """If there is something that clients share."""
+        return "*" not in self.private
+
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """One model: its shared leaves on the server, its private ones on every client."""
         private, shared = task.split(task.init(generator), self.private)
