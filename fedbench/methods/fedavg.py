@@ -2,6 +2,9 @@
 
 Algorithm 1: w_{t+1} = sum_k (n_k / n) w_k. With `private` leaves it is the base of every method that averages a part of
 the model: those stay on their clients. Of clients of several kinds a leaf is averaged over those that have it.
+Deviation: n is of the round's clients, whose shares sum to one, and local steps are the protocol's optimiser's, which
+need not be plain gradient steps.
+Batch normalisation: affine parameters and running statistics are averaged like all other leaves that are not private.
 """
 
 from __future__ import annotations
