@@ -148,6 +148,11 @@ class ProtocolConfig(Component):
         object.__setattr__(self, "cohort", str(self.cohort))
         if self.report == "best_val" and self.test.val_fraction == 0:
             raise ConfigError("protocol.report=best_val needs protocol.test.val_fraction > 0")
+        if self.per_client and self.report != "best_val":
+            raise ConfigError(
+                f"protocol.per_client=true has each client choose a round, protocol.report={self.report} does not "
+                "let it; use best_val, or per_client=false"
+            )
         if self.score == "both" and not self.report.startswith("best"):
             raise ConfigError(
                 f"protocol.score=both lets two models of a round compete, protocol.report={self.report} does not "

@@ -43,7 +43,7 @@ class FolderInUse(FedbenchError):
 
 
 class Diverged(FedbenchError):
-    """Training produced a value that is not finite; says in which round and on which client."""
+    """Training produced a value that is not finite; says in which round and where."""
 
 
 def nearest(name: str, options: Iterable[str], count: int = 3) -> str:

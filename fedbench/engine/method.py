@@ -49,6 +49,11 @@ class Method(Component, ABC):
         return f"{type(self).__name__} compares or averages models leaf by leaf"
 
     @property
+    def averages(self) -> bool:
+        """Whether its clients' models, or what they share of them, are averages of all clients' of its server."""
+        return True
+
+    @property
     def reads_data(self) -> frozenset[ClientHook]:
         """Names of the client hooks that use client.data."""
         return frozenset()

@@ -65,7 +65,7 @@ class Preparation(Protocol):
         `sends`: what of its upload (one client's, no axis) it sends; None: all.
 
         Raises:
-            Diverged: a client's loss or upload is not finite.
+            Diverged: a client's loss, upload or memory is not finite.
         """
 
     def received(self, uploads: Tree) -> Tree:

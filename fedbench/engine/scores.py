@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
+from fedbench.engine.train.divergence import diverged
 from fedbench.engine.train.trainer import Counts, count_correct
 from fedbench.metrics.accuracy import Tally, weighted
 from fedbench.results.history import TRAINED
@@ -38,14 +40,20 @@ def tallies(setup: Setup, counts: Counts, ids: Tensor) -> dict[str, Tally]:
 
 
 @torch.no_grad()
-def common_tally(setup: Setup, model: Tree) -> Tally:
-    """The global model on the global test set, in every kind's view of it."""
+def common_tally(setup: Setup, model: Tree, clock: Clock) -> Tally:
+    """The global model at `clock` on the global test set, in every kind's view of it.
+
+    Raises:
+        Diverged: its scores are not finite.
+    """
     correct = total = 0.0
     for kind in setup.kinds:
         for indices in kind.federation.global_test.split(COMMON_BATCH):
             x, y = kind.federation.gather(indices)
             hits, seen = count_correct(kind.task.apply(model, x), y, kind.task.classes)
             correct, total = correct + float(hits.sum()), total + float(seen.sum())
+    if np.isnan(total):
+        raise diverged(clock.round, "the server", "the global model's scores are")
     return Tally(np.array([correct]), np.array([total]))
 
 

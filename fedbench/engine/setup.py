@@ -50,7 +50,10 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """One simulation's fixed parts. Picklable: worker processes get a copy that shares the tensors."""
+    """One simulation's fixed parts. Picklable: worker processes get a copy that shares the tensors.
+
+    `ahead` alone changes: orders drawn before they are asked for. What `order` returns is the same without it.
+    """
 
     method: Method
     task: Task

@@ -172,7 +172,7 @@ class Simulation:
             if setup.protocol.test.sets != "local":
                 method = setup.method
                 model = Calls(method, clock, ())("common", method.common, state.server, setup.task)
-                scores |= {} if model is None else {"common": common_tally(setup, model)}
+                scores |= {} if model is None else {"common": common_tally(setup, model, clock)}
         return scores
 
     def _score_some(self, state: State, ids: Tensor, clock: Clock) -> Counts:

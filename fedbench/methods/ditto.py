@@ -2,6 +2,9 @@
 
 Algorithm 1: beside its share in FedAvg's global model w, client k keeps v_k and minimises
 h_k(v_k; w^t) = F_k(v_k) + lambda/2 ||v_k - w^t||^2 (Eq. Ditto); v_k is what is scored.
+Deviation: v_k takes the protocol's local steps, by its optimiser, on the mini-batches that w had (`personal_epochs`:
+more or fewer), not s plain gradient steps.
+Batch normalisation: w and v_k have statistics of their own; w's are averaged, v_k's stay; lambda's term has neither.
 """
 
 from __future__ import annotations

@@ -24,10 +24,13 @@ from torch import Tensor
 from fedbench.config.domain import at_least, one_of, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.parts.mixing import Mixing, cosines
 from fedbench.models.task import Task
+
+OF_COSINE = ("self_weight", "similarity")  # fields that attention "distance" does not read
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,14 @@ class FedAMP(Mixing):
     private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
 
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unread = [name for name in OF_COSINE if getattr(self, name) != getattr(FedAMP, name)]
+        if self.attention == "distance" and unread:
+            raise ConfigError(
+                f"method.{unread[0]}={getattr(self, unread[0])} is of attention=cosine; leave it out, or use that"
+            )
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """All models, on the server and on clients, start from one."""

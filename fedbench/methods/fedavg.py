@@ -2,6 +2,9 @@
 
 Algorithm 1: w_{t+1} = sum_k (n_k / n) w_k. With `private` leaves it is the base of every method that averages a part of
 the model: those stay on their clients. Of clients of several kinds a leaf is averaged over those that have it.
+Deviation: n is of the round's clients, whose shares sum to one, and local steps are the protocol's optimiser's, which
+need not be plain gradient steps.
+Batch normalisation: affine parameters and running statistics are averaged like all other leaves that are not private.
 """
 
 from __future__ import annotations
@@ -34,6 +37,11 @@ class FedAvg(Method):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     unlike: ClassVar[bool] = True
+
+    @property
+    def averages(self) -> bool:
+        """If there is something that clients share."""
+        return "*" not in self.private
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """One model: its shared leaves on the server, its private ones on every client."""

@@ -6,6 +6,7 @@ Benchmarks take the mean over all clients (`own: true`) and the squared error of
 Deviations: logits are averaged over all samples after local training, not along it; FAug, the other half of the
 paper, needs a shared generator of samples and is left out, as in those benchmarks; the latest logits of clients that
 are not in the cohort count too.
+Batch normalisation: statistics are the client's own, as its model is; uploaded logits are of evaluation mode.
 """
 
 from __future__ import annotations

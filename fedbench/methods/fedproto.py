@@ -6,6 +6,7 @@ and is left out, as it is in the authors' code, which averages the clients alike
 Clients: min CE + lambda sum_j d(C_k^(j), C^(j)). As in the code, d is the mean squared error, taken sample by sample.
 Inference: the class of the nearest global prototype; with `inference: head` the classifier's.
 Deviation: the latest prototypes of clients that are not in the cohort count too.
+Batch normalisation: statistics are the client's own, as its model is; prototypes are of evaluation mode.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
 Eq. 2: client k minimises F_k(w) + mu/2 ||w - w^t||^2, w^t the received model.
+Deviations: Algorithm 2 draws clients by p_k and averages them alike; here they are drawn alike and weighed by n_k.
+Every client does the protocol's whole local work: none stops early (gamma_k^t-inexactness), as slow ones do there.
+Batch normalisation: as FedAvg's; the term is over weights, statistics are not in it.
 """
 
 from __future__ import annotations

@@ -35,6 +35,14 @@ class FedRep(FedAvg):
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_epochs is not None and self.head_iterations is not None:
+            raise ConfigError(
+                f"method.head_epochs={self.head_epochs} counts only without head_iterations={self.head_iterations}; "
+                "use one of them"
+            )
+
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """The head, then the body on other mini-batches."""
         head, body = self._iterations(local)
@@ -49,6 +57,11 @@ class FedRep(FedAvg):
         """Of head and body; None where epochs count."""
         if local.iterations is None:
             return self.head_iterations, None
+        if self.head_epochs is not None or self.body_epochs != FedRep.body_epochs:
+            raise ConfigError(
+                f"method.head_epochs={self.head_epochs} and body_epochs={self.body_epochs} count only where the "
+                f"protocol counts epochs, not iterations={local.iterations}; use method.head_iterations"
+            )
         head = int(0.4 * local.iterations) if self.head_iterations is None else self.head_iterations
         if head >= local.iterations:
             raise ConfigError(

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from fedbench.config.domain import at_least, positive, selectors
 from fedbench.config.schema import LocalConfig
+from fedbench.core.errors import ConfigError
 from fedbench.engine.contract import Clock, Stage
 from fedbench.methods.fedavg import FedAvg
 
@@ -28,6 +29,14 @@ class Finetune(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Yu et al., 2020"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(
+                f"method.epochs={self.epochs} counts only without steps, of which there are {self.steps}; use "
+                "steps=null, or epochs=null"
+            )
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """The tuning."""

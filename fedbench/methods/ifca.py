@@ -40,6 +40,11 @@ class IFCA(Method):
     paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
 
     @property
+    def averages(self) -> bool:
+        """A model is an average of those clients' that chose it."""
+        return False
+
+    @property
     def reads_data(self) -> frozenset[ClientHook]:
         """To choose a model."""
         return frozenset({"start", "personal"})

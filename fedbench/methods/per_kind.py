@@ -95,22 +95,13 @@ class PerKind(Inside):
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
         """The rows of each kind's clients as the method inside has them."""
-        found = [
-            self.inner.collaboration(trees.part(server, space), population) for space in self._spaces(server)
-        ]
-        matrices = [matrix.cpu() for matrix in found if matrix is not None]
-        if len(matrices) < len(found):
-            return None
-        return torch.stack(matrices)[server["kind"].cpu(), torch.arange(population.clients)]
+        servers = {k: trees.part(server, space) for k, space in enumerate(self._spaces(server))}
+        return self.rows_of(servers, server["kind"].cpu(), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
         """What the method inside keeps, of each kind."""
-        kept = {space: self.inner.record(trees.part(server, space)) for space in self._spaces(server)}
-        return {
-            name + space.removeprefix("base"): leaf
-            for space, own in kept.items()
-            for name, leaf in own.items()
-        }
+        spaces = self._spaces(server)
+        return self.records_of({space.removeprefix("base"): trees.part(server, space) for space in spaces})
 
     def _spaces(self, server: Tree) -> list[str]:
         return list(dict.fromkeys(key.partition("/")[0] for key in server if "/" in key))

@@ -56,6 +56,11 @@ class PFedHN(FedAvg):
     # ---- server
 
     @property
+    def averages(self) -> bool:
+        """Models come from the hypernetwork."""
+        return False
+
+    @property
     def conformance(self) -> Conformance:
         """Embeddings."""
         return Conformance(draws_by_position="clients' embeddings are drawn in order")

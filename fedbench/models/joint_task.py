@@ -31,7 +31,7 @@ class KindTask(Task):
         self.prefix = f"{names[kind]}."
         build = partial(_nested, plain._build, names[kind])
         begin = partial(_renamed, plain._begin, self.prefix)
-        super().__init__(build, plain.shape, plain.classes, begin, plain.tokens)
+        super().__init__(build, plain.shape, plain.classes, begin, plain.tokens, bf16=plain.bf16)
 
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
         """Pickle what makes the task, not the networks."""

@@ -44,6 +44,12 @@ class Kinds(Model):
                 f"model.clients={list(self.clients)} must have a number for each of {len(self.kinds)} kinds"
             )
         object.__setattr__(self, "kinds", {name: _built(name, each) for name, each in self.kinds.items()})
+        for place, each in (("", self), *((f"kinds.{name}.", net) for name, net in self.kinds.items())):
+            if each.classifier != "own":
+                raise ConfigError(
+                    f"model.{place}classifier={each.classifier}: clients of several kinds share the last layer and no "
+                    "other; use classifier=own"
+                )
 
     @property
     def label(self) -> str:

@@ -87,6 +87,7 @@ def test_papers_partitions_fit_their_protocols() -> None:
         ("protocol.augment=[crop4,mirror]", "unknown protocol.augment 'mirror'"),
         ("protocol.test.fraction=1", r"\[0, 1\)"),
         ("protocol.report=best_val", "val_fraction > 0"),
+        ("protocol.per_client=true", "use best_val, or per_client=false"),
         ("protocol.local.epochs=null", "epochs or iterations"),
         ("protocol.score=later", "unknown protocol.score 'later'"),
     ],

@@ -72,6 +72,14 @@ def test_newcomers_that_cannot_be_are_refused(newcomers: tuple[int, ...]) -> Non
         run(FedCollab(newcomers=newcomers, join_round=1, discriminator=QUICK))
 
 
+def test_newcomers_who_never_join_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for join, told in ((2, []), (3, ["newcomers join after 3 rounds; of 2 they never do"])):
+        simulate(
+            setup(FedCollab(newcomers=(2,), join_round=join, discriminator=QUICK), federation(FOUR), rounds=2)
+        )
+        assert [record.getMessage() for record in caplog.records] == told
+
+
 def test_coalitions_are_what_the_solver_makes_of_the_distances() -> None:
     labels = [[0, 1], [0, 1], [2, 3], [2, 3], [2, 3]]
     data = federation((40, 40, 40, 40, 40), labels=labels)

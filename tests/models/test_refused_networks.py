@@ -10,6 +10,7 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.models import MODELS
 from fedbench.models.base import Model
 from fedbench.models.fit import check_input
+from fedbench.models.kinds import Kinds
 from fedbench.models.lenet5 import LeNet5
 from fedbench.models.mlp import MLP
 from fedbench.models.norm import replace_batch_norm
@@ -93,3 +94,11 @@ def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(UnknownName, match="nearest: batch_norm"):
         MODELS.build({"name": "lenet5", "batchnorm": True})
     assert MODELS.build({"name": "mlp", "hidden": [3, 4]}) == MLP(hidden=(3, 4))
+
+
+@pytest.mark.parametrize("place", ["model.classifier", "model.kinds.b.classifier"])
+def test_a_split_that_clients_of_several_kinds_do_not_follow_is_refused(place: str) -> None:
+    split = {"b": "linear"} if "kinds" in place else {}
+    kinds = {name: {"name": "mlp", "classifier": split.get(name, "own")} for name in "ab"}
+    with pytest.raises(ConfigError, match=f"^{place}=linear: .* use classifier=own$"):
+        Kinds(kinds=kinds, classifier="own" if split else "linear")

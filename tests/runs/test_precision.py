@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
+import pytest
 import torch
 
 from fedbench.cli import request as request_of
@@ -12,10 +14,12 @@ from fedbench.core.batch import Batch
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
+from fedbench.models.joint_task import JointTask
 from fedbench.models.lenet5 import LeNet5
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.execution import execute
 from fedbench.tables import scale, spec
+from fedbench.testing.pair import NETWORKS
 from fedbench.testing.toys import federation, gap, setup, simulate
 
 RUN = ("method=fedavg", "dataset=digits", "model=mlp", "protocol=quick", "protocol.rounds=1", "progress=none")
@@ -65,6 +69,26 @@ def test_training_is_coarse_scoring_and_leaves_are_not() -> None:
     assert 1e-6 < apart < 0.05
     assert torch.equal(coarse.apply(model, x), fine.apply(model, x))
     assert coarse.apply(model, x, train=True).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["image", "text"])
+def test_clients_of_every_kind_train_coarsely(kind: int) -> None:
+    tasks = []
+    for bf16 in (False, True):
+        plain = [
+            net.task(shape, 4, bf16=bf16)
+            for net, shape in zip(NETWORKS.values(), [(1, 4, 4), (1, 1, 4)], strict=True)
+        ]
+        tasks.append(JointTask(plain, list(NETWORKS), torch.tensor([0, 1])).kinds[kind])
+    fine, coarse = tasks
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(5, 1, 4, 4, generator=generator) if kind == 0 else torch.arange(20.0).view(5, 1, 1, 4)
+    model, batch = fine.init(generator), Batch(x, torch.arange(5) % 4)
+    apart = [
+        float(abs(task.loss(dict(model), batch) - fine.loss(dict(model), batch)))
+        for task in (coarse, pickle.loads(pickle.dumps(coarse)))
+    ]
+    assert 1e-6 < apart[0] == apart[1] < 0.05
 
 
 def test_engines_agree_in_bfloat16() -> None:

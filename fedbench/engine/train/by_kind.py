@@ -59,7 +59,7 @@ class KindsTrainer(Trainer):
             (chosen, engine.launch_scoring(ids[chosen], *given, clock, score))
             for chosen, engine, given in self._each(ids, message, memory)
         ]
-        return on_host(_whole(parts, len(ids)))
+        return on_host(_whole(parts, len(ids)), ids, clock)
 
     def close(self) -> None:
         """See Trainer.close."""

@@ -11,6 +11,7 @@ from torch.func import vmap
 from fedbench.core import trees
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
+from fedbench.engine.train import divergence
 from fedbench.engine.train.chunk import Chunk, padded
 from fedbench.engine.train.stacking import Stacking
 from fedbench.engine.train.trainer import Counted, Counts
@@ -31,7 +32,8 @@ class StackedScorer(Stacking):
                 correct, total = self._count_on([torch.cat(self.setup.scored.parts)], model)
                 classes = torch.stack([self.setup.scored.classes(client) for client in chunk.ids])
                 classes = sent(classes, correct.device)
-                counts[name] = (correct * classes, total * classes)
+                # Not a product: what is left out may be nan.
+                counts[name] = (correct.masked_fill(~classes, 0.0), total.masked_fill(~classes, 0.0))
             else:
                 counts[name] = self._count_on([self.setup.scored.indices(name, i) for i in chunk.ids], models)
         return counts
@@ -48,8 +50,8 @@ class StackedScorer(Stacking):
         for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
             x, y = federation.gather(block)
             scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)
-            hits = (scores.argmax(-1) == y) & real
-            onehot = torch.nn.functional.one_hot(y, task.classes).to(torch.float64)
-            correct += (onehot * hits.unsqueeze(-1)).sum(1)
-            total += (onehot * real.unsqueeze(-1)).sum(1)
+            hits = scores.argmax(-1) == y
+            onehot = torch.nn.functional.one_hot(y, task.classes).bool() & real.unsqueeze(-1)
+            correct += (onehot & hits.unsqueeze(-1)).sum(1)
+            total += divergence.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
         return correct, total

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import Diverged
 from fedbench.core.transfer import fetched
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.hooks import Calls
 from fedbench.engine.setup import Setup
+from fedbench.engine.train import divergence
 
-# (correct, total) by true class, each float64 [K], or [C, K] of several clients
+# (correct, total) by true class, each float64 [K], or [C, K] of several clients; nan where scores are not finite
 Counted = tuple[Tensor, Tensor]
 Counts = dict[str, Counted]  # by test set
 
@@ -47,14 +47,18 @@ class Trainer(ABC):
         `score` names the sets (local, val, global) on which each client's trained model is scored.
 
         Raises:
-            Diverged: a client's loss or upload is not finite.
+            Diverged: a client's loss, upload, memory or scores are not finite.
         """
 
     @abstractmethod
     def evaluate(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """Scores of the personal models of clients `ids` [C] as received."""
+        """Scores of the personal models of clients `ids` [C] as received.
+
+        Raises:
+            Diverged: a model's scores are not finite.
+        """
 
     def clock(self) -> float:
         """Seconds on the clock that the simulation's phases are timed by."""
@@ -92,26 +96,31 @@ class Engine(Trainer):
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
         """See Trainer.evaluate."""
-        return on_host(self.launch_scoring(ids, message, memory, clock, score))
+        return on_host(self.launch_scoring(ids, message, memory, clock, score), ids, clock)
 
 
 def settled(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) -> list[Outcome]:
     """What clients `ids` [C] of each setup came to, and send: the host waits here for the device, once for all parts.
 
     Raises:
-        Diverged: a client's loss or upload is not finite.
+        Diverged: a client's loss, upload, memory or scores are not finite.
     """
-    flat = [[_norms(each.uploads), each.loss, *_flat(each.counts)] for _, _, each in parts]
+    flat = [
+        [divergence.norms(each.uploads, each.memory), each.loss, *_flat(each.counts)] for _, _, each in parts
+    ]
     home = iter(fetched([leaf for part in flat for leaf in part]))
     found = []
     for (setup, ids, outcome), part in zip(parts, flat, strict=True):
-        norms, loss, *counts = [next(home) for _ in part]
+        norms, loss, *scored = [next(home) for _ in part]
+        counts = _named(outcome.counts, scored)
         stages = setup.method.stages(setup.protocol.local, clock)
         learned = torch.tensor([setup.learns(client, stages) for client in ids.tolist()])
         if not bool(norms.isfinite().all()) or not bool(loss[learned].isfinite().all()):
-            check_finite(clock, ids.tolist(), loss.masked_fill(~learned, 0), outcome.uploads)
+            losses = loss.masked_fill(~learned, 0)
+            divergence.check_finite(clock.round + 1, ids, losses, outcome.uploads, outcome.memory)
+        divergence.check_scores(clock.round + 1, ids, [total for _, total in counts.values()])
         uploads = compressed(setup, ids, outcome.uploads, clock)
-        found.append(Outcome(uploads, outcome.memory, loss, _named(outcome.counts, counts)))
+        found.append(Outcome(uploads, outcome.memory, loss, counts))
     return found
 
 
@@ -125,26 +134,15 @@ def compressed(setup: Setup, ids: Tensor, uploads: Tree, clock: Clock) -> Tree:
     return found
 
 
-def _norms(uploads: Tree) -> Tensor:
-    floats = [leaf for leaf in uploads.values() if leaf.is_floating_point()]
-    return torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
+def on_host(counts: Counts, ids: Tensor, clock: Clock) -> Counts:
+    """`counts` of clients `ids` [C], scored at `clock`, on the CPU, in one copy.
 
-
-def check_finite(clock: Clock, ids: Sequence[int], loss: Tensor, uploads: Tree) -> None:
-    """Raise Diverged for the first of the clients `ids` whose `loss` [C] or whose row of `uploads` is not finite."""
-    for row, client in enumerate(ids):
-        bad = [name for name, leaf in uploads.items() if not bool(leaf[row].isfinite().all())]
-        if bad or not bool(loss[row].isfinite()):
-            what = f"leaf '{bad[0]}'" if bad else "the training loss"
-            raise Diverged(
-                f"training diverged in round {clock.round + 1} on client {client}: {what} is not finite; "
-                "lower protocol.optimizer.lr or set protocol.optimizer.clip"
-            )
-
-
-def on_host(counts: Counts) -> Counts:
-    """`counts` on the CPU, in one copy."""
-    return _named(counts, fetched(_flat(counts)))
+    Raises:
+        Diverged: a model's scores are not finite.
+    """
+    found = _named(counts, fetched(_flat(counts)))
+    divergence.check_scores(clock.round, ids, [total for _, total in found.values()])
+    return found
 
 
 def _flat(counts: Counts) -> list[Tensor]:
@@ -156,9 +154,12 @@ def _named(like: Counts, flat: Sequence[Tensor]) -> Counts:
 
 
 def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
-    """(correct, total) per true class, float64 [K], of scores [B, K] against labels, int64 [B]."""
+    """(correct, total) per true class, float64 [K], of scores [B, K] against labels, int64 [B].
+
+    The total is nan in a class of which a sample's scores are not finite.
+    """
     kinds = 2 * labels + (scores.argmax(dim=-1) == labels)
     counts = torch.zeros(2 * classes, dtype=torch.float64, device=labels.device)
     # Not bincount, for which a GPU makes the host wait.
-    counts = counts.index_add_(0, kinds, torch.ones_like(kinds, dtype=torch.float64)).view(classes, 2)
+    counts = counts.index_add_(0, kinds, divergence.samples(scores)).view(classes, 2)
     return counts[:, 1], counts.sum(1)

@@ -13,6 +13,7 @@ give them, for seeds 0-4.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -32,6 +33,8 @@ from fedbench.methods.fedcollab import ablations, discriminators, solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
 from fedbench.methods.parts.inside import fedavg
+
+log = logging.getLogger("fedbench")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class FedCollab(Coalitions):
         super().__post_init__()
         if self.newcomers and self.join_round < 1:
             raise ConfigError("method.newcomers need method.join_round of at least 1")
+        if self.join_round and not self.newcomers:
+            raise ConfigError(
+                f"method.join_round={self.join_round} is for newcomers; name them in method.newcomers"
+            )
         if len(set(self.newcomers)) < len(self.newcomers):
             raise ConfigError(f"method.newcomers must be different clients, got {list(self.newcomers)}")
 
@@ -76,6 +83,8 @@ class FedCollab(Coalitions):
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train the discriminators, solve for the coalitions, give each a copy of the base server."""
+        if self.newcomers and self.join_round > (rounds := preparation.everyone.clock.rounds):
+            log.warning("newcomers join after %d rounds; of %d they never do", self.join_round, rounds)
         population = preparation.population
         distances = self._distances(preparation)
         base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)

@@ -33,6 +33,11 @@ class ClassMeans(Method):
     family: ClassVar[str] = "personalised"
 
     @property
+    def averages(self) -> bool:
+        """No model crosses."""
+        return False
+
+    @property
     def reads_data(self) -> frozenset[ClientHook]:
         """The means are over all training samples."""
         return frozenset({"finish"})

@@ -6,6 +6,7 @@ There is one of the inner method's servers a coalition. The server's leaves are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedbench.core import trees
 from fedbench.core.batch import Population
@@ -36,9 +38,27 @@ class Coalitions(Inside):
         coalition = torch.zeros(population.clients, dtype=torch.int64)
         return {"coalition": coalition, **servers(server, 1)}, memory
 
-    def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """Shares of a client's coalition: W_ij = n_j / n of the coalition, [N, N] (FedCollab's A, Eq. 9)."""
-        return torch.from_numpy(grouping.shares(server["coalition"].cpu().numpy(), population.sizes.numpy()))
+    def collaboration(self, server: Tree, population: Population) -> Tensor | None:
+        """Of each client the inner method's row, among the members of its coalition, [N, N].
+
+        Where the inner method averages, shares: W_ij = n_j / n of the coalition (FedCollab's A, Eq. 9).
+        """
+        coalition = server["coalition"].cpu()
+        rows = self.rows_of(self._servers(server), coalition, population)
+        if rows is not None:
+            # Some inner methods grouped or compared all clients; their servers hear from the members alone.
+            return functional.normalize(rows * (coalition.unsqueeze(1) == coalition), p=1, dim=1)
+        if not self.inner.averages:
+            return None
+        return torch.from_numpy(grouping.shares(coalition.numpy(), population.sizes.numpy()))
+
+    def record(self, server: Tree) -> Mapping[str, Tensor]:
+        """What the inner method keeps, of each coalition: `name:k` of number k."""
+        return self.records_of({f":{k}": own for k, own in self._servers(server).items()})
+
+    def _servers(self, server: Tree) -> dict[int, Tree]:
+        """The inner server of each coalition that has members."""
+        return {k: server_of(server, k) for k in server["coalition"].unique().tolist()}
 
     # ---- one base server a coalition
 

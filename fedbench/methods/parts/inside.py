@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbench.config.groups import registry
 from fedbench.config.schema import LocalConfig
-from fedbench.core.batch import Batch
+from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
@@ -51,6 +51,11 @@ class Inside(Method):
     def inner(self) -> Method:
         """The method inside."""
         return cast("Method", self._base)
+
+    @property
+    def averages(self) -> bool:
+        """As the inner method."""
+        return self.inner.averages
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -106,3 +111,20 @@ class Inside(Method):
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """As the inner method."""
         return self.inner.adapt(local, clock)
+
+    # ---- what it has several servers for, put together
+
+    def rows_of(self, servers: Mapping[int, Tree], place: Tensor, population: Population) -> Tensor | None:
+        """The inner method's W [N, N], row i as in `servers[place[i]]` (`place` [N]); None where it has none."""
+        whole = torch.zeros(population.clients, population.clients, dtype=torch.float64)
+        for k, server in servers.items():
+            matrix = self.inner.collaboration(server, population)
+            if matrix is None:
+                return None
+            whole[place == k] = matrix.cpu().to(whole.dtype)[place == k]
+        return whole
+
+    def records_of(self, servers: Mapping[str, Tree]) -> Mapping[str, Tensor]:
+        """What the inner method keeps of each of `servers`, under its name and the server's."""
+        kept = {key: self.inner.record(server) for key, server in servers.items()}
+        return {name + key: leaf for key, own in kept.items() for name, leaf in own.items()}
