@@ -69,7 +69,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     """(the request, overrides of the runs and of Hydra) of a command line.
 
     Raises:
-        ConfigError: no name, or a value of the wrong type.
+        ConfigError: no name, a value of the wrong type, or an override that no plan takes.
         UnknownName: no such figure.
     """
     import dataclasses
@@ -85,7 +85,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     for text in given:
         key, equals, value = text.partition("=")
         if equals and key not in own:
-            overrides.append(text)
+            overrides.append(making.of_every_run(text))
         elif key == "formats":
             values[key] = value.split(",")
         elif equals:

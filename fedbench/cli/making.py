@@ -35,6 +35,25 @@ def seeds(given: Any) -> list[int]:
     return listed
 
 
+def of_every_run(override: str) -> str:
+    """`override`, which every run of a plan is to have.
+
+    Raises:
+        ConfigError: of `seed`, as each run of a cell has its own; of `force`, as a plan only runs what is missing.
+    """
+    key, _, given = override.lstrip("+~").partition("=")
+    if key == "seed":
+        raise ConfigError(
+            f"{override}: a cell has a run for each of its seeds; use seeds=[{given.strip('[]')}]"
+        )
+    if key == "force":
+        raise ConfigError(
+            f"{override}: what is finished is not run again here; stale=rerun repeats what other code made, and "
+            "reproduce's retry=true what failed"
+        )
+    return override
+
+
 def is_setting(override: str) -> bool:
     """Whether an override changes no result."""
     return compose.is_setting(override.lstrip("+~").partition("=")[0])

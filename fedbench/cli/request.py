@@ -52,7 +52,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     """(the request, overrides of the runs and of Hydra) of a command line.
 
     Raises:
-        ConfigError: an argument that is no KEY=VALUE, or a value of the wrong type.
+        ConfigError: an argument that is no KEY=VALUE, a value of the wrong type, or an override that no plan takes.
     """
     from fedbench.config.registry import typed
 
@@ -64,7 +64,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
         if not equals:
             raise ConfigError(f"'{text}' is no KEY=VALUE; see python -m fedbench.reproduce --help")
         if key not in own:
-            overrides.append(text)
+            overrides.append(making.of_every_run(text))
         elif key in ("rows", "columns"):
             values[key] = [part.strip() for part in value.strip("[]").split(",")]
         else:

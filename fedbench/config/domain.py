@@ -88,6 +88,13 @@ def at_least(least: float, default: Any) -> Any:
     return _field(default, Domain(f"be at least {least:g}", f"≥ {least:g}", holds))
 
 
+def within(least: float, most: float, default: Any) -> Any:
+    """A number from `least` to `most`, both among them."""
+    text = f"in [{least:g}, {most:g}]"
+    holds = lambda value: is_number(value) and least <= value <= most  # noqa: E731
+    return _field(default, Domain(f"lie {text}", text, holds))
+
+
 def share(default: Any, *, above: bool = False, below: bool = False) -> Any:
     """A number in [0, 1]; `above` 0, `below` 1: without that end."""
     text = f"{'(' if above else '['}0, 1{')' if below else ']'}"

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.config import options
 from fedbench.config.groups import REGISTRIES, registry
-from fedbench.core.errors import FedbenchError, nearest
+from fedbench.core.errors import CPU_MEMORY, FedbenchError, is_out_of_memory, nearest
 
 READERS = ("hydra.", "omegaconf.", "yaml.", "antlr4.")  # of what a user writes
 SHOWN = 4  # options that have a key
@@ -64,8 +64,9 @@ def _by_others(error: BaseException) -> str | None:
         return f"a job ended without a result (the same command goes on): {_flat(str(error))[:300]}"
     if isinstance(error, RecursionError) and _raised_by(error, READERS):
         return "a value is nested too deeply to be read"
-    if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":  # the latter is torch's
-        return f"not enough memory: {_flat(str(error)) or 'choose smaller sizes'}"
+    if is_out_of_memory(error):
+        reason = _flat(str(error).rpartition(CPU_MEMORY)[2])
+        return f"not enough memory: {reason}{reason and '; '}choose smaller sizes"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a run needs besides its components: seeds, folders, checkpoints, trackers, display. None changes a result."""
+"""A run besides its components: seeds, which change results; folders, checkpoints, trackers, display, which do not."""
 
 from __future__ import annotations
 

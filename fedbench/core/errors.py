@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+CPU_MEMORY = "DefaultCPUAllocator: "  # before what torch says where a CPU's memory ran out
+
 
 class FedbenchError(Exception):
     """Base of every error that the command line prints as one line, without a traceback."""
@@ -44,6 +46,15 @@ class FolderInUse(FedbenchError):
 
 class Diverged(FedbenchError):
     """Training produced a value that is not finite; says in which round and where."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out; torch has a class of its own for that on GPUs alone."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and CPU_MEMORY in str(error))
+    )
 
 
 def nearest(name: str, options: Iterable[str], count: int = 3) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.errors import ConfigError, DataCorrupt
+from fedbench.core.files import as_npz, write_bytes
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.file import read_arrays
 
@@ -83,7 +82,7 @@ class Partition:
         ]
 
     def save(self, path: Path) -> None:
-        """Write the exchange form: `train_<i>`, `val_<i>`, `test_<i>` of each client, and their origin."""
+        """Write the exchange form, atomically: `train_<i>`, `val_<i>`, `test_<i>` of each client, and their origin."""
         arrays: dict[str, Any] = {
             f"{name}_{i}": samples for name in SETS for i, samples in enumerate(getattr(self, name))
         }
@@ -91,11 +90,7 @@ class Partition:
         for name in (*names, *(() if self.rotation is None else ("corners",))):
             if getattr(self, name) is not None:
                 arrays[name] = np.array(getattr(self, name))
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        partial.write_bytes(buffer.getvalue())
-        partial.replace(path)
+        write_bytes(path, as_npz(arrays))
 
     @classmethod
     def load(cls, path: Path) -> Partition:

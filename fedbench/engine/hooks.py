@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, cast
 
-import torch
 from torch import Tensor
 
 from fedbench.core.batch import Batch
-from fedbench.core.errors import FedbenchError, unknown
+from fedbench.core.errors import FedbenchError, is_out_of_memory, unknown
 from fedbench.engine.contract import CLIENT_HOOKS, Client, ClientHook, Clock, Cohort
 from fedbench.engine.method import Method
 
@@ -49,9 +48,11 @@ class Calls:
         """
         try:
             return function(*args, **kwargs)
-        except (HookError, FedbenchError, torch.OutOfMemoryError):
+        except (HookError, FedbenchError):
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise HookError("\n  ".join(self._told(hook, function, args, error))) from error
 
     def view(self, hook: ClientHook, client: Client) -> Client:

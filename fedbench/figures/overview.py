@@ -12,6 +12,7 @@ from fedbench.figures import store
 from fedbench.figures.judges.verdict import VERDICTS
 from fedbench.figures.store import Drawn
 from fedbench.plots.sheet import sheet
+from fedbench.tables.account import PAPERS
 
 HEAD = """# Figures of the five papers
 
@@ -33,7 +34,7 @@ def made(folder: Path) -> list[Drawn]:
 def ordered() -> list[str]:
     """Names of all figures, in the order of the papers and of numbers."""
     each = [specs.load(name) for name in specs.names()]
-    papers = list(specs.PAPERS)
+    papers = list(PAPERS)
     return [s.name for s in sorted(each, key=lambda s: (papers.index(s.paper), int(s.figure)))]
 
 

@@ -10,18 +10,12 @@ from typing import Any, cast
 from fedbench.config import groups, yaml_files
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
+from fedbench.tables.account import PAPERS
 from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.spec import TableSpec
 
 PAPER, OPEN, QUICK = "paper", "open", "quick"
 SETTINGS = (PAPER, OPEN, QUICK)
-PAPERS = {
-    "fedsac": "FedSaC",
-    "pfedsim": "pFedSim",
-    "sosicfl": "SosicFL",
-    "fedrema": "FedReMa",
-    "fedcollab": "FedCollab",
-}
 ALONE = ({"label": "-"},)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from fedbench.core.checksum import checksum
-from fedbench.core.files import as_csv, as_json, as_npz, replacing, write_bytes, write_text
+from fedbench.core.files import as_csv, as_json, as_npz, write_bytes, write_text
 from fedbench.core.sealed import Sealed
 from fedbench.results.history import History
 
@@ -35,7 +35,7 @@ class Savable(Protocol):
     """A partition, as far as its files are concerned."""
 
     def save(self, path: Path) -> object:
-        """Write the client indices to `path` (.npz)."""
+        """Write the client indices to `path` (.npz), atomically."""
 
 
 class RunFiles:
@@ -55,9 +55,9 @@ class RunFiles:
 
     def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
         """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
-        with replacing(self.path / "partition.npz") as temporary:
-            partition.save(temporary)
-            self._checksums["partition.npz"] = checksum(temporary.read_bytes())
+        path = self.path / "partition.npz"
+        partition.save(path)
+        self._checksums[path.name] = checksum(path.read_bytes())
         self._write("partition.csv", as_csv(statistics))
 
     def write_figure(self, name: str, svg: str) -> None:

@@ -28,12 +28,12 @@ from fedbench.metrics.accuracy import Floats
 from fedbench.plots.partition import bubbles
 from fedbench.results.environment import environment
 from fedbench.results.finished import Run
-from fedbench.results.folder import RunFolder
-from fedbench.results.observer import Observer, Observers
-from fedbench.results.progress import Progress
+from fedbench.results.folder import RunFolder, Status
+from fedbench.results.observer import Observer
 from fedbench.runs import fingerprint, recorded
 from fedbench.runs.beginning import Beginning
 from fedbench.runs.config import RunConfig, run_key
+from fedbench.runs.observing import observers
 from fedbench.runs.places import folder_of, labels_of, standing
 from fedbench.runs.writing import write
 
@@ -55,21 +55,25 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
     observer = observers(run, key, folder)
     fingerprint.warn_of_edits(run)
     try:
-        status = "new" if run.settings.force else standing(run, folder)
+        if (status := _status(run, folder)) != "finished":
+            with folder:  # which another process may have held until it had finished the run
+                if (status := _status(run, folder)) != "finished":
+                    if status == "new":
+                        folder.clear()
+                    row = _simulate(run, key, folder, observer, seating, purpose)
         if status == "finished":
             recorded.require(run, folder, recorded.kept(folder), run.protocol.rounds)
             row = folder.result()
             observer.recall(row)
-        else:
-            with folder:
-                if status == "new":
-                    folder.clear()
-                row = _simulate(run, key, folder, observer, seating, purpose)
         observer.finish(row)
         changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
         return Run(folder.path, earlier=status == "finished", code_changed=tuple(changed))
     finally:
         observer.close()
+
+
+def _status(run: RunConfig, folder: RunFolder) -> Status:
+    return "new" if run.settings.force else standing(run, folder)
 
 
 def _simulate(
@@ -152,22 +156,6 @@ def _play(
             if signals.asked:
                 progress = f"after round {state.round} of {simulation.setup.protocol.rounds}"
                 raise signals.stopped(f"{progress}; checkpoint: {folder.checkpoint}")
-
-
-def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
-    """Who is told how the run goes on."""
-    chosen: list[Observer] = [Progress(mode=run.settings.progress)]
-    for name, options in run.settings.trackers.items():
-        chosen.append(_tracker(name)(key, folder.path, run.plain, **options))
-    return Observers(chosen)
-
-
-def _tracker(name: str) -> Callable[..., Observer]:
-    """The class of an experiment tracker; each imports its library when a run starts."""
-    from fedbench.results.trackers import mlflow, tensorboard, wandb
-
-    classes = (wandb.WandbTracker, tensorboard.TensorBoardTracker, mlflow.MlflowTracker)
-    return {each.name: each for each in classes}[name]
 
 
 def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:

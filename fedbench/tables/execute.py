@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
 from fedbench.core.interruption import Stopped, stop_if_asked, working_for
+from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain, run_key
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.launching import launch
@@ -151,8 +152,10 @@ def _study(job: Job) -> None:
 
     folder = job.folder
     with contextlib.suppress(Exception), folder, folder.noting_failure():
-        study = STUDIES.build({"name": job.study})
-        folder.finish({**study.run(job.config), "seed": job.seed})
+        folder.clear()
+        found = STUDIES.build({"name": job.study}).run(job.config)
+        made = {"seed": job.seed, "data": job.data, "code": fingerprint.code_of(job.config)}
+        folder.finish({**found, **made})
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ class Job:
         if not self.study:
             return folder_of(self.config)
         runs = Path(self.config.settings.runs_dir) / "studies" / self.study
-        return RunFolder(runs, self.key, labels_of(self.config))
+        return RunFolder(runs, self.key, labels_of(self.config), self.data)
 
     @cached_property
     def data(self) -> str:
@@ -59,9 +59,7 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether its result is there, and of today's code if the config wants no other."""
-        return (
-            self.folder.status() if self.study else standing(self.config, self.folder, tell=False)
-        ) == "finished"
+        return standing(self.config, self.folder, tell=False) == "finished"
 
     @property
     def failure(self) -> str:

@@ -97,6 +97,8 @@ class Plan:
         Raises:
             Stale: it is outdated, by its code or its Local, and stale=error.
         """
+        if job.study:  # of which a table keeps no line: what is beside the runs tells
+            return job.folder.status() == "finished" and not job.finished
         made = self.recorded.rows.get(job.key, {})
         if made.get("data") and job.data and made["data"] != job.data:
             return True

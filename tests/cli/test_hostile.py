@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedbench.cli import reproduce, tta
 from fedbench.cli.app import main
@@ -78,13 +79,26 @@ def test_a_value_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (np.exceptions.AxisError("defect"), None),
         (RecursionError("defect"), None),
-        (MemoryError("Unable to allocate 745. GiB"), "not enough memory: Unable to allocate 745. GiB"),
+        (
+            MemoryError("Unable to allocate 745. GiB"),
+            "not enough memory: Unable to allocate 745. GiB; choose smaller sizes",
+        ),
         (MemoryError(), "not enough memory: choose smaller sizes"),
     ],
 )
 def test_what_the_machine_lacks_is_one_line(error: Exception, line: str | None) -> None:
     code, text = told(error)
     assert (code, text) == (2, f"error: {line}") if line else (code == 1 and "defect" in text)
+
+
+def test_what_torch_cannot_have_of_a_cpu_is_one_line() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**13)
+    assert type(caught.value) is RuntimeError, "torch has no class for it"
+    code, text = told(caught.value)
+    assert code == 2
+    assert text.startswith("error: not enough memory: can't allocate memory: you tried to allocate 4")
+    assert text.endswith("; choose smaller sizes")
 
 
 def test_more_samples_than_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,6 +142,9 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
         (["table=fedcollab_t1", "nonsense"], "KEY=VALUE"),
         (["table=fedcollab_t1", "seeds=many"], "seeds"),
         (["table=fedcollab_t1", "protocl.rounds=3"], "protocl"),
+        (["table=fedcollab_t1", "--dry-run", "seed=3"], "use seeds=[3]"),
+        (["table=fedcollab_t1", "--dry-run", "++seed=3"], "use seeds=[3]"),
+        (["table=fedcollab_t1", "--dry-run", "force=true"], "stale=rerun"),
         (["scale=quick"], "table"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,17 @@ def test_a_saved_partition_comes_back(tmp_path, transforms):
     with np.load(tmp_path / "split.npz") as archive:  # the exchange form
         np.testing.assert_array_equal(archive["train_0"], [0, 2, 5])
         np.testing.assert_array_equal(archive["test_1"], [6])
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "split.npz"
+    partition().save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(type(path), "replace", mock.Mock(side_effect=OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        partition(seed=4).save(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["split.npz"]
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", None])

@@ -112,7 +112,14 @@ def test_worker_processes_tell_as_much() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "error", [Diverged("on its own terms"), ConfigError("of its own"), torch.OutOfMemoryError()]
+    "error",
+    [
+        Diverged("on its own terms"),
+        ConfigError("of its own"),
+        torch.OutOfMemoryError(),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
 )
 def test_errors_that_someone_can_act_on_pass_unchanged(error: Exception, engine: str) -> None:
     broken = setup(Broken(hook="aggregate", error=error))

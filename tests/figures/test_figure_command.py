@@ -77,6 +77,8 @@ def test_a_figure_that_was_not_made_says_which_command_makes_it(
         (["fedsac_f7", "scale=huge"], "quick"),
         (["fedsac_f7", "seeds=0"], "seeds=0"),
         (["fedsac_f7", "scale=quick", "protocol.round=3"], "protocol.round"),
+        (["fedsac_f7", "scale=quick", "--dry-run", "seed=3"], "use seeds=[3]"),
+        (["fedsac_f7", "scale=quick", "--dry-run", "force=true"], "stale=rerun"),
     ],
 )
 def test_bad_arguments_are_told_in_a_line(

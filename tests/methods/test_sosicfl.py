@@ -158,5 +158,7 @@ def test_impossible_settings_are_refused() -> None:
         SosicFL(metric="hilbrt")
     with pytest.raises(ConfigError, match="endpoints"):
         SosicFL(endpoints=0)
+    with pytest.raises(ConfigError, match=r"^method.endpoints must lie in \[1, 30\], got 1000$"):
+        SosicFL(endpoints=1000)
     with pytest.raises(ConfigError, match="rho"):
         SosicFL(rho=-0.1)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 
 from fedbench.config.compose import compose
+from fedbench.core.errors import Stale
 from fedbench.runs.config import from_plain, resolve, run_key
 from fedbench.tables import execute
 from fedbench.tables.job import Job, local_twin
+from tests.helpers.codes import edit
+from tests.helpers.labelled_formats import write_labelled
 
 CHOSEN = (
     "dataset=digits",
@@ -77,3 +82,44 @@ def test_a_run_is_not_composed_again_from_its_overrides(tmp_path: Path) -> None:
     given = job(f"runs_dir={tmp_path}", "dataset.limit=60")
     execute.run_all([[dataclasses.replace(given, overrides=("method=nonsense",))]], ["hydra/launcher=basic"])
     assert given.finished
+
+
+def study(tmp_path: Path, *more: str) -> Job:
+    """Of the samples that lie in a folder now."""
+    data = ("dataset=mnist", f"dataset.root={tmp_path / 'data'}", "dataset.partial=true")
+    return dataclasses.replace(job(*data, f"runs_dir={tmp_path / 'runs'}", *more), study="model_cost")
+
+
+@pytest.mark.usefixtures("fresh_codes")
+def test_a_study_of_other_code_is_made_again_where_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_labelled("mnist", tmp_path / "data", np.arange(60) % 10, np.arange(20) % 10)
+    execute.run_all([[study(tmp_path)]], [])
+    assert study(tmp_path, "stale=rerun").finished
+    edit(monkeypatch, "model")
+    assert study(tmp_path).finished, "shown, as a run is"
+    with pytest.raises(Stale, match=r"studies/model_cost.*other code \(model changed since\)"):
+        _ = study(tmp_path, "stale=error").finished
+    assert not study(tmp_path, "stale=rerun").finished
+    execute.run_all([[study(tmp_path, "stale=rerun")]], [])
+    assert study(tmp_path, "stale=rerun").finished
+
+
+def test_a_study_of_other_samples_is_another(tmp_path: Path) -> None:
+    for shift in (0, 1):
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        write_labelled("mnist", tmp_path / "data", (np.arange(60) + shift) % 10, np.arange(20) % 10)
+        assert not study(tmp_path).finished
+        execute.run_all([[study(tmp_path)]], [])
+        assert study(tmp_path).finished
+        assert study(tmp_path).folder.result()["data"] == study(tmp_path).data
+
+
+def test_a_study_of_before_code_was_recorded_is_read(tmp_path: Path) -> None:
+    write_labelled("mnist", tmp_path / "data", np.arange(60) % 10, np.arange(20) % 10)
+    made = study(tmp_path, "stale=rerun")
+    with made.folder as folder:
+        folder.finish({"macs": 5.0, "seed": 0})
+    assert made.finished
+    assert made.folder.result()["macs"] == 5.0

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedbench.tables import fill, plan, recorded, spec, store
+from fedbench.tables import execute, fill, plan, recorded, spec, store
 from fedbench.tables.cell_config import Wish
+from fedbench.tables.parts import RowSpec
 from fedbench.tables.recorded import Recorded
 from fedbench.tables.result import Cell, TableResult
 from fedbench.tables.scale import Scale
 from fedbench.tables.scale import load as load_scale
+from tests.helpers.codes import edit
 from tests.helpers.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +70,28 @@ def test_a_record_against_another_baseline_does_not_stand(tmp_path: Path) -> Non
         "fedavg",
         "fedprox",
     }
+
+
+@pytest.mark.usefixtures("fresh_codes")
+def test_a_study_that_other_code_made_here_does_not_stand_where_that_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table keeps its value alone, so its folder beside the runs tells what made it."""
+    row = RowSpec("r", ("method=local",), study="model_cost")
+    table = dataclasses.replace(toy(), rows=(row,), metrics=toy().metrics[:1])
+
+    def again(rule: str, record: Recorded) -> plan.Plan:
+        wish = Wish(Scale("paper"), settings=(f"runs_dir={tmp_path}", f"stale={rule}"))
+        return plan.make(table, wish, record)
+
+    (job,) = again("show", Recorded()).missing()
+    execute.run_all([[job]], [])
+    record = Recorded(TableResult(table, (Cell("r", "c", "acc", (50.0,), (0,), (job.key,)),)))
+    edit(monkeypatch, "model")
+    assert again("show", record).missing() == []
+    assert [each.study for each in again("rerun", record).missing()] == ["model_cost"]
+    shutil.rmtree(job.folder.path)
+    assert again("rerun", record).missing() == [], "nobody knows what made it"
 
 
 def test_baselines_outlive_the_file(tmp_path: Path) -> None:

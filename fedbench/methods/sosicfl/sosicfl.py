@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of, selectors
+from fedbench.config.domain import at_least, one_of, selectors, within
 from fedbench.config.schema import keyed
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
@@ -57,7 +57,8 @@ class SosicFL(Method):
     Upload: * [...] if without endpoints; endpoints/* [E, ...]
     """
 
-    endpoints: int = at_least(1, 3)  # M + 1
+    # M + 1; beyond 30, region.uniform can reject all but one draw in thousands
+    endpoints: int = within(1, 30, 3)
     # parameters with endpoints; the others are one model's
     simplex: tuple[str, ...] = selectors(("@head",), among="weights")
     clusters: int = at_least(1, 10)  # C
