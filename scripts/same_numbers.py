@@ -46,18 +46,13 @@ ROUNDS = ("protocol=quick", "protocol.rounds=3", "protocol.local.epochs=1", "pro
 SMALL = (*SAMPLES, *CLIENTS, *ROUNDS)
 CAPTIONED = ("dataset=captioned", "dataset.train=120", "dataset.test=30", *CLIENTS, *ROUNDS)
 WIDE = ("dataset.channels=3", "dataset.size=32")  # as networks for pictures need
-MANY = (
-    "dataset=synthetic",
-    "dataset.size=6",
-    "dataset.train=16000",
-    "dataset.test=4000",
-)  # as partitions need
+# As partitions need.
+MANY = ("dataset=synthetic", "dataset.size=6", "dataset.train=16000", "dataset.test=4000")
 SHORT = ("method=fedavg", "protocol.rounds=1")
 SHORTER = ("method.discriminator.rounds=3", "model.pretrained=false")  # where there is such a setting
 GROUPS = ("method", "model", "partition")
-Found = dict[
-    str, tuple[str, dict[str, str], str]
-]  # key -> (the run, its code by part, the hash of its numbers)
+# Key -> (the run, its code by part, the hash of its numbers).
+Found = dict[str, tuple[str, dict[str, str], str]]
 Change = tuple[str, str, str]  # part, old code, new code
 Line = list[str]  # of same_numbers.csv
 CODE = re.compile(r"\b(method|model|partition|engine):([0-9a-f]{12})\b")

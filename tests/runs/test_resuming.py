@@ -13,6 +13,7 @@ import pytest
 
 from fedbench.core.errors import CheckpointError, FolderInUse
 from fedbench.engine.state import State
+from fedbench.results.folder import RunFolder
 from fedbench.runs import execution as run
 from fedbench.runs import places
 from tests.helpers.runs import FAST, config, count_rounds, kill_and_rerun, rows, same_models, stamps
@@ -113,3 +114,21 @@ def test_a_failure_is_kept_until_the_run_succeeds(tmp_path: Path) -> None:
         with pytest.raises(none), folder, folder.noting_failure():
             raise none
         assert folder.failure() == ""
+
+
+def test_a_run_that_another_process_finished_before_the_lock_was_had_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = config(tmp_path, "method=local")
+    enter = RunFolder.__enter__
+
+    def late(folder: RunFolder) -> RunFolder:
+        with monkeypatch.context() as other:
+            other.setattr(RunFolder, "__enter__", enter)
+            run.execute(chosen)
+        return enter(folder)
+
+    monkeypatch.setattr(RunFolder, "__enter__", late)
+    trained = count_rounds(monkeypatch)
+    assert run.execute(chosen).earlier
+    assert len(trained) == chosen.protocol.rounds

@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 
 from fedbench.core.errors import FedbenchError
 from fedbench.data.partition import Partition
-from fedbench.results.folder import RunFolder
 from fedbench.runs import execution as run
 from fedbench.runs import places
 from fedbench.runs.config import from_plain, run_key
@@ -62,24 +61,6 @@ def test_a_finished_run_is_read_not_repeated_unless_forced(
     assert rows(again.folder) == before
     run.execute(config(tmp_path, "method=fedprox"))
     assert len(trained) == 8  # another method shares the Local run
-
-
-def test_a_run_that_another_process_finished_before_the_lock_was_had_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = config(tmp_path, "method=local")
-    enter = RunFolder.__enter__
-
-    def late(folder: RunFolder) -> RunFolder:
-        with monkeypatch.context() as other:
-            other.setattr(RunFolder, "__enter__", enter)
-            run.execute(chosen)
-        return enter(folder)
-
-    monkeypatch.setattr(RunFolder, "__enter__", late)
-    trained = count_rounds(monkeypatch)
-    assert run.execute(chosen).earlier
-    assert len(trained) == chosen.protocol.rounds
 
 
 def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
