@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
-from fedbench.core.errors import FolderInUse
+from fedbench.core.errors import ConfigError, FolderInUse
 from fedbench.core.interruption import Stopped, pause, stop_if_asked, working_for
 from fedbench.sweeps import counting
 
@@ -103,6 +103,10 @@ def _outcome(config: DictConfig) -> JobOutcome:
     try:
         run = resolve(config)
         plain = run.plain
+        if _hydra().mode == RunMode.RUN and (
+            name := run.settings.sweep.name
+        ):  # of which nothing would be kept
+            raise ConfigError(f"sweep.name={name} is of several runs; add -m: python -m fedbench -m ...")
         if not here:
             run = _among_others(run)
         result = _counted(run)

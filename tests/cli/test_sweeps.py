@@ -32,6 +32,18 @@ def test_sweep_runs_every_combination_and_leaves_no_litter(
     assert text.count("50.50 ± 0.71") == 2
 
 
+def test_a_named_sweep_needs_several_runs(
+    toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A single run would keep nothing under that name."""
+    assert main(["sweep.name=mine"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: sweep.name=mine is of several runs; add -m: python -m fedbench -m ...\n"
+    )
+    assert not list(executed)
+
+
 def test_sweep_glob_finds_the_files_only(toy: Path, executed: FakeRunner) -> None:
     assert main(["-m", "method=glob(*)"]) == 0
     assert [run.labels["method"] for run in executed] == ["fedavg", "fedcollab", "fedprox", "fedprox_code"]
