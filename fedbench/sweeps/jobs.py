@@ -103,9 +103,8 @@ def _outcome(config: DictConfig) -> JobOutcome:
     try:
         run = resolve(config)
         plain = run.plain
-        if _hydra().mode == RunMode.RUN and (
-            name := run.settings.sweep.name
-        ):  # of which nothing would be kept
+        name = run.settings.sweep.name
+        if name and _hydra().mode == RunMode.RUN:  # nothing would be kept under it
             raise ConfigError(f"sweep.name={name} is of several runs; add -m: python -m fedbench -m ...")
         if not here:
             run = _among_others(run)
@@ -186,8 +185,7 @@ def _sweep_job() -> str:
     """The overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
     from hydra.types import RunMode
 
-    hydra = _hydra()
-    if hydra.mode != RunMode.MULTIRUN:
+    if _hydra().mode != RunMode.MULTIRUN:
         return ""
     return " ".join(override.lstrip("+") for override in _task())
 
