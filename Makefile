@@ -96,7 +96,7 @@ $(addprefix figure-,$(FIGURES)): figure-%: $(INSTALLED)
 
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
 	$(BIN)/python -m fedbench.cli.redraw results
-	$(BIN)/python scripts/by_client.py --redraw
+	$(BIN)/python scripts/by_client.py
 	$(BIN)/python -m fedbench.figure all render=true
 	$(BIN)/python -m fedbench.plot results/tables/fedcollab_t1 out=results/figures formats=svg
 

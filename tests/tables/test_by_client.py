@@ -13,9 +13,10 @@ import pytest
 from scipy import stats
 
 from fedbench.core.errors import ConfigError
-from fedbench.core.files import as_npz
 from fedbench.data import authors
+from fedbench.tables import store
 from fedbench.tables.by_client import compare, further, paired, shares_gaining
+from fedbench.tables.render.by_client import LABELS, PARTITION, text
 
 OURS = np.array([[90.0, 80, 50, 50], [92.0, 84, 50, 50], [91.0, 82, 50, 50]])
 TWO = np.array([0, 0, 1, 1])
@@ -79,25 +80,44 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_published_history_agrees_with_itself(script: Any, tmp_path: Path) -> None:
-    arrays = {"distances seeds": np.array([2.0]), "distances clients": authors.clients("local")[None]}
-    for key in authors.METHODS:
-        shift = np.array([[-0.1], [0.0], [0.1]])
-        arrays[f"{key} seeds"] = np.arange(3.0)
-        arrays[f"{key} clients"] = authors.clients(key) + shift
-        arrays[f"{key} rounds"] = authors.rounds(key) + shift
-    (tmp_path / "fedcollab.npz").write_bytes(as_npz(arrays))
-    assert script.main(["--redraw", "--out", str(tmp_path)]) == 0
-    drawn = (tmp_path / "fedcollab.md").read_text(encoding="utf-8")
+    kept = (0, 4, 50, 200)
+    for table, keys in (("fedcollab_t1", authors.METHODS), ("fedcollab_t3", ("distances",))):
+        clients, curves = {}, []
+        for key, seed in ((key, seed) for key in keys for seed in (0, 1, 2)):
+            label, shift = LABELS[key], 0.1 * (seed - 1)
+            method = key if key in authors.METHODS else "local"
+            clients[store.place_of(label, "Label shift", seed)] = authors.clients(method) + shift * (
+                key == method
+            )
+            rounds = [0.0, *(authors.rounds(method) + shift)]
+            curves += [
+                {
+                    "row": label,
+                    "column": "Label shift",
+                    "seed": seed,
+                    "round": number,
+                    "acc_on_local": rounds[number],
+                }
+                for number in kept
+            ]
+        folder = tmp_path / "tables" / f"{table}-{PARTITION}"
+        folder.mkdir(parents=True)
+        store.save_clients(folder, clients)
+        store.save_curves(folder, curves)
+    assert script.main([str(tmp_path)]) == 0
+    drawn = (tmp_path / "clients" / "fedcollab.md").read_text(encoding="utf-8")
     assert "| FedAvg+FedCollab | small | 3 | 90.51 ± 0.10 | 90.51 | 90.02 to 91.01 | yes |" in drawn
     assert drawn.count("0 of 20 clients differ beside our seeds, 0 by the exact test") == 3
     assert "| 200 | 85.80 ± 0.10 | 85.80 |" in drawn
-    assert "| Ignore distances | 1 | 0.00 | 2 | 50.00 |" in drawn
+    assert "| Ignore distances | 3 | 33.33 | 6 | 33.33 |" in drawn  # above the Local of seed 0 alone
 
 
-def test_without_runs_it_says_what_to_do(script: Any, tmp_path: Path, capsys: Any) -> None:
-    for arguments in ([f"--set=runs_dir={tmp_path}"], ["--redraw"]):
-        with pytest.raises(SystemExit):
-            script.main([*arguments, "--out", str(tmp_path)])
-    said = capsys.readouterr().err
-    assert "make reproduce-fedcollab-t1 partition=fedcollab_label_shift_seed0" in said
-    assert "run this without --redraw" in said
+def test_without_tables_it_says_what_to_do(script: Any, tmp_path: Path, capsys: Any) -> None:
+    assert script.main([str(tmp_path)]) == 2
+    assert "make reproduce-fedcollab-t1 partition=fedcollab_label_shift_seed0" in capsys.readouterr().err
+
+
+def test_the_committed_page_is_of_the_committed_tables(script: Any, tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "results"
+    page = (results / "clients" / "fedcollab.md").read_text(encoding="utf-8")
+    assert text(script.collect(results)) == page, "run make tables"

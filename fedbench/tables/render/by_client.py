@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from fedbench.data import authors
 from fedbench.tables.by_client import Clients, compare, further, paired, shares_gaining
 
-Arrays = Mapping[
-    str, NDArray[np.float64]
-]  # "KEY seeds" [S], "KEY clients" [S, 20], "KEY rounds" [S, 200], percent
+# "KEY seeds" [S], "KEY clients" [S, 20] and "KEY rounds" [S, R] in percent; "rounds" [R], those whose scores are kept
+Arrays = Mapping[str, NDArray[np.float64]]
 
 LABELS = {  # the first three have a published history
     "local": "Local",
@@ -25,7 +24,7 @@ PARTITION = "partition=fedcollab_label_shift_seed0"
 SAMPLES = 350  # test samples of each client
 SIZES = np.repeat([0, 1], 10)  # clients 0-9 are large, 10-19 small
 GROUPS = {"all": SIZES >= 0, "large": SIZES == 0, "small": SIZES == 1}
-SHOWN = (1, 2, 5, 10, 20, 50, 100, 150, 200)
+SHOWN = (5, 10, 20, 50, 100, 150, 200)  # the nearest ones that are kept
 HEAD = """\
 # FedCollab client by client, on its authors' partition
 
@@ -110,19 +109,23 @@ def curves(arrays: Arrays, shown: Sequence[str]) -> Iterator[str]:
     """The mean accuracy after some rounds."""
     yield "## Rounds"
     yield ""
+    yield "Of the rounds that `curves.csv` keeps."
+    yield ""
     yield from rule(("round", *(f"{LABELS[key]} {who}" for key in shown for who in ("ours", "published"))))
-    for number in SHOWN:
+    kept = arrays["rounds"].astype(int)
+    for place in sorted({int(np.abs(kept - number).argmin()) for number in SHOWN}):
         cells = []
         for key in shown:
-            ours = arrays[f"{key} rounds"][:, number - 1]
-            cells += [spread(ours.mean(), deviation(ours)), f"{authors.rounds(key)[number - 1]:.2f}"]
-        yield line(number, *cells)
+            ours = arrays[f"{key} rounds"][:, place]
+            cells += [spread(ours.mean(), deviation(ours)), f"{authors.rounds(key)[kept[place] - 1]:.2f}"]
+        yield line(kept[place], *cells)
     yield ""
     for key in shown:
-        gap = arrays[f"{key} rounds"].mean(0) - authors.rounds(key)
+        gap = arrays[f"{key} rounds"].mean(0) - authors.rounds(key)[kept - 1]
+        early, late, largest = gap[kept <= 50].mean(), gap[kept > 50].mean(), np.abs(gap[kept > 10]).max()
         yield (
-            f"- {LABELS[key]}: ours - published {gap[:50].mean():+.2f} over rounds 1-50, {gap[50:].mean():+.2f} over "
-            f"51-200, largest absolute value {np.abs(gap[10:]).max():.2f} after round 10."
+            f"- {LABELS[key]}: ours - published {early:+.2f} over rounds 1-50, {late:+.2f} over 51-200, largest absolute "
+            f"value {largest:.2f} after round 10."
         )
 
 
