@@ -124,8 +124,8 @@ def curves(arrays: Arrays, shown: Sequence[str]) -> Iterator[str]:
         gap = arrays[f"{key} rounds"].mean(0) - authors.rounds(key)[kept - 1]
         early, late, largest = gap[kept <= 50].mean(), gap[kept > 50].mean(), np.abs(gap[kept > 10]).max()
         yield (
-            f"- {LABELS[key]}: ours - published {early:+.2f} over rounds 1-50, {late:+.2f} over 51-200, largest absolute "
-            f"value {largest:.2f} after round 10."
+            f"- {LABELS[key]}: ours - published {early:+.2f} over rounds 1-50, {late:+.2f} over 51-200, largest "
+            f"absolute value {largest:.2f} after round 10."
         )
 
 
