@@ -82,7 +82,8 @@ def test_fedcluster_cuts_fashion_mnists_label_shift_as_planted() -> None:
     """FedCollab's structure: the small clients' two types stay together."""
     try:
         _, groups = trained(
-            *("dataset=fashion_mnist", "partition=label_shift", "partition.scale=0.25", "protocol.rounds=30"),
+            *("dataset=fashion_mnist", "partition=label_shift", "partition.scale=0.25"),
+            *("protocol.rounds=30", "protocol.local.epochs=1"),  # as FedCollab: one epoch a round
             "method=fedcluster",
         )
     except DataMissing as missing:
