@@ -139,7 +139,7 @@ def test_an_answer_is_read_back_or_refused(rivals: Any, tmp_path: Path) -> None:
 
 
 def test_ratio_compares_equal_numbers_of_processes(rivals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rival's fastest round but its warm-up, over the mean of the engine's fastest, on as many cores, before and after."""
+    """A rival's fastest round but its warm-up, over the mean of the engine's before and after."""
     monkeypatch.setattr(rivals, "available_workers", lambda: 2)
     answer = rivals.Answer
     taken = [
