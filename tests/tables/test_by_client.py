@@ -16,7 +16,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.data import authors
 from fedbench.tables import store
 from fedbench.tables.by_client import compare, further, paired, shares_gaining
-from fedbench.tables.render.by_client import LABELS, PARTITION, text
+from fedbench.tables.render.by_client import LABELS, PARTITION
 
 OURS = np.array([[90.0, 80, 50, 50], [92.0, 84, 50, 50], [91.0, 82, 50, 50]])
 TWO = np.array([0, 0, 1, 1])
@@ -115,9 +115,3 @@ def test_the_published_history_agrees_with_itself(script: Any, tmp_path: Path) -
 def test_without_tables_it_says_what_to_do(script: Any, tmp_path: Path, capsys: Any) -> None:
     assert script.main([str(tmp_path)]) == 2
     assert "make reproduce-fedcollab-t1 partition=fedcollab_label_shift_seed0" in capsys.readouterr().err
-
-
-def test_the_committed_page_is_of_the_committed_tables(script: Any, tmp_path: Path) -> None:
-    results = Path(__file__).parents[2] / "results"
-    page = (results / "clients" / "fedcollab.md").read_text(encoding="utf-8")
-    assert text(script.collect(results)) == page, "run make tables"
