@@ -9,7 +9,7 @@ results) and writes RESULTS/clients/fedcollab.md. Nothing is trained.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,38 +17,40 @@ import numpy as np
 from fedbench.core.files import write_text
 from fedbench.tables import store
 from fedbench.tables.render.by_client import LABELS, PARTITION, Arrays, text
+from fedbench.tables.result import Circumstances
 
 TABLES = ("fedcollab_t1", "fedcollab_t3")
+COLUMN = "Label shift"
+SEEDS = 100  # looked for
 
 
 def collect(results: Path) -> Arrays:
     """What the tables hold of each row; see `Arrays`."""
     found = {}
     for table in TABLES:
-        folder = results / "tables" / f"{table}-{PARTITION}"
+        folder = store.folder_of(results, table, Circumstances(varied=(PARTITION,)))
         clients, points = store.load_clients(folder), store.load_curves(folder)
         for key, label in LABELS.items():
-            names = {name.split(store.SEPARATOR)[2]: name for name in clients if name.startswith(f"{label}|")}
-            if not names:
+            seeds = [seed for seed in range(SEEDS) if store.place_of(label, COLUMN, seed) in clients]
+            if not seeds:
                 continue
-            seeds = sorted(names, key=int)
-            curves = [
-                {
-                    int(point["round"]): float(point["acc_on_local"])
-                    for point in points
-                    if _is(point, label, seed)
-                }
-                for seed in seeds
-            ]
-            found[f"{key} seeds"] = np.array(list(map(float, seeds)))
-            found[f"{key} clients"] = np.array([clients[names[seed]] for seed in seeds], dtype=np.float64)
-            found[f"{key} rounds"] = np.array([list(curve.values())[1:] for curve in curves])
-            found["rounds"] = np.array(list(curves[0])[1:], dtype=np.float64)  # the first is before round 1
+            curves = [curve(points, label, seed) for seed in seeds]
+            found[f"{key} seeds"] = np.array(seeds, dtype=np.float64)
+            accuracies = [clients[store.place_of(label, COLUMN, seed)] for seed in seeds]
+            found[f"{key} clients"] = np.array(accuracies, dtype=np.float64)
+            found[f"{key} rounds"] = np.array([list(each.values()) for each in curves])
+            found["rounds"] = np.array(list(curves[0]), dtype=np.float64)
     return found
 
 
-def _is(point: dict[str, str], label: str, seed: str) -> bool:
-    return (point["row"], point["seed"]) == (label, seed)
+def curve(points: Sequence[Mapping[str, str]], label: str, seed: int) -> dict[int, float]:
+    """Round -> mean accuracy of a run, of the rounds that are kept but that before the first."""
+    own = [
+        point
+        for point in points
+        if (point["row"], point["column"], point["seed"]) == (label, COLUMN, str(seed))
+    ]
+    return {int(point["round"]): float(point["acc_on_local"]) for point in own if point["round"] != "0"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -79,9 +79,8 @@ class SettingsConfig(Component):
     reference_seed: int | None = at_least(0, None)
     runs_dir: str = "runs"
     force: bool = False  # repeat a run that has finished
-    stale: str = one_of(
-        "show", "rerun", "error"
-    )  # what other code made, or has another Local: show it (and say so), ...
+    # what other code made, or has another Local: show it (and say so), ...
+    stale: str = one_of("show", "rerun", "error")
     save_models: bool = False  # keep the final client models beside the results
     record: tuple[str, ...] = ()  # what else to keep, as [cka,similarity@1,50]: fedbench.recorders
     progress: str = one_of("auto", "bar", "lines", "none")

@@ -25,9 +25,8 @@ SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are kn
 TRAIN = tuple(
     f"fedbench.engine.train.{name}" for name in ("by_kind", "fit", "joint", "looped", "stacked", "workers")
 )
-REPORT = tuple(
-    f"fedbench.results.{name}" for name in ("history", "summary")
-)  # which round's numbers, and of what
+# Which round's numbers, and of what.
+REPORT = tuple(f"fedbench.results.{name}" for name in ("history", "summary"))
 ENGINE = ("fedbench.engine.simulation", "fedbench.engine.kinds", *TRAIN, *REPORT)
 ROOMS = (
     "clients",

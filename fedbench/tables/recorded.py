@@ -30,9 +30,8 @@ class Recorded:
     curves: tuple[Mapping[str, str], ...] = ()
     matrices: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     clients: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    apart: frozenset[str] = (
-        frozenset()
-    )  # keys of the runs measured against another result of Local than the recorded
+    # keys of the runs measured against another result of Local than the recorded
+    apart: frozenset[str] = frozenset()
 
     @property
     def made(self) -> Circumstances | None:

@@ -100,7 +100,8 @@ def ranks(table: TableResult, metric: MetricSpec) -> Ranks | None:
         return None
     sign = -1.0 if metric.better == "higher" else 1.0
     scores = np.array([[sign * values[index][block] for index in kept] for block in blocks])  # [blocks, rows]
-    average = stats.rankdata(scores.round(EXACT), axis=1).mean(0)
+    scores = scores.round(EXACT)
+    average = stats.rankdata(scores, axis=1).mean(0)
     with warnings.catch_warnings():  # rows that all tie have no statistic: nan, and no warning
         warnings.simplefilter("ignore")
         p = float(stats.friedmanchisquare(*scores.T).pvalue)
