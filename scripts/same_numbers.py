@@ -24,7 +24,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import mock
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -102,25 +101,27 @@ def numbers(overrides: list[str]) -> tuple[str, dict[str, str], str]:
 
 
 def write_numbers(path: Path) -> None:
-    """Those of all runs that the code in reach can do, as JSON; nothing of the list is taken as equal."""
+    """Write those of all runs that the code in reach can do, as JSON."""
     found: Found = {}
-    with mock.patch.object(fingerprint, "_same", dict):
-        for overrides in runs():
-            try:
-                key, code, digest = numbers(overrides)
-            except (FedbenchError, HydraException):
-                continue
-            found[key] = " ".join(each for each in overrides if each not in SMALL), code, digest
+    for overrides in runs():
+        try:
+            key, code, digest = numbers(overrides)
+        except (FedbenchError, HydraException):
+            continue
+        found[key] = " ".join(each for each in overrides if each not in SMALL), code, digest
     path.write_text(json.dumps(found))
 
 
 def numbers_of(folder: Path) -> Found:
-    """Those of the source in `folder`, found by a process of its own."""
+    """Return those of the source in `folder`, found by its own copy of this script in a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "numbers.json"
         environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
         subprocess.run(
-            [sys.executable, __file__, "--write", str(path)], check=True, env=environment, cwd=scratch
+            [sys.executable, str(folder / "scripts" / "same_numbers.py"), "--write", str(path)],
+            check=True,
+            env=environment,
+            cwd=scratch,
         )
         found: Found = json.loads(path.read_text())
     return found
@@ -152,12 +153,13 @@ def recorded(results: Path) -> set[tuple[str, str]]:
 
 def needed(lines: Sequence[Line], codes: set[tuple[str, str]]) -> list[Line]:
     """Those of `lines` (part, old, new, reason) that lead on from one of `codes`, in their order."""
-    steps = {(part, old): (part, new) for part, old, new, _ in lines}
     reached: set[tuple[str, str]] = set()
-    for code in codes:
-        while code in steps and code not in reached:
+    waiting = list(codes)
+    while waiting:
+        code = waiting.pop()
+        if code not in reached:
             reached.add(code)
-            code = steps[code]
+            waiting += [(part, new) for part, old, new, _ in lines if (part, old) == code]
     return [line for line in lines if tuple(line[:2]) in reached]
 
 

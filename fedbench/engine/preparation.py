@@ -77,10 +77,12 @@ class Preparation(Protocol):
         As its network reads them: normalised, or pixels in [0, 1] (`unit`).
         """
 
-    def once(self, module: str, given: Sequence[object], make: Callable[[Meter], Arrays]) -> Arrays:
+    def once(
+        self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]
+    ) -> Arrays:
         """What `make` returns; if a run before had the same from the same `given`, that, kept in the cache.
 
-        `given` is all that the result depends on (tensors, or what `repr` tells apart), `module` the code that makes
+        `given` is all that the result depends on (tensors, or what `repr` tells apart), `code` the function that makes
         it. Traffic, which `make` counts by the meter that it is given, and seconds are as if it were made here.
         """
 

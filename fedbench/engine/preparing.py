@@ -77,7 +77,9 @@ class Preparing(Preparation):
         x, y = federation.gather(owned)
         return Batch(federation.unit(owned) if unit else x, y)
 
-    def once(self, module: str, given: Sequence[object], make: Callable[[Meter], Arrays]) -> Arrays:
+    def once(
+        self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]
+    ) -> Arrays:
         """See Preparation. The seconds are those of the run that made it."""
         began, fresh = time.perf_counter(), []
 
@@ -87,9 +89,7 @@ class Preparing(Preparation):
             arrays, crossed = make(meter), np.array([meter.up, meter.down])
             return {**arrays, "bytes": crossed, "seconds": np.array(time.perf_counter() - began)}
 
-        found = {
-            name: np.array(each) for name, each in cached_arrays(shared_key(module, given), made).items()
-        }
+        found = {name: np.array(each) for name, each in cached_arrays(shared_key(code, given), made).items()}
         up, down = found.pop("bytes").tolist()
         self.meter.up, self.meter.down = self.meter.up + up, self.meter.down + down
         seconds = float(found.pop("seconds"))
@@ -102,17 +102,17 @@ class Preparing(Preparation):
         self.arrays[name] = np.asarray(array)
 
 
-def shared_key(module: str, given: Sequence[object]) -> str:
-    """Changes with any of `given`, a tensor's device and content, with the code of `module`, and with torch.
+def shared_key(code: Callable[..., object], given: Sequence[object]) -> str:
+    """Return a key that changes with any of `given`, a tensor's device and content, with `code`, and with torch.
 
     With the number of threads as well, on which the order of sums depends.
     """
-    code = source.digest((module,), (module.rpartition(".")[0], "fedbench.core.rng", "fedbench.core.trees"))
-    digest = hashlib.sha256(f"{code} {torch.__version__} {torch.get_num_threads()}".encode())
+    made_by = source.digest([f"{code.__module__}:{code.__qualname__}"])
+    digest = hashlib.sha256(f"{made_by} {torch.__version__} {torch.get_num_threads()}".encode())
     for each in given:
         if isinstance(each, Tensor):
             digest.update(f"|{each.dtype} {list(each.shape)} {each.device.type} ".encode())
             digest.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         else:
             digest.update(f"|{each!r}".encode())
-    return f"{module.rpartition('.')[2]}-{digest.hexdigest()[:16]}"
+    return f"{code.__name__}-{digest.hexdigest()[:16]}"

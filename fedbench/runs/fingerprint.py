@@ -22,74 +22,72 @@ from fedbench.runs.config import RunConfig
 log = logging.getLogger("fedbench")
 
 SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are known to give the same numbers
-TRAIN = tuple(
-    f"fedbench.engine.train.{name}" for name in ("by_kind", "fit", "joint", "looped", "stacked", "workers")
+ENGINE = (
+    "fedbench.engine.simulation:Simulation",
+    "fedbench.engine.kinds:assemble",
+    "fedbench.engine.train.by_kind:by_kind",
+    "fedbench.engine.train.joint:JointSetup",
+    "fedbench.engine.train.joint:merged",
+    "fedbench.engine.train.joint:split",
+    "fedbench.engine.train.looped:LoopedTrainer",
+    "fedbench.engine.train.stacked:StackedTrainer",
+    "fedbench.engine.train.workers:WorkersTrainer",
+    "fedbench.engine.train.worker:serve",
+    "fedbench.engine.train.fit:fit",
+    "fedbench.results.summary:summarise",  # which round's numbers, and of what
 )
-# Which round's numbers, and of what.
-REPORT = tuple(f"fedbench.results.{name}" for name in ("history", "summary"))
-ENGINE = ("fedbench.engine.simulation", "fedbench.engine.kinds", *TRAIN, *REPORT)
-ROOMS = (
-    "clients",
-    "contract",
-    "kinds",
-    "method",
-    "preparation",
-    "preparing",
-    "schedule",
-    "scored_sets",
-    "scores",
-    "selectors",
-    "setup",
-    "simulation",
-    "state",
-    "train",
+PARTITION = ("fedbench.data.split:make_partition",)
+SILENT = frozenset(  # what the code that decides numbers calls, and what decides none: files, checks, errors
+    source.Definition(*name.split(":"))
+    for name in (
+        "fedbench.config.domain:Component",
+        "fedbench.config.groups:registry",
+        "fedbench.core.cache:cached_arrays",
+        "fedbench.core.errors:is_out_of_memory",
+        "fedbench.core.errors:unknown",
+        "fedbench.core.sealed:load_npz",
+        "fedbench.engine.hooks:HookError",
+    )
 )
-ENGINE_ROOMS = (
-    *(f"fedbench.engine.{name}" for name in ROOMS),
-    *(f"fedbench.core.{name}" for name in ("batch", "rng", "trees")),
-    "fedbench.data.augment",
-    "fedbench.metrics",
-    "fedbench.models.joint_task",
-    *REPORT,
-)
-DATA = tuple(f"fedbench.data.{name}" for name in ("federation", "split"))
 
 
 def code_of(run: RunConfig) -> str:
-    """Hashes of today's code for `run`, as "method:0123456789ab model:... partition:... engine:..."."""
-    return " ".join(f"{part}:{_digest(part, *where)}" for part, where in _parts(run).items())
+    """Return hashes of today's code for `run`, as "method:0123456789ab model:... partition:... engine:..."."""
+    return " ".join(f"{part}:{_digest(part, roots)}" for part, roots in roots_of(run).items())
 
 
 def warn_of_edits(run: RunConfig) -> None:
     """Say so where code was edited after this process began, as in a notebook: what runs is what it was then."""
-    for part, where in _parts(run).items():
-        if source.edited(*where):
+    for part, roots in roots_of(run).items():
+        if source.edited(_closure(part, roots)):
             warn_once(
                 f"the code of {part} was edited after this process began, which runs what it was: start again"
             )
 
 
-def _parts(run: RunConfig) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The modules of each part, and the rooms within which what they import counts."""
-    methods = tuple(each.__module__ for each in _methods(run.plain["method"]))
-    partition = type(run.partition).__module__
-    models = tuple(type(each).__module__ for each in (run.model, *run.model.networks.values()))
+def roots_of(run: RunConfig) -> dict[str, tuple[str, ...]]:
+    """Return the definitions, as "module:Name", that each part of the code of `run` begins at."""
+    networks = dict.fromkeys(_root(type(each)) for each in (run.model, *run.model.networks.values()))
     return {
-        "method": (methods, tuple(map(_home, methods))),
-        "model": (tuple(dict.fromkeys(models)), tuple(dict.fromkeys(map(_home, models)))),
-        "partition": ((partition, *DATA), ("fedbench.data", _home(partition))),
-        "engine": (ENGINE, ENGINE_ROOMS),
+        "method": tuple(_root(each) for each in _methods(run.plain["method"])),
+        "model": tuple(networks),
+        "partition": (_root(type(run.partition)), *PARTITION),
+        "engine": ENGINE,
     }
 
 
+def _root(component: type) -> str:
+    return f"{component.__module__}:{component.__qualname__}"
+
+
 def changed(recorded: str, today: str) -> list[str]:
-    """The parts whose code is not what made a result with `recorded` in its column `code`.
+    """Return the parts whose code is not what made a result with `recorded` in its column `code`.
 
     None for a result of before code was recorded: it stands by its commit and the tests that hold its numbers.
     """
     now = dict(part.split(":") for part in today.split())
     then = dict(part.partition(":")[::2] for part in recorded.split())
-    return [part for part, found in then.items() if _latest(part, found) != now.get(part)]
+    return [part for part, found in then.items() if now.get(part) not in _equal(part, found)]
 
 
 def load(data: DataSource) -> Dataset:
@@ -118,10 +116,21 @@ def _content(data: DataSource, stamp: str) -> str:
 
 
 @functools.cache
-def _digest(part: str, modules: tuple[str, ...], rooms: tuple[str, ...]) -> str:
-    """The hash of a part; if its files may not be what was imported, one that no code has."""
-    found = _latest(part, source.digest(modules, rooms))
-    return f"{found}edited" if source.edited(modules, rooms) else found
+def _digest(part: str, roots: tuple[str, ...]) -> str:
+    """Return the hash of a part; if its files may not be what was imported, one that no code has."""
+    edited = source.edited(_closure(part, roots))
+    return source.digest(roots, _named(part)) + ("edited" if edited else "")
+
+
+@functools.cache
+def _closure(part: str, roots: tuple[str, ...]) -> frozenset[source.Definition]:
+    """Return the definitions that the hash of a part covers."""
+    return source.closure(roots, _named(part))
+
+
+def _named(part: str) -> frozenset[source.Definition]:
+    """Return what the hash of a part does not cover: what decides nothing, and what the engine's covers."""
+    return SILENT if part == "engine" else SILENT | _closure("engine", ENGINE)
 
 
 @functools.cache
@@ -137,20 +146,23 @@ def _methods(config: Mapping[str, Any]) -> Iterator[type]:
         yield from _methods(inner)
 
 
-def _home(module: str) -> str:
-    """The package in which the code that a component relies on lies: its room here, or a whole package elsewhere."""
-    parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == "fedbench" else parts[0]
-
-
 @functools.cache
-def _same() -> dict[tuple[str, str], str]:
-    """(part, hash) -> a later one that gives the same numbers."""
+def _same() -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return the later hashes, by (part, hash), of code that gives the same numbers."""
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
     with SAME_NUMBERS.open(encoding="utf-8", newline="") as handle:
-        return {(row["part"], row["old"]): row["new"] for row in csv.DictReader(handle)}
-
-
-def _latest(part: str, found: str) -> str:
-    while (part, found) in _same():
-        found = _same()[part, found]
+        for row in csv.DictReader(handle):
+            key = row["part"], row["old"]
+            found[key] = (*found.get(key, ()), row["new"])
     return found
+
+
+def _equal(part: str, found: str) -> set[str]:
+    """Return the hashes of code that gives the numbers of `found`, itself included."""
+    reached, waiting = set(), [found]
+    while waiting:
+        each = waiting.pop()
+        if each not in reached:
+            reached.add(each)
+            waiting += _same().get((part, each), ())
+    return reached

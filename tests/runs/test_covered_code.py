@@ -1,77 +1,151 @@
-"""The hashes of code cover all that decides a run's numbers."""
+"""The hashes of code cover what decides a run's numbers: every function that a run executes is in one, or is named."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType, FrameType
 
 import pytest
 
 from fedbench.core import source
-from fedbench.engine import setup, simulation
-from fedbench.engine.train import looped
-from fedbench.results import history, summary
-from fedbench.runs import fingerprint
+from fedbench.core.source import Definition
+from fedbench.engine.setup import Setup
+from fedbench.engine.train.worker import serve
+from fedbench.runs import execution, fingerprint
+from fedbench.runs.config import RunConfig
 from tests.helpers.runs import config
 
-SILENT = {  # what a run imports and no part covers, with what it does instead of deciding numbers
-    "its configuration, which the run key holds": ("fedbench.config", "fedbench.runs"),
-    "the samples, whose content is hashed": (
+SILENT = (  # packages and modules that a run executes and that decide none of its numbers
+    "fedbench.config",  # settings, which the run key holds
+    *(
         "fedbench.data.dataset",
         "fedbench.data.datasets",
         "fedbench.data.formats",
-    ),
-    "files, messages, waiting": tuple(
+    ),  # whose outcome is hashed itself
+    *(
         f"fedbench.core.{name}"
-        for name in (
-            *("cache", "checksum", "errors", "files", "interruption", "lock", "progress", "sealed", "source"),
-            *("transfer", "version"),
-        )
+        for name in ("cache", "errors", "files", "interruption", "lock", "progress", "sealed")
     ),
-    "what is shown, kept and measured beside the numbers": (
-        *("fedbench.plots", "fedbench.recorders", "fedbench.engine.recording", "fedbench.engine.conformance"),
-        *("fedbench.engine.hooks", "fedbench.engine.pick"),
+    *(f"fedbench.core.{name}" for name in ("checksum", "source")),
+    *(
+        "fedbench.plots",
+        "fedbench.recorders",
+        "fedbench.runs",
+        "fedbench.results",
+        "fedbench.engine.recording",
     ),
+    *("fedbench.engine.pick", "fedbench.engine.conformance"),  # which engine; all give the same numbers
+    *("fedbench.data.file_source", "fedbench.testing"),
+)
+CHOOSING = {  # how an engine is chosen; all give the same numbers
+    Definition("fedbench.engine.schedule", "all_steps"),
+    Definition("fedbench.engine.train.workers", "available_workers"),
+    Definition("fedbench", "__getattr__"),
 }
 
 
-def test_all_code_that_a_run_is_made_of_counts_or_is_known_to_decide_nothing(tmp_path: Path) -> None:
-    """A new module is in a part of `code_of`, or is entered above with what it is."""
-    pair = config(tmp_path, "dataset=captioned", "model=small_pair", "method=fedavg", "partition=homo")
-    single = config(tmp_path, "method=fedavg", "protocol.augment=[flip]")
-    counted = set()
-    for run in (pair, single):
-        for where in fingerprint._parts(run).values():
-            counted |= source.closure(*where)
-    shown = {f"fedbench.results.{file.stem}" for file in Path(summary.__file__).parent.glob("*.py")} - {
-        history.__name__,
-        summary.__name__,
-    } | {"fedbench.results.trackers"}
-    silent = {*shown, *(name for names in SILENT.values() for name in names)}
-    every = source.closure(["fedbench.runs.execution"], ["fedbench"]) - {"fedbench"}
-    other = {
-        name for name in every - counted if not any(f"{name}.".startswith(f"{each}.") for each in silent)
+@functools.cache
+def spans(file: str) -> list[tuple[int, int, str]]:
+    """(first line, last line, name) of the definitions at the top of a file."""
+    body = ast.parse(Path(file).read_text()).body
+    named = [node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return [
+        (min(each.lineno for each in (node, *node.decorator_list)), node.end_lineno or 0, node.name)
+        for node in named
+    ]
+
+
+@contextmanager
+def traced() -> Iterator[set[Definition]]:
+    """Fills the set that it yields with the definitions of ours that are executed, in this process's threads."""
+    seen: set[CodeType] = set()
+    found: set[Definition] = set()
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or code in seen:
+            return
+        seen.add(code)
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] == "fedbench" and code.co_filename != "<string>":  # not a dataclass's own
+            for first, last, name in spans(code.co_filename):
+                if first <= code.co_firstlineno <= last:
+                    found.add(Definition(module, name))
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def covered(run: RunConfig) -> set[Definition]:
+    """All definitions in the hashes of a run's code."""
+    own = {
+        each
+        for part, roots in fingerprint.roots_of(run).items()
+        for each in fingerprint._closure(part, roots)
     }
-    chosen = ("fedbench.methods", "fedbench.models", "fedbench.data.partitions")  # those of other runs
-    assert {name for name in other if not name.startswith(chosen)} == set()
+    return own if run.local is None else own | covered(run.local)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "data.augment",
-        "metrics.fairness",
-        "metrics.report_rules",
-        "models.joint_task",
-        "engine.kinds",
-        "results.history",
+RUNS = {
+    "looped": [
+        "method=fedcollab",
+        "method/base=ditto",
+        "method.discriminator.rounds=2",
+        "protocol.augment=[flip]",
     ],
-)
-def test_the_engines_hash_covers(module: str) -> None:
-    assert f"fedbench.{module}" in source.closure(fingerprint.ENGINE, fingerprint.ENGINE_ROOMS)
+    "workers": ["method=fedsac", "hardware.workers=2", "protocol.optimizer.clip=5"],
+    "stacked": [
+        "method=fedavg",
+        "dataset=synthetic",
+        "dataset.size=32",
+        "model=lenet5_bn",
+        "protocol.optimizer.momentum=0.9",
+    ],
+}
 
 
-def test_the_engines_code_is_all_that_its_modules_are_made_of() -> None:
-    """What the loop, preparations and trainers are defined in; a module that moves takes its room along."""
-    for made in (simulation.Simulation, simulation.Preparing, setup.Setup, looped.LoopedTrainer):
-        name = made.__module__
-        assert any(name == room or name.startswith(f"{room}.") for room in fingerprint.ENGINE_ROOMS), name
+@pytest.mark.parametrize("engine", RUNS)
+def test_every_function_that_a_run_executes_is_in_a_hash(tmp_path: Path, engine: str) -> None:
+    run = config(tmp_path, *RUNS[engine], f"hardware.engine={engine}")
+    assert executed_uncovered(run) == set()
+
+
+def test_with_several_kinds_of_client_as_well(tmp_path: Path) -> None:
+    run = config(
+        tmp_path, "dataset=captioned", "model=small_pair", "method=fedsac_multimodal", "partition=homo"
+    )
+    assert executed_uncovered(run) == set()
+
+
+def executed_uncovered(run: RunConfig) -> set[Definition]:
+    """What a run executes, in no hash, beside what is known to be silent."""
+    with traced() as executed:
+        execution.execute(run)
+    loop = {Definition(*name.split(":")) for name in ("fedbench.engine.simulation:Simulation",)}
+    assert loop <= executed, "the trace sees something"
+    return {
+        each
+        for each in executed - covered(run) - fingerprint.SILENT - CHOOSING
+        if not any(f"{each.module}.".startswith(f"{silent}.") for silent in SILENT)
+    }
+
+
+def test_what_a_worker_process_executes_is_in_the_engines_hash() -> None:
+    engine = fingerprint._closure("engine", fingerprint.ENGINE)
+    assert {Definition(each.__module__, each.__name__) for each in (serve, Setup)} <= engine
+
+
+@pytest.mark.parametrize("name", ["fairness", "report", "_best_val", "clip", "JointTask", "Flip", "History"])
+def test_the_engines_hash_covers(name: str) -> None:
+    assert name in {each.name for each in source.closure(fingerprint.ENGINE)}

@@ -13,7 +13,7 @@ import pytest
 from fedbench.core.errors import Stale
 from fedbench.runs import execution, fingerprint, places
 from fedbench.runs.config import RunConfig, run_key
-from tests.helpers.codes import ROOMS, edit
+from tests.helpers.codes import PARTS, edit
 from tests.helpers.labelled_formats import write_labelled
 from tests.helpers.runs import config, interrupt_after
 
@@ -66,7 +66,7 @@ def test_a_result_is_shown_where_its_data_are_gone(tmp_path: Path) -> None:
     assert execution.execute(run).row == made.row
 
 
-@pytest.mark.parametrize("part", ROOMS)
+@pytest.mark.parametrize("part", PARTS)
 def test_a_result_of_other_code_is_shown_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
@@ -133,7 +133,6 @@ def test_codes_that_give_the_same_numbers_are_one(
     same.write_text(f"part,old,new,reason\nengine,{old},middle,moved\nengine,middle,{new},renamed\n")
     monkeypatch.setattr(fingerprint, "SAME_NUMBERS", same)
     fingerprint._same.cache_clear()
-    fingerprint._digest.cache_clear()
     assert fingerprint.changed(first, fingerprint.code_of(run)) == []
     execution.execute(run.changed(stale="error"))
     assert not caplog.records
@@ -143,7 +142,7 @@ def test_what_is_in_the_row_and_the_folder(tmp_path: Path) -> None:
     run = config(tmp_path, "method=fedcollab", "method/base=ditto", "method.discriminator.rounds=1")
     result = execution.execute(run)
     row = json.loads((result.folder / "result.json").read_text())
-    assert [part.partition(":")[0] for part in row["code"].split()] == list(ROOMS)
+    assert [part.partition(":")[0] for part in row["code"].split()] == list(PARTS)
     assert result.folder.name == f"seed0-{run_key(run)[:8]}-{row['data'][:6]}"
     assert (result.folder / "code.txt").read_text().strip() == row["code"]
 

@@ -105,9 +105,9 @@ def test_code_that_is_edited_while_a_process_runs_is_not_what_made_its_results(
 
 def test_a_file_from_the_future_was_not_edited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that was set back."""
-    modules, rooms = ("fedbench.methods.local",), ("fedbench.methods",)
-    assert not source.edited(modules, rooms)
+    definitions = {source.Definition("fedbench.methods.local", "Local")}
+    assert not source.edited(definitions)
     monkeypatch.setattr(source, "BEGAN", 0.0)
-    assert source.edited(modules, rooms)
+    assert source.edited(definitions)
     monkeypatch.setattr(source.time, "time", lambda: 1.0)
-    assert not source.edited(modules, rooms)
+    assert not source.edited(definitions)

@@ -29,7 +29,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.conformance import Conformance
 from fedbench.engine.contract import Cohort
 from fedbench.engine.preparation import Meter, Preparation
-from fedbench.methods.fedcollab import ablations, discriminators, solver
+from fedbench.methods.fedcollab import ablations, solver
 from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
 from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
 from fedbench.methods.parts.inside import fedavg
@@ -120,7 +120,7 @@ class FedCollab(Coalitions):
             }
 
         given = (x, y, classes, sizes, self.discriminator, seed)
-        return preparation.once(discriminators.__name__, given, train)["distances"]
+        return preparation.once(train_discriminators, given, train)["distances"]
 
     def _solver_inputs(self, sizes: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sizes and distances as the solver is to see them (Table 3)."""
