@@ -1,4 +1,4 @@
-"""`python -m fedbench.figure NAME ...`: run what figures lack, draw them, hold them against the papers' claims."""
+"""`python -m fedbench.figure NAME ...`: run what figures lack, and draw them."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _draw(each: FigurePlan, request: Request, wanted: Wanted) -> bool:
         return False
     arrays = read.collect(again)
     drawn = store.write(request.folder, again, arrays, request.formats)
-    print(f"{drawn.mirrors} ({drawn.scale}): {drawn.verdict}: {drawn.shows}")
+    print(f"{drawn.mirrors} ({drawn.scale}): {request.folder / drawn.scale / drawn.name}")
     return True
 
 

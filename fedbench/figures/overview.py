@@ -1,15 +1,14 @@
-"""All figures at once: the contact sheet, and the papers' claims beside what ours show."""
+"""All figures at once: the contact sheet, and a page with the papers' claims and what was run."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedbench.core.files import write_text
 from fedbench.figures import spec as specs
 from fedbench.figures import store
-from fedbench.figures.judges.verdict import VERDICTS
+from fedbench.figures.spec import OPEN, PAPER, QUICK
 from fedbench.figures.store import Drawn
 from fedbench.plots.sheet import sheet
 from fedbench.tables.account import PAPERS
@@ -17,12 +16,15 @@ from fedbench.tables.account import PAPERS
 HEAD = """# Figures of the five papers
 
 Made by `make figures scale=quick`, or one by one by `make figure-NAME`, at the papers' settings where the data are
-there; drawn again from the arrays beside them, without any run, by `make tables`. A verdict is a rule on the figure's
-numbers alone (`fedbench/figures/judges/`), fixed before it was drawn: a difference counts beyond two standard errors
-over seeds. A figure on other data than the paper's says so, and neither agreement nor disagreement there reproduces it.
+there; drawn again from the arrays beside them, without any run, by `make tables`. The claim is the paper's, of its own
+data and settings. Only a figure at the paper's setting can be held against it; the others show the same quantities on
+other data, and neither support nor refute the claim.
 
 ![all figures](contact.png)
 """
+
+
+RUN = {PAPER: "at the paper's setting", OPEN: "on open data", QUICK: "at a small scale"}
 
 
 def made(folder: Path) -> list[Drawn]:
@@ -49,15 +51,17 @@ def write(folder: Path) -> None:
 
 
 def text(found: Sequence[Drawn]) -> str:
-    """The page: counts of verdicts, and a line a figure."""
-    counts = Counter(each.verdict for each in found)
+    """The page: a line a figure, with the paper's claim and what was run."""
     lacking = sorted(set(ordered()) - {each.name for each in found})
-    lines = [HEAD, f"{len(found)} figures: " + ", ".join(f"{word} {counts[word]}" for word in VERDICTS) + "."]
+    counts = ", ".join(
+        f"{sum(each.scale == scale for each in found)} {words}" for scale, words in RUN.items()
+    )
+    lines = [HEAD, f"{len(found)} figures: {counts}."]
     if lacking:
         lines.append(f"Not made yet: {', '.join(lacking)}.")
-    lines += ["", "| figure | claim of the paper | ours | what ours shows | data |", "|---|---|---|---|---|"]
+    lines += ["", "| figure | claim of the paper | run | data |", "|---|---|---|---|"]
     lines += [
-        f"| [{each.mirrors}]({each.scale}/{each.name}.svg) | {each.claim} | {each.verdict} | {each.shows} "
+        f"| [{each.mirrors}]({each.scale}/{each.name}.svg) | {each.claim} | {RUN[each.scale]} "
         f"| {each.data}; {len(each.seeds)} seed{'s' * (len(each.seeds) > 1)} |"
         for each in found
     ]

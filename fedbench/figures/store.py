@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 from fedbench.core.files import as_npz
 from fedbench.core.sealed import Sealed
 from fedbench.figures import spec as specs
-from fedbench.figures.judges import judge
 from fedbench.figures.plan import FigurePlan
 from fedbench.figures.spec import SETTINGS
 from fedbench.plots import style
@@ -33,9 +32,7 @@ class Drawn:
     data: str
     seeds: tuple[int, ...]
     command: str
-    claim: str
-    verdict: str
-    shows: str
+    claim: str  # what the paper says that its figure shows
     note: str = ""
 
     @property
@@ -49,11 +46,11 @@ class Drawn:
 
 def write(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> Drawn:
     """Keep the arrays of a figure and what is said of them, and draw it."""
-    spec, verdict = plan.spec, judge(plan.spec.name, arrays)
+    spec = plan.spec
     changed = f" with {' '.join(plan.wanted.changed)}" if plan.wanted.changed else ""
     drawn = Drawn(
         spec.name, plan.scale, spec.mirrors, spec.title, plan.setting.data + changed,
-        tuple(plan.runs.seeds), plan.command(), spec.claim, verdict.word, verdict.shows, spec.note,
+        tuple(plan.runs.seeds), plan.command(), spec.claim, spec.note,
     )  # fmt: skip
     place = folder / plan.scale / spec.name
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -78,11 +75,10 @@ def draw(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("s
 
 
 def render(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
-    """Judge and draw again what is kept at `place` (no suffix), in the words that its YAML has today."""
+    """Draw again what is kept at `place` (no suffix), in the words that its YAML has today."""
     drawn, arrays = read(place)
-    spec, verdict = specs.load(drawn.name), judge(drawn.name, arrays)
-    drawn = replace(drawn, verdict=verdict.word, shows=verdict.shows, title=spec.title, claim=spec.claim)
-    drawn = replace(drawn, note=spec.note, mirrors=spec.mirrors)
+    spec = specs.load(drawn.name)
+    drawn = replace(drawn, title=spec.title, claim=spec.claim, note=spec.note, mirrors=spec.mirrors)
     files_of(place).write({f"{place.name}.json": _said(drawn)})
     draw(place, drawn, arrays, formats)
     return drawn
@@ -97,7 +93,8 @@ def read(place: Path) -> tuple[Drawn, Arrays]:
     files = files_of(place)
     content, arrays = files.json(f"{place.name}.json"), files.npz(f"{place.name}.npz")
     try:
-        return Drawn(**{**content, "seeds": tuple(content["seeds"])}), arrays
+        said = {each.name: content[each.name] for each in fields(Drawn)}  # earlier versions said more
+        return Drawn(**{**said, "seeds": tuple(content["seeds"])}), arrays
     except (TypeError, KeyError) as error:
         raise files.damaged(f"{place.name}.json", "it is of another version") from error
 

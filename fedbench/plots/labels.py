@@ -16,12 +16,6 @@ def distributions(counts: Any) -> Floats:
     return np.asarray(counts / counts.sum(1, keepdims=True))
 
 
-def total_variation(counts: Any) -> Floats:
-    """Half the L1 distance of every two label distributions, [N, N] in [0, 1]."""
-    q = distributions(counts)
-    return np.asarray(np.abs(q[:, None] - q[None]).sum(2) / 2)
-
-
 def label_cosine(counts: Any) -> Floats:
     """Cosine of every two label distributions, [N, N]."""
     q = distributions(counts)

@@ -14,9 +14,7 @@ from fedbench.core.files import as_json, as_npz
 from fedbench.figures import store
 from tests.helpers.damage import DAMAGES, tried
 
-DRAWN = store.Drawn(
-    "fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim", "agrees", "shows"
-)
+DRAWN = store.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim")
 
 
 @pytest.mark.parametrize("name", ["fedsac_f7.npz", "fedsac_f7.json", sealed.MANIFEST])
