@@ -14,8 +14,9 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.plots import beside, runs, style
+from fedbench.results.finished import Run
 from fedbench.results.history import TEST_SETS
-from fedbench.results.run_files import CLIENTS, COLLABORATION, RESULT, ROUNDS, files_of, numeric_rows
+from fedbench.results.run_files import RESULT
 from fedbench.tables import significance, store
 from fedbench.tables.result import TableResult
 
@@ -28,31 +29,28 @@ TABLE = "table.json"
 
 def of_run(folder: Path) -> Figures:
     """Gain over Local by client, collaboration matrix and map of clients, as far as the run has them."""
-    files = files_of(folder)
-    row = files.json(RESULT)
+    run = Run(folder)
+    row = run.row
     title = f"{row['method']}, {row['dataset']}, {row['partition']}, seed {row['seed']}"
     found: Figures = {}
-    gain = _column(numeric_rows(files, CLIENTS, "client"), "gain")
+    gain = np.array([float(client.get("gain") or "nan") for client in run.client_rows])
     if np.isfinite(gain).any():
         found["gain"] = runs.gains(gain, title)
-    W = files.npz(COLLABORATION)["W"] if (folder / COLLABORATION).is_file() else None
-    if W is not None:
-        found["collaboration"] = runs.collaboration(W, title)
-    clients = files.csv("partition.csv")
-    labels = [name for name in clients[0] if name.startswith("class_")]
-    counts = np.array([[float(client[name]) for name in labels] for client in clients])
-    found["clients"] = runs.client_map(counts, W, title)
+    if run.W is not None:
+        found["collaboration"] = runs.collaboration(run.W, title)
+    found["clients"] = runs.client_map(run.label_counts, run.W, title)
     return found
 
 
 def of_runs(folders: Sequence[Path]) -> Figures:
     """Accuracy over rounds, bytes and seconds of runs; those that differ in their seed alone are one line."""
     named: dict[str, list[runs.Curve]] = {}
-    rows = [files_of(folder).json(RESULT) for folder in folders]
-    for folder, name in zip(folders, names(rows), strict=True):
-        named.setdefault(name, []).append(_curve(files_of(folder).csv(ROUNDS)))
+    finished = [Run(folder) for folder in folders]
+    rows = [run.row for run in finished]
+    for run, name in zip(finished, names(rows), strict=True):
+        named.setdefault(name, []).append(_curve(run.rounds))
     column = f"acc_on_{rows[0]['test_set']}"
-    if any(column not in run for each in named.values() for run in each):
+    if any(column not in curve for each in named.values() for curve in each):
         raise FedbenchError(f"these runs were not scored on one test set; {column} is not in all of them")
     label = f"accuracy ({rows[0]['test_set']}), %"
     return {"curves": runs.curves(named, column, label), "cost": runs.cost(named, column, label)}
@@ -114,10 +112,6 @@ def _curve(rows: Sequence[Mapping[str, str]]) -> runs.Curve:
     kept = ("round", "bytes_up", "bytes_down", "seconds_total")
     names = [name for name in rows[0] if name in kept or name.startswith("acc_on_")]
     return {name: [float(row[name] or "nan") for row in rows] for name in names}
-
-
-def _column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
-    return np.array([float(row.get(name) or "nan") for row in rows])
 
 
 def folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:

@@ -19,7 +19,6 @@ import numpy as np
 from fedbench.data.split import make_partition
 from fedbench.figures import extras
 from fedbench.figures.plan import FigurePlan
-from fedbench.results.run_files import ARRAYS, ROUNDS, files_of
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig
 from fedbench.tables.job import Job
@@ -70,7 +69,7 @@ def _map(grid: Grid, value: Any) -> np.ndarray:
 
 
 def _row(job: Job) -> dict[str, Any]:
-    return job.folder.result() if job.finished else {}
+    return job.run.row if job.finished else {}
 
 
 def _number(value: Any) -> float:
@@ -94,7 +93,7 @@ def _curves(grid: Grid, columns: list[str]) -> Arrays:
 def _rounds(job: Job) -> dict[int, dict[str, str]]:
     if not job.finished:
         return {}
-    return {int(row["round"]): row for row in files_of(job.folder.path).csv(ROUNDS)}
+    return {int(row["round"]): row for row in job.run.rounds}
 
 
 def _clients(grid: Grid, name: str) -> Arrays:
@@ -102,12 +101,11 @@ def _clients(grid: Grid, name: str) -> Arrays:
     base = f"tally/{name.removeprefix('acc_on_')}"
 
     def read(job: Job) -> np.ndarray:
-        tallies = files_of(job.folder.path).npz("tallies.npz")
+        tallies = job.run.tallies
         correct, total = tallies[f"{base}/correct"], tallies[f"{base}/total"]
         return np.asarray(100 * correct / np.where(total > 0, total, np.nan))
 
-    first = files_of(grid[0][0][0].folder.path).npz("tallies.npz")
-    return {f"clients/{name}": _map(grid, read), "round": first[f"{base}/round"]}
+    return {f"clients/{name}": _map(grid, read), "round": grid[0][0][0].run.tallies[f"{base}/round"]}
 
 
 def _arrays(grid: Grid, name: str) -> Arrays:
@@ -115,20 +113,13 @@ def _arrays(grid: Grid, name: str) -> Arrays:
     found = {}
     for r, line in enumerate(grid):
         for c, jobs in enumerate(line):
-            each = [kept(job).get(name) for job in jobs]
+            each = [job.run.arrays.get(name) if job.finished else None for job in jobs]
             present = [array for array in each if array is not None]
             if present and len({array.shape for array in present}) == 1:
                 found[f"array/{name}/{r}/{c}"] = np.stack(present)
             elif present:  # of different sizes, such as clusters: the first seed's
                 found[f"array/{name}/{r}/{c}"] = present[0][np.newaxis]
     return found
-
-
-def kept(job: Job) -> Arrays:
-    """A run's arrays.npz; nothing if the run or the file is not there."""
-    if not job.finished or not (job.folder.path / ARRAYS).is_file():
-        return {}
-    return dict(files_of(job.folder.path).npz(ARRAYS))
 
 
 def label_counts(run: RunConfig) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config.settings import SweepConfig
 from fedbench.core.errors import unknown
 from fedbench.core.files import replacing
+from fedbench.results.finished import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,13 +43,11 @@ def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
 
 def curves(runs: pd.DataFrame, x: str, by: str) -> list[Mapping[str, Any]]:
     """One entry a run: line, panel, and the rows of its rounds.csv."""
-    from fedbench.results.run_files import ROUNDS, files_of
-
     return [
         {
             "line": f"{x.rpartition('.')[2]}={run[x]}",
             "panel": f"{by}={run[by]}" if by else "",
-            "rounds": files_of(Path(str(run["path"]))).csv(ROUNDS),
+            "rounds": Run(Path(str(run["path"]))).rounds,
         }
         for run in runs.to_dict("records")
     ]
