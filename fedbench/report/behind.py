@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.plots.parts import order
+from fedbench.plots.style import cluster_order
 from fedbench.tables.result import TableResult
 from fedbench.tables.store import SEPARATOR
 
@@ -82,7 +82,7 @@ def _matrix(weights: Arrays, seed: str) -> dict[str, Any]:
         "seed": seed,
         "clients": len(weights),
         **_levels(shown),
-        "order": order(known).tolist(),
+        "order": cluster_order(known).tolist(),
         "place": [[_number(value) for value in point] for point in np.round(place, 6)],
         "group": np.ravel(group).tolist(),
     }

@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.figures import overview
-from fedbench.plots import parts, runs, style
-from fedbench.plots.labels import label_cosine
-from fedbench.plots.sheet import sheet
+from fedbench.figures.plan import spec_names
+from fedbench.plots import runs, style
 from tests.plots.made import MADE, counts
 
 
 def test_every_figure_is_drawn_here() -> None:
-    assert sorted(MADE) == sorted(overview.ordered())
+    assert sorted(MADE) == spec_names()
     assert len(MADE) == 28
 
 
@@ -44,7 +42,7 @@ def test_the_same_arrays_are_the_same_file(tmp_path: Path) -> None:
 
 
 def test_no_two_lines_look_alike_in_grey() -> None:
-    looks = [style.look(index) for index in range(30)]
+    looks = [style.line_style(index) for index in range(30)]
     assert len({(str(each["linestyle"]), each["marker"], each["color"]) for each in looks}) == 30
     first = [(str(each["linestyle"]), each["marker"]) for each in looks[:8]]
     assert len(set(first)) == 8
@@ -53,7 +51,7 @@ def test_no_two_lines_look_alike_in_grey() -> None:
 def test_lines_are_means_with_their_deviation() -> None:
     figure, ((axis,),) = style.panels()
     values = np.array([[[1.0, 2.0], [3.0, np.nan]]])
-    parts.curves(axis, [0, 1], values, ["x"])
+    style.draw_lines(axis, [0, 1], values, ["x"])
     assert axis.lines[0].get_ydata().tolist() == [2.0, 2.0]
     band = axis.collections[0].get_paths()[0].vertices
     assert band[:, 1].max() == pytest.approx(2 + np.sqrt(2))
@@ -62,18 +60,18 @@ def test_lines_are_means_with_their_deviation() -> None:
 
 def test_cosines_of_label_distributions() -> None:
     q = np.array([[2, 2, 0], [1, 1, 0], [0, 0, 5]])
-    assert label_cosine(q)[0] == pytest.approx([1, 1, 0])
+    assert style.label_cosine(q)[0] == pytest.approx([1, 1, 0])
 
 
 def test_pictures_of_runs_show_what_they_are_given() -> None:
-    figure = runs.gains(np.array([3.0, -1.0, 5.0]))
+    figure = runs.gain_bars(np.array([3.0, -1.0, 5.0]))
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == [5.0, 3.0, -1.0]
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
     assert labels == ["2", "0", "1"]
     W = np.kron(np.array([[0, 1], [1, 0]]), np.ones((2, 2)))[:, ::-1] / 2  # clients 0, 1 and 2, 3 together
     mixed = W[np.ix_([0, 2, 1, 3], [0, 2, 1, 3])]
-    ordered = parts.order(mixed).tolist()
+    ordered = style.cluster_order(mixed).tolist()
     assert {frozenset(ordered[:2]), frozenset(ordered[2:])} == {frozenset({0, 2}), frozenset({1, 3})}
     run = {
         "round": [0, 5],
@@ -82,10 +80,13 @@ def test_pictures_of_runs_show_what_they_are_given() -> None:
         "bytes_down": [0, 1e9],
         "seconds_total": [0.0, 3.0],
     }
-    left, right = runs.cost({"a": [run]}, "acc").axes  # fmt: skip
+    left, right = runs.cost_curves({"a": [run]}, "acc").axes  # fmt: skip
     assert left.lines[0].get_xdata().tolist() == [0.0, 2.0]
     assert list(right.lines[0].get_xdata()) == [0.0, 3.0]
-    assert runs.curves({"a": [run, run]}, "acc").axes[0].lines[0].get_ydata().tolist() == [10.0, 60.0]
+    assert runs.accuracy_curves({"a": [run, run]}, "acc").axes[0].lines[0].get_ydata().tolist() == [
+        10.0,
+        60.0,
+    ]
     assert runs.client_map(counts(9), np.eye(9)).axes
     assert runs.client_map(np.array([[3, 1], [1, 3]])).axes
 
@@ -99,6 +100,6 @@ def test_methods_that_are_not_told_apart_are_joined() -> None:
 def test_a_contact_sheet_shows_every_picture(tmp_path: Path) -> None:
     with style.styled("x"):
         for name in ("a", "b"):
-            style.save(runs.gains(np.array([1.0])), tmp_path / name, formats=("png",))
-    figure = sheet([tmp_path / "a.png", tmp_path / "b.png"], ["first", "second"])
+            style.save(runs.gain_bars(np.array([1.0])), tmp_path / name, formats=("png",))
+    figure = style.contact_sheet([tmp_path / "a.png", tmp_path / "b.png"], ["first", "second"])
     assert [axis.get_title() for axis in figure.axes if axis.images] == ["first", "second"]
