@@ -66,6 +66,7 @@ def rows(
     from fedbench.results.run_files import RESULT
     from fedbench.results.units import STALE
     from fedbench.runs.places import changed_since
+    from fedbench.tables.measures import reaches
 
     folders = [*([baseline] if baseline else []), *runs]
     for folder in folders:
@@ -73,7 +74,7 @@ def rows(
             raise ConfigError(f"{folder} holds no finished run: it has no {RESULT}")
     finished = [Run(folder) for folder in folders]
     reference = max(finished[0].curve(test_set)) if percent is None else percent / 100
-    times = [run.reaches(reference, test_set) for run in finished]
+    times = [reaches(run, reference, test_set) for run in finished]
     found: list[tuple[str, ...]] = []
     for run, time in zip(finished, times, strict=True):
         ratio = improvement(times[0], time) if baseline else None

@@ -35,8 +35,6 @@ other data, and neither support nor refute the claim.
 
 ![all figures](contact.png)
 """
-
-
 RUN = {PAPER: "at the paper's setting", OPEN: "on open data", QUICK: "at a small scale"}
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedbench.core.trees import Tree
-    from fedbench.metrics.time_to_accuracy import TimeToAccuracy
 
 SHOWN = ("dataset", "partition", "model", "protocol", "seed")  # of the row, above the metrics
 
@@ -154,18 +153,6 @@ class Run:
             scored = [key.removeprefix("acc_on_") for key in self.rounds[0] if key.startswith("acc_on_")]
             raise unknown("test set", test_set, scored)
         return [float(row[name] or "nan") / 100 for row in self.rounds]
-
-    def reaches(self, reference: float, test_set: str) -> TimeToAccuracy:
-        """Return rounds, seconds and bytes until the accuracy on `test_set` is at least `reference`, a fraction."""
-        from fedbench.metrics.time_to_accuracy import time_to_accuracy
-
-        return time_to_accuracy(
-            [int(row["round"]) for row in self.rounds],
-            self.curve(test_set),
-            reference,
-            [float(row["seconds_total"]) for row in self.rounds],
-            [int(row["bytes_up"]) + int(row["bytes_down"]) for row in self.rounds],
-        )
 
     @property
     def _title(self) -> str:

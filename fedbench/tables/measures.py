@@ -11,8 +11,23 @@ import numpy as np
 
 from fedbench.config.registry import Registry
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.metrics.time_to_accuracy import improvement
+from fedbench.metrics.time_to_accuracy import TimeToAccuracy, improvement, time_to_accuracy
 from fedbench.results.finished import Run
+
+
+def reaches(run: Run, reference: float, test_set: str) -> TimeToAccuracy:
+    """Return rounds, seconds and bytes until the accuracy of `run` on `test_set` is at least `reference`, a fraction.
+
+    Raises:
+        UnknownName: the run was not scored on it.
+    """
+    return time_to_accuracy(
+        [int(row["round"]) for row in run.rounds],
+        run.curve(test_set),
+        reference,
+        [float(row["seconds_total"]) for row in run.rounds],
+        [int(row["bytes_up"]) + int(row["bytes_down"]) for row in run.rounds],
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ class Speedup(Measure):
         if baseline is None:
             raise ConfigError("the measure 'speedup' needs a row with a baseline")
         reference = max(baseline.curve(self.test_set))
-        times = [each.reaches(reference, self.test_set) for each in (baseline, run)]
+        times = [reaches(each, reference, self.test_set) for each in (baseline, run)]
         ratio = improvement(times[0], times[1])
         return float("nan") if ratio is None else ratio
 

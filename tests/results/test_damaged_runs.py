@@ -23,7 +23,7 @@ from fedbench.results.gather import collect
 from fedbench.results.history import History, Record
 from fedbench.results.observer import Labels
 from fedbench.results.run_files import RESULT, files_of
-from fedbench.tables.measures import ArrayMean, Clients
+from fedbench.tables.measures import ArrayMean, Clients, reaches
 from tests.helpers.damage import DAMAGES, tried
 
 KEY = "0123456789abcdef"
@@ -62,7 +62,7 @@ def _rows(folder: RunFolder) -> Any:
 READERS: dict[str, Callable[[RunFolder], Any]] = {
     "result.json": lambda run: run.result(),
     "clients.csv": lambda run: (run.accuracies(), Clients(0, 1).value(Run(run.path), None)),
-    "rounds.csv": lambda run: (Run(run.path).rounds, Run(run.path).reaches(0.8, "local")),
+    "rounds.csv": lambda run: (Run(run.path).rounds, reaches(Run(run.path), 0.8, "local")),
     "tallies.npz": lambda run: Run(run.path).tallies,
     "arrays.npz": lambda run: ArrayMean("distances").value(Run(run.path), None),
     "collaboration.npz": lambda run: Run(run.path).W,
