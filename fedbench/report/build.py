@@ -489,7 +489,7 @@ class OverviewLine:
 
 @dataclass(frozen=True)
 class Overview:
-    """The start of the page: all lines, and their sum: of the values with a verdict only those at the papers' own settings."""
+    """The start of the page: its lines and their sum, with verdicts at the papers' own settings only."""
 
     lines: tuple[OverviewLine, ...]
     empty: tuple[str, ...]  # folders of tables without a value, which are in no line
