@@ -101,7 +101,7 @@ tables: $(INSTALLED) ## draw every table and figure under results/ again from it
 	$(BIN)/python -m fedbench.plot results/tables/fedcollab_t1 out=results/figures formats=svg
 
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
-	$(BIN)/python -m fedbench.report results
+	$(BIN)/python -m fedbench report results
 
 bench: $(INSTALLED) ## time the engines against a plain PyTorch loop, the server side and phases (half an hour)
 	$(BIN)/python scripts/bench.py --out results/bench

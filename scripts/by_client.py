@@ -2,74 +2,198 @@
 
     python scripts/by_client.py [RESULTS]
 
-Reads the filled tables fedcollab_t1 and fedcollab_t3 with partition=fedcollab_label_shift_seed0 below RESULTS (default:
-results) and writes RESULTS/clients/fedcollab.md. Nothing is trained.
+Reads the tables fedcollab_t1 and fedcollab_t3 of that partition below RESULTS (default: results), trains nothing, and
+writes RESULTS/clients/fedcollab.md. Its t-test that a published value is one more of our S seeds, with t = (published -
+mean) / (s sqrt(1 + 1/S)), pools s over the ten large or small clients as if they were independent, which those that
+share a model are not; s is at least that of rounding to whole test samples. McNemar's test would need the predictions.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
 
 from fedbench.core.files import write_text
+from fedbench.data import authors
+from fedbench.metrics.fairness import fairness
 from fedbench.tables import store
-from fedbench.tables.render.by_client import LABELS, PARTITION, Arrays, text
 from fedbench.tables.result import Circumstances
+from fedbench.tables.significance import LEVEL, holm
 
-TABLES = ("fedcollab_t1", "fedcollab_t3")
-COLUMN = "Label shift"
-SEEDS = 100  # looked for
+Floats = NDArray[np.float64]
+Frames = Mapping[str, pd.DataFrame]  # by a key of LABELS; percent, a line for each of S >= 2 seeds
+# Those of the first line have a published history.
+LABELS = {"local": "Local", "fedavg": "FedAvg", "fedcollab": "FedAvg+FedCollab"}
+LABELS |= {"quantities": "Ignore quantities", "distances": "Ignore distances"}
+PARTITION, COLUMN = "partition=fedcollab_label_shift_seed0", "Label shift"
+COMMAND = f"make reproduce-fedcollab-t1 {PARTITION} columns=1 rows=1,2,3"
+SAMPLES = 350  # test samples of each client
+LARGE = np.arange(20) < 10
+SHOWN = (5, 10, 20, 50, 100, 150, 200)  # rounds; the nearest ones that are kept
+HEAD = """\
+# FedCollab client by client, on its authors' partition
+
+Label shift on Fashion-MNIST, on the partition that the authors publish. Published is their one run of each method, ours
+are {seeds} training seeds on the same clients and test samples (`{partition}`).
+
+- **p, seed**: that the published run is one more seed of ours, the spread pooled over the ten large or the ten small
+  clients. **p, exact**: Fisher's exact test of the shares of 350 test samples, cautious as both sides see the same
+  samples. Both adjusted by Holm over the 20 clients. Below 0.05 they are bold.
+- **one more seed**: the interval that holds one further seed of ours with 95 %."""
 
 
-def collect(results: Path) -> Arrays:
-    """What the tables hold of each row; see `Arrays`."""
-    found = {}
-    for table in TABLES:
-        folder = store.folder_of(results, table, Circumstances(varied=(PARTITION,)))
-        clients, points = store.load_clients(folder), store.load_curves(folder)
+def collect(results: Path) -> tuple[Frames, Frames]:
+    """Return the final accuracies of clients, [S, N], and their mean after each kept round but 0, [S, R]."""
+    clients, rounds = {}, {}
+    for name in ("fedcollab_t1", "fedcollab_t3"):
+        folder = store.folder_of(results, name, Circumstances(varied=(PARTITION,)))
+        kept, points = store.load_clients(folder), pd.DataFrame(store.load_curves(folder))
         for key, label in LABELS.items():
-            seeds = [seed for seed in range(SEEDS) if store.place_of(label, COLUMN, seed) in clients]
-            if not seeds:
-                continue
-            curves = [curve(points, label, seed) for seed in seeds]
-            found[f"{key} seeds"] = np.array(seeds, dtype=np.float64)
-            accuracies = [clients[store.place_of(label, COLUMN, seed)] for seed in seeds]
-            found[f"{key} clients"] = np.array(accuracies, dtype=np.float64)
-            found[f"{key} rounds"] = np.array([list(each.values()) for each in curves])
-            found["rounds"] = np.array(list(curves[0]), dtype=np.float64)
-    return found
+            places = {seed: store.place_of(label, COLUMN, seed) for seed in range(100)}
+            found = pd.DataFrame({seed: kept[place] for seed, place in places.items() if place in kept}).T
+            if len(found) > 1:
+                own = points[(points["row"] == label) & (points["column"] == COLUMN)].astype({"round": int})
+                scores = own.pivot(index="seed", columns="round", values="acc_on_local").astype(float)
+                clients[key], rounds[key] = found, scores.loc[:, 1:]
+    return clients, rounds
 
 
-def curve(points: Sequence[Mapping[str, str]], label: str, seed: int) -> dict[int, float]:
-    """Round -> mean accuracy of a run, of the rounds that are kept but that before the first."""
-    own = [
-        point
-        for point in points
-        if (point["row"], point["column"], point["seed"]) == (label, COLUMN, str(seed))
-    ]
-    return {int(point["round"]): float(point["acc_on_local"]) for point in own if point["round"] != "0"}
+def spread_of_another(variance: float, seeds: int, samples: int) -> float:
+    """Return the standard error, in percent, of one further seed around the mean of `seeds` with this variance."""
+    return max(math.sqrt(variance), 100 / samples / math.sqrt(12)) * math.sqrt(1 + 1 / seeds)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the comparison; returns the exit code."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    results = Path(given[0] if given else "results")
-    if not (found := collect(results)):
-        print(
-            f"no filled table of {PARTITION} below {results}; first: make reproduce-fedcollab-t1 {PARTITION} "
-            "columns=1 rows=1,2,3",
-            file=sys.stderr,
+def p_values(ours: Floats, published: Floats, large: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return p [N] of the t-test and of Fisher's between seeds `ours` [S, N] and `published` [N], Holm-adjusted."""
+    of_seeds, mean = np.empty(len(published)), ours.mean(0)
+    for chosen in (large, ~large):
+        error = spread_of_another(float(ours[:, chosen].var(0, ddof=1).mean()), len(ours), SAMPLES)
+        t, degrees = np.abs(published - mean)[chosen] / error, (len(ours) - 1) * int(chosen.sum())
+        of_seeds[chosen] = 2 * stats.t.sf(t, degrees)
+    right = np.round(np.stack([mean, published]) * SAMPLES / 100).astype(int)  # [2, N]
+    exact = [stats.fisher_exact([pair, SAMPLES - pair]).pvalue for pair in right.T]
+    return np.array(holm(list(of_seeds))), np.array(holm(exact))
+
+
+def interval_of_another(ours: Floats, samples: int) -> tuple[float, float]:
+    """Return the 95 % prediction interval of one more seed beside `ours` [S], shares of `samples` test samples."""
+    error = spread_of_another(float(ours.var(ddof=1)), len(ours), samples)
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(ours) - 1)) * error
+    return float(ours.mean()) - half, float(ours.mean()) + half
+
+
+def text(clients: Frames, rounds: Frames) -> str:
+    """Return the whole page."""
+    shown = {key: clients[key] for key in authors.METHODS if key in clients}
+    counts = " or ".join(sorted({str(len(each)) for each in shown.values()}))
+    parts = (means(shown), every_client(shown), curves({key: rounds[key] for key in shown}), gaining(clients))
+    return "\n\n".join([HEAD.format(partition=PARTITION, seeds=counts), *map("\n".join, parts)]) + "\n"
+
+
+def means(shown: Frames) -> Iterator[str]:
+    """Yield the means over all, the large and the small clients beside the interval of one more seed."""
+    rows = []
+    for key, group in ((key, group) for key in shown for group in ("all", "large", "small")):
+        chosen = {"all": LARGE | True, "large": LARGE, "small": ~LARGE}[group]
+        ours, published = shown[key].to_numpy()[:, chosen].mean(1), authors.clients(key)[chosen].mean()
+        low, high = interval_of_another(ours, SAMPLES * int(chosen.sum()))
+        told = f"{published:.2f}", f"{low:.2f} to {high:.2f}", "yes" if low <= published <= high else "**no**"
+        rows.append((LABELS[key], group, len(ours), spread(ours), *told))
+    names = ("method", "clients", "seeds", "ours", "published", "one more seed", "inside")
+    yield from ("## Means over clients", "", *table(names, *rows))
+
+
+def every_client(shown: Frames) -> Iterator[str]:
+    """Yield a summary of each method, and a line a client."""
+    yield from ("## Each client", "")
+    columns, kinds = [("client", *range(len(LARGE)))], ("ours", "published", "p, seed", "p, exact")
+    for key, frame in shown.items():
+        ours, published = frame.to_numpy(), authors.clients(key)
+        seed, exact = p_values(ours, published, LARGE)
+        gap = ours.mean(0) - published
+        paired = stats.ttest_1samp(gap, 0.0)  # the clients as a sample of such clients
+        low, high = paired.confidence_interval(1 - LEVEL)
+        yield (
+            f"- {LABELS[key]}: mean of ours - published {gap.mean():+.2f} [{low:.2f}, {high:.2f}] (paired over "
+            f"clients, p = {paired.pvalue:.2f}), mean of the absolute values {np.abs(gap).mean():.2f}, largest "
+            f"{np.abs(gap).max():.2f}; {(seed < LEVEL).sum()} of {len(gap)} clients differ beside our seeds, "
+            f"{(exact < LEVEL).sum()} by the exact test"
         )
+        cells = map(spread, ours.T), map("{:.2f}".format, published), map(bold, seed), map(bold, exact)
+        columns += [(f"{LABELS[key]} {name}", *each) for name, each in zip(kinds, cells, strict=True)]
+    yield from ("", *table(*zip(*columns, strict=True)))
+
+
+def curves(shown: Frames) -> Iterator[str]:
+    """Yield the mean accuracy after some rounds, and how it differs early and late."""
+    kept = shown["local"].columns.to_numpy()
+    chosen = sorted({int(np.abs(kept - number).argmin()) for number in SHOWN})
+    columns, said = [("round", *kept[chosen])], []
+    for key, frame in shown.items():
+        ours, published = frame.to_numpy(), authors.rounds(key)[kept - 1]
+        columns.append((f"{LABELS[key]} ours", *map(spread, ours.T[chosen])))
+        columns.append((f"{LABELS[key]} published", *map("{:.2f}".format, published[chosen])))
+        gap = ours.mean(0) - published
+        early, late, largest = gap[kept <= 50].mean(), gap[kept > 50].mean(), np.abs(gap[kept > 10]).max()
+        said.append(
+            f"- {LABELS[key]}: ours - published {early:+.2f} over rounds 1-50, {late:+.2f} over 51-200, largest "
+            f"absolute value {largest:.2f} after round 10."
+        )
+    yield from ("## Rounds", "", "Of the rounds that `curves.csv` keeps.", "")
+    yield from (*table(*zip(*columns, strict=True)), "", *said)
+
+
+def gaining(clients: Frames) -> Iterator[str]:
+    """Yield IPR against each seed's own Local and against those of all other seeds, so that no one Local decides."""
+    rows = []
+    for key in (key for key in clients if key != "local"):
+        ipr: dict[bool, list[float]] = {True: [], False: []}  # whether Local has the same seed -> percent
+        for (seed, ours), (other, local) in product(clients[key].iterrows(), clients["local"].iterrows()):
+            ipr[seed == other].append(fairness(ours.to_numpy() / 100, local.to_numpy() / 100).ipr)
+        same, rest = (f"{np.mean(each):.2f}" for each in ipr.values())
+        rows.append((LABELS[key], len(clients[key]), same, len(ipr[False]), rest))
+    yield from ("## Who gains, against which Local", "")
+    yield "A client that is left alone ties with the Local of its own seed, and gains by chance against another's."
+    names = ("row", "seeds", "IPR, own Local", "pairs of other seeds", "their mean IPR")
+    yield from ("", *table(names, *rows))
+
+
+def spread(values: Floats) -> str:
+    """Return mean ± sample standard deviation of `values` [S]."""
+    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+
+
+def bold(p: float) -> str:
+    """Return a p value as text, bold below the level."""
+    text = "< 0.001" if p < 1e-3 else f"{p:.3f}"
+    return f"**{text}**" if p < LEVEL else text
+
+
+def table(names: Sequence[object], *rows: Sequence[object]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (names, ["---"] * len(names), *rows)]
+
+
+def main(results: Path) -> int:
+    """Write the page; returns the exit code."""
+    clients, rounds = collect(results)
+    if "local" not in clients:
+        print(f"no filled table below {results}; first: {COMMAND}", file=sys.stderr)
         return 2
     page = results / "clients" / "fedcollab.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, text(found))
+    write_text(page, text(clients, rounds))
     print(page)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(*sys.argv[1:2] or ["results"])))

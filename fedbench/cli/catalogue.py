@@ -83,12 +83,11 @@ def _tables() -> Listing:
 
 
 def _figures() -> Listing:
-    from fedbench.figures import overview, spec
+    from fedbench.figures.plan import ordered_specs
 
-    each = [spec.load(name) for name in overview.ordered()]
     rows = [
         {"figure": s.name, "mirrors": s.mirrors, "shows": s.title, "scales": ", ".join(s.settings)}
-        for s in each
+        for s in ordered_specs()
     ]
     return Listing("Figures of the papers", ("figure", "mirrors", "shows", "scales"), rows)
 

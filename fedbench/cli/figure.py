@@ -1,4 +1,4 @@
-"""`python -m fedbench.figure NAME ...`: run what figures lack, draw them, hold them against the papers' claims."""
+"""`python -m fedbench.figure NAME ...`: run what figures lack, and draw them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     import dataclasses
 
     from fedbench.config.registry import typed
-    from fedbench.figures import overview, spec
+    from fedbench.figures import plan
 
     given = ["dry_run=true" if text == "--dry-run" else text for text in arguments]
     names = [text for text in given if "=" not in text]
@@ -96,25 +96,25 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
         )
     if "seeds" in values:
         values["seeds"] = making.seeds(values["seeds"])
-    chosen = overview.ordered() if "all" in names else [spec.load(name).name for name in names]
-    return typed(Request, {**values, "names": chosen}, "the command line"), overrides
+    specs = plan.ordered_specs() if "all" in names else [plan.load_spec(name) for name in names]
+    return typed(Request, {**values, "names": [spec.name for spec in specs]}, "the command line"), overrides
 
 
 def _make(request: Request, overrides: Sequence[str]) -> int:
-    from fedbench.figures import overview, plan
+    from fedbench.figures import plan, store
 
     launcher, at_once = making.launcher(request.jobs, overrides)
     wanted = _wanted(request, overrides)
     plans, refused = _plans(request, wanted)
     begun = time.monotonic()
-    missing = plan.together([job for each in plans for job in each.missing()])
+    missing = plan.merged([job for each in plans for job in each.missing()])
     print(f"{len(plans)} figures, {len(missing)} runs to make, {at_once} at once")
     if request.dry_run:
         return 0
     if missing:
         making.run(missing, launcher)
     failed = sum(not _draw(each, request, wanted) for each in plans)
-    overview.write(request.folder)
+    store.write_overview(request.folder)
     print(f"{(time.monotonic() - begun) / 60:.0f} minutes; all figures: {request.folder / 'README.md'}")
     return 1 if failed or refused else 0
 
@@ -130,12 +130,12 @@ def _wanted(request: Request, overrides: Sequence[str]) -> Wanted:
 
 def _plans(request: Request, wanted: Wanted) -> tuple[list[FigurePlan], int]:
     """The plans of the figures, and how many could not be planned; one alone that cannot is an error."""
-    from fedbench.figures import plan, spec
+    from fedbench.figures import plan
 
     found = []
     for name in request.names:
         try:
-            found.append(plan.make(spec.load(name), wanted))
+            found.append(plan.make_plan(plan.load_spec(name), wanted))
         except FedbenchError as error:
             if len(request.names) == 1:
                 raise
@@ -148,30 +148,29 @@ def _plans(request: Request, wanted: Wanted) -> tuple[list[FigurePlan], int]:
 
 def _draw(each: FigurePlan, request: Request, wanted: Wanted) -> bool:
     """Draw a figure whose runs are there; else say why not."""
-    from fedbench.figures import plan, read, store
+    from fedbench.figures import arrays, plan, store
 
-    again = plan.make(each.spec, wanted)  # what was missing is there now
+    again = plan.make_plan(each.spec, wanted)  # what was missing is there now
     if lacking := again.missing():
         job = lacking[0]
         reason = job.failure or f"not finished; {again.command()} goes on"
         line = f"{each.spec.name}: {len(lacking)} runs lack: {' '.join(job.overrides)}: {reason}"
         print(line, file=sys.stderr)
         return False
-    arrays = read.collect(again)
-    drawn = store.write(request.folder, again, arrays, request.formats)
-    print(f"{drawn.mirrors} ({drawn.scale}): {drawn.verdict}: {drawn.shows}")
+    drawn = store.save_figure(request.folder, again, arrays.collect(again), request.formats)
+    print(f"{drawn.mirrors} ({drawn.scale}): {request.folder / drawn.scale / drawn.name}")
     return True
 
 
 def _render(request: Request) -> int:
     """Draw again from what is kept."""
-    from fedbench.figures import overview, store
+    from fedbench.figures import store
 
     places = {name: store.place_of(request.folder, name) for name in request.names}
     if lacking := [name for name, place in places.items() if place is None]:
         how = f"python -m fedbench.figure {' '.join(lacking)} scale=quick makes them"
         print(f"not made below {request.folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
     for place in filter(None, places.values()):
-        print(store.render(place, request.formats).mirrors)
-    overview.write(request.folder)
+        print(store.redraw(place, request.formats).mirrors)
+    store.write_overview(request.folder)
     return 1 if lacking else 0

@@ -33,19 +33,19 @@ def _main(arguments: Sequence[str]) -> int:
         print(HELP, end="")
         return 0 if arguments else 2
     options, paths = read(arguments)
-    from fedbench.figures import pictures
+    from fedbench.figures import of_runs
     from fedbench.plots.style import styled
 
     out, formats = Path(options["out"]), options["formats"].split(",")
-    found, tables = pictures.folders(paths)
+    found, tables = of_runs.find_folders(paths)
     for folder in [*found, *tables]:
         name = "-".join(folder.parts[-3:]) if folder in found else folder.name
         with styled(name):
-            figures = pictures.of_run(folder) if folder in found else pictures.of_table(folder)
-            _tell(pictures.write(figures, out / name, formats))
+            figures = of_runs.run_figures(folder) if folder in found else of_runs.table_figures(folder)
+            _tell(of_runs.save_figures(figures, out / name, formats))
     if found:
         with styled("runs"):
-            _tell(pictures.write(pictures.of_runs(found), out / "runs", formats))
+            _tell(of_runs.save_figures(of_runs.comparison_figures(found), out / "runs", formats))
     return 0
 
 

@@ -23,7 +23,7 @@ COMMANDS = {  # name -> (module whose `main` it is, what it is given first)
     "plot": ("fedbench.cli.plot", ()),
     "collect": ("fedbench.cli.collect", ()),
     "tta": ("fedbench.cli.tta", ()),
-    "report": ("fedbench.report.__main__", ()),
+    "report": ("fedbench.report.build", ()),
 }
 KINDS = (  # of `list`
     "methods",

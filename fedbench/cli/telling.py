@@ -95,7 +95,7 @@ def finish(plan: Plan, wish: Wish, folder: Path, made: int) -> int:
         f"{'complete' if whole else 'incomplete'}: {there} of {len(cells)} cells asked for are in "
         f"{folder / 'table.md'}{said}; {made} runs asked of this call"
     )
-    print(f"with curves and matrices: python -m fedbench.report {folder.parents[1]}")
+    print(f"with curves and matrices: python -m fedbench report {folder.parents[1]}")
     return OK if whole else INCOMPLETE
 
 

@@ -62,18 +62,19 @@ def rows(
 ) -> tuple[str, list[tuple[str, ...]]]:
     """The title, and a line of text for the baseline, if there is one, and for each run."""
     from fedbench.metrics.time_to_accuracy import improvement
-    from fedbench.results.run_files import RESULT, files_of
+    from fedbench.results.finished import Run
+    from fedbench.results.run_files import RESULT
     from fedbench.results.units import STALE
     from fedbench.runs.places import changed_since
-    from fedbench.tables.measures import Finished
+    from fedbench.tables.measures import reaches
 
     folders = [*([baseline] if baseline else []), *runs]
     for folder in folders:
         if not (folder / RESULT).is_file():
             raise ConfigError(f"{folder} holds no finished run: it has no {RESULT}")
-    finished = [Finished(files_of(folder).json(RESULT), folder) for folder in folders]
-    reference = finished[0].best(test_set) if percent is None else percent / 100
-    times = [run.reaches(reference, test_set) for run in finished]
+    finished = [Run(folder) for folder in folders]
+    reference = max(finished[0].curve(test_set)) if percent is None else percent / 100
+    times = [reaches(run, reference, test_set) for run in finished]
     found: list[tuple[str, ...]] = []
     for run, time in zip(finished, times, strict=True):
         ratio = improvement(times[0], time) if baseline else None

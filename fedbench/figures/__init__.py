@@ -1,1 +1,1 @@
-"""Figures of papers: conf/figure/NAME.yaml says which runs, fedbench.plots how they are drawn."""
+"""Figures of papers, of runs and of tables: which runs they need and what is read of them; fedbench.plots draws."""

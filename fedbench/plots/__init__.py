@@ -1,1 +1,1 @@
-"""Figures, one function each."""
+"""Figures: `style` has what they are made of, `runs` those of any run, one file a paper those of its figures."""

@@ -1,4 +1,4 @@
-"""The figures of FedCollab (Bao et al., ICML 2023). Arrays: see fedbench.figures.read."""
+"""The figures of FedCollab (Bao et al., ICML 2023). Arrays: see fedbench.figures.arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbench.plots import parts, style
+from fedbench.plots import style
 from fedbench.plots.style import Arrays
 
 if TYPE_CHECKING:
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def f1(a: Arrays) -> Figure:
-    """Global or local model, over distance (columns "s=...", at 1 - s) and over quantity ("n=...")."""
+    """Draw a global and a local model's accuracy over distance (columns "s=...", at 1 - s) and quantity ("n=...")."""
     figure, axes = style.panels(1, 2, height=2.4)
     names = list(a["columns"])
     score = a["score/score"].transpose(0, 2, 1)
     near = [c for c, name in enumerate(names) if name.startswith("s=")]
     many = [c for c, name in enumerate(names) if name.startswith("n=")]
     far = [1 - float(names[c][2:]) for c in near]
-    parts.curves(axes[0, 0], far, score[:, :, near], a["rows"], dense=False)
+    style.draw_lines(axes[0, 0], far, score[:, :, near], a["rows"], dense=False)
     axes[0, 0].set(xlabel="distance (1 - s)", ylabel="mean accuracy, %", title="(a) over distance")
     sizes = [float(names[c][2:]) for c in many]
-    parts.curves(axes[0, 1], sizes, score[:, :, many], a["rows"], dense=False)
+    style.draw_lines(axes[0, 1], sizes, score[:, :, many], a["rows"], dense=False)
     axes[0, 1].set(xlabel="samples a client", xscale="log", title="(b) over quantity")
     axes[0, 1].set_xticks(sizes, [names[c][2:] for c in many])
     axes[0, 1].minorticks_off()
@@ -33,14 +33,14 @@ def f1(a: Arrays) -> Figure:
 
 
 def f3(a: Arrays) -> Figure:
-    """Samples of each label on each client: large and small clients on scales of their own."""
+    """Draw the samples of each label on each client: large and small clients on scales of their own."""
     counts = a["counts/0/0"]
     figure, axes = style.panels(1, 2, height=2.3)
     half = len(counts) // 2
     for axis, own, start in ((axes[0, 0], counts[:half], 0), (axes[0, 1], counts[half:], half)):
         left = np.zeros(len(own))
         for label in np.flatnonzero(counts.sum(0)):
-            look = style.look(int(label))
+            look = style.line_style(int(label))
             hatch = ("", "///", "...", "xx")[int(label) % 4]
             axis.bar(
                 np.arange(start, start + len(own)), own[:, label], bottom=left, color=look["color"],
@@ -53,7 +53,7 @@ def f3(a: Arrays) -> Figure:
 
 
 def f4(a: Arrays) -> Figure:
-    """The label that each client's type sees in the place of each."""
+    """Draw the label that each client's type sees in the place of each."""
     maps = a["label_map"]  # [N, K]
     types, first = np.unique(maps, axis=0, return_index=True)
     types = types[np.argsort(first)]
@@ -73,7 +73,7 @@ def f4(a: Arrays) -> Figure:
 
 
 def f5(a: Arrays) -> Figure:
-    """Distances between clients by method, and the authors' own of this scenario."""
+    """Draw the distances between clients by method, and the authors' own of this scenario."""
     found = {
         str(name).partition(",")[0]: a[f"array/distances/{r}/0"][0]
         for r, name in enumerate(a["rows"])
@@ -94,14 +94,14 @@ def f5(a: Arrays) -> Figure:
 
 
 def f6(a: Arrays) -> Figure:
-    """Accuracy and coalitions over C, evenly spaced."""
+    """Draw accuracy and the number of coalitions over C, evenly spaced."""
     figure, (top, bottom) = style.panels(2, 1, height=1.6, sharex=True)
     names = list(a["rows"])
     place = np.arange(len(names))
-    parts.curves(top[0], place, a["score/acc"][:, 0].T[None], ["FedCollab"], dense=False)
+    style.draw_lines(top[0], place, a["score/acc"][:, 0].T[None], ["FedCollab"], dense=False)
     top[0].set_ylabel("accuracy, %")
     count = np.array([[len(np.unique(each)) for each in a[f"array/coalition/{r}/0"]] for r in place])
-    parts.curves(bottom[0], place, count.T[None], ["coalitions"], dense=False, start=1)
+    style.draw_lines(bottom[0], place, count.T[None], ["coalitions"], dense=False, start=1)
     bottom[0].set(ylabel="coalitions", xlabel="C", yscale="log")
     bottom[0].set_yticks([1, 2, 3, 5, 10, 20], ["1", "2", "3", "5", "10", "20"])
     bottom[0].minorticks_off()
@@ -110,14 +110,14 @@ def f6(a: Arrays) -> Figure:
 
 
 def f7(a: Arrays) -> Figure:
-    """Accuracy of the newcomer, and of the coalition that it joins, over rounds; Local's dotted."""
+    """Draw the accuracy of the newcomer, and of the coalition that it joins, over rounds; Local's dotted."""
     figure, ((axis,),) = style.panels(height=2.6)
     clients = a["clients/acc_on_local"]  # [R, C, S, T, N]
     joined, alone = clients[0, 0], clients[1, 0]
     rounds = a["round"]
     lines = [joined[..., 0], alone[..., 0], joined[..., 1:5].mean(-1)]
     names = ["client 0 (joins)", "client 0 (Local)", "clients 1-4 (its coalition)"]
-    parts.curves(axis, rounds, lines, names)
+    style.draw_lines(axis, rounds, lines, names)
     axis.axvline(float(a["join_round"]), color=style.INK, linewidth=0.8, linestyle=":")
     axis.set(xlabel="round (dotted: client 0 joins)", ylabel="accuracy, %")
     style.legend(figure, axis, 2)
@@ -125,7 +125,7 @@ def f7(a: Arrays) -> Figure:
 
 
 def f8(a: Arrays) -> Figure:
-    """The solver's objective along its way from each order, and when it last improved."""
+    """Draw the solver's objective along its way from each order, and when it last improved."""
     figure, ((left, right),) = style.panels(1, 2, height=2.3)
     values, step = a["values"], int(a["clients"])
     left.plot(np.arange(values.shape[1]), values.T, color=style.COLOURS[0], alpha=0.15, linewidth=0.8)

@@ -1,10 +1,10 @@
-"""The figures of FedReMa (Liang et al., ECAI 2024). Arrays: see fedbench.figures.read."""
+"""The figures of FedReMa (Liang et al., ECAI 2024). Arrays: see fedbench.figures.arrays."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbench.plots import parts, style
+from fedbench.plots import style
 from fedbench.plots.style import Arrays
 
 if TYPE_CHECKING:
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def f1(a: Arrays) -> Figure:
-    """Accuracy over the samples of a client by method."""
+    """Draw accuracy over the samples of a client by method."""
     figure, ((axis,),) = style.panels(height=2.8)
     x = [float(name) for name in a["columns"]]
-    parts.curves(axis, x, a["score/score"].transpose(0, 2, 1), a["rows"], dense=False)
+    style.draw_lines(axis, x, a["score/score"].transpose(0, 2, 1), a["rows"], dense=False)
     axis.set(xlabel="samples a client", ylabel="accuracy, %", xscale="log")
     axis.set_xticks(x, a["columns"])
     axis.minorticks_off()
@@ -24,16 +24,16 @@ def f1(a: Arrays) -> Figure:
 
 
 def f3(a: Arrays) -> Figure:
-    """S at four rounds of FedAvg."""
+    """Draw the similarities S at four rounds of FedAvg."""
     S, rounds = a["array/record/similarity/value/0/0"][0], a["array/record/similarity/round/0/0"][0]
-    return parts.matrices(S, [f"t = {int(done)}" for done in rounds], "client", "S", height=2.0)
+    return style.matrix_panels(S, [f"t = {int(done)}" for done in rounds], "client", "S", height=2.0)
 
 
 def f4(a: Arrays) -> Figure:
-    """Accuracy over rounds by method, a panel each s."""
+    """Draw accuracy over rounds by method, a panel each s."""
     figure, axes = style.panels(2, 2, height=2.0, sharex=True)
     for index, (axis, name) in enumerate(zip(axes.flat, a["columns"], strict=True)):
-        parts.curves(axis, a["round"], a["curve/acc_on_local_pooled"][:, index], a["rows"])
+        style.draw_lines(axis, a["round"], a["curve/acc_on_local_pooled"][:, index], a["rows"])
         axis.set_title(name)
     for axis in axes[-1]:
         axis.set_xlabel("round")

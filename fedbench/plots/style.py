@@ -1,9 +1,9 @@
-"""The one look of all figures: a column wide, 8 pt, no two lines told apart by colour alone."""
+"""The style of all figures (a column wide, 8 pt, no two lines differ by colour alone), and what they are made of."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Arrays = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a paper with two columns
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)))
-INK, PALE = "#333333", "#BBBBBB"
+INK = "#333333"
+ACROSS = 3  # pictures of a contact sheet
 SIZE = 8  # points
 RC: dict[Any, Any] = {
     "font.size": SIZE,
@@ -54,7 +56,7 @@ RC: dict[Any, Any] = {
 def panels(
     down: int = 1, across: int = 1, *, width: float | None = None, height: float = 2.2, **sharing: Any
 ) -> tuple[Figure, NDArray[Any]]:
-    """(figure, axes [down, across]); `height` inches a row; a column wide, the page where panels are side by side."""
+    """Return (figure, axes [down, across]), `height` inches a row, a column wide or, of panels side by side, a page."""
     from matplotlib.figure import Figure
 
     chosen = width or (COLUMN if across == 1 else PAGE)
@@ -62,8 +64,8 @@ def panels(
     return figure, figure.subplots(down, across, squeeze=False, **sharing)
 
 
-def look(index: int) -> dict[str, Any]:
-    """Colour, marker and dash of the line with this number; none of the first 64 are alike."""
+def line_style(index: int) -> dict[str, Any]:
+    """Return colour, marker and dash of the line with this number; none of the first 64 are alike."""
     again = index + index // len(COLOURS)  # a colour that comes again has another marker and dash
     return {
         "color": COLOURS[index % len(COLOURS)],
@@ -73,7 +75,7 @@ def look(index: int) -> dict[str, Any]:
 
 
 def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
-    """Of the lines of `axis`, above the whole figure."""
+    """Put the legend of the lines of `axis` above the whole figure."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)))
@@ -81,7 +83,7 @@ def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
 
 @contextmanager
 def styled(name: str) -> Iterator[None]:
-    """Figures made and saved inside have this look, and `name`'s SVG is the same file each time."""
+    """Give figures made and saved inside this style; `name`'s SVG is the same file each time."""
     from matplotlib import rc_context
 
     with rc_context({**RC, "svg.hashsalt": name}):
@@ -104,15 +106,184 @@ def save(figure: Figure, place: Path, caption: str = "", formats: Sequence[str] 
 
 
 def mean(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-    """The mean of what is no nan; nan where all is."""
+    """Return the mean of what is no nan; nan where all is."""
     known = np.isfinite(values)
     total = np.where(known, values, 0.0).sum(axis)
     return np.asarray(total / np.where(known.any(axis), known.sum(axis), np.nan))
 
 
 def spread(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-    """The sample standard deviation of what is no nan; 0 of a single value."""
+    """Return the sample standard deviation of what is no nan; 0 of a single value."""
     known = np.isfinite(values)
     count = known.sum(axis)
     apart = np.where(known, values - np.expand_dims(mean(values, axis), axis), 0.0)
     return np.asarray(np.sqrt((apart**2).sum(axis) / np.maximum(count - 1, 1)))
+
+
+def draw_lines(
+    axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense: bool = True, start: int = 0
+) -> None:
+    """Draw lines of `values` [L, S, X]: mean over seeds S, a band (`dense`) or bars of one standard deviation."""
+    place = np.asarray(x, dtype=np.float64)
+    for index, (label, line) in enumerate(zip(labels, values, strict=True), start):
+        middle, apart = mean(line), spread(line)
+        if not np.isfinite(middle).any():
+            continue
+        if dense:
+            every = max(1, len(place) // 6)
+            axis.plot(place, middle, label=label, markevery=(index % every, every), **line_style(index))
+            axis.fill_between(
+                place,
+                middle - apart,
+                middle + apart,
+                color=line_style(index)["color"],
+                alpha=0.18,
+                linewidth=0,
+            )
+        else:
+            axis.errorbar(place, middle, apart, capsize=2, elinewidth=0.8, label=label, **line_style(index))
+    axis.grid()
+
+
+def draw_level(axis: Axes, values: Any, label: str, index: int) -> None:
+    """Draw a baseline: the mean of `values` over all the width, its standard deviation as a band."""
+    middle, apart = float(mean(np.ravel(values))), float(spread(np.ravel(values)))
+    drawn = {**line_style(index), "marker": ""}
+    axis.axhline(middle, label=label, **drawn)
+    axis.axhspan(middle - apart, middle + apart, color=drawn["color"], alpha=0.12, linewidth=0)
+
+
+def draw_matrix(
+    axis: Axes,
+    matrix: Any,
+    title: str = "",
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """Draw a matrix [N, N] by colour, with its scale beside it."""
+    image = axis.imshow(np.asarray(matrix, dtype=np.float64), vmin=low, vmax=high, interpolation="nearest")
+    axis.set_title(title)
+    integer_ticks(axis)
+    axis.spines[:].set_visible(False)
+    scale = axis.figure.colorbar(image, ax=axis, shrink=0.85, pad=0.02)
+    scale.outline.set_visible(False)
+    scale.set_label(unit)
+    return image
+
+
+def matrix_panels(values: Any, titles: Iterable[str], of: str, unit: str, *, height: float) -> Figure:
+    """Return a figure of matrices [N, N] in [0, 1] side by side: `of` what they are, `unit` of the common scale."""
+    figure, axes = panels(1, len(values), height=height)
+    for axis, matrix, title in zip(axes[0], values, titles, strict=True):
+        image = axis.imshow(matrix, vmin=0, vmax=1)
+        axis.set(title=title, xlabel=of)
+        integer_ticks(axis)
+        axis.spines[:].set_visible(False)
+    axes[0, 0].set_ylabel(of)
+    figure.colorbar(image, ax=axes[0], shrink=0.7, pad=0.01, label=unit)
+    return figure
+
+
+def integer_ticks(axis: Axes) -> None:
+    """Put ticks at whole numbers, of clients or classes."""
+    from matplotlib.ticker import MaxNLocator
+
+    for ticks in (axis.xaxis, axis.yaxis):
+        ticks.set_major_locator(MaxNLocator(integer=True, nbins=5))
+
+
+def draw_label_counts(axis: Axes, counts: Any, title: str = "") -> None:
+    """Draw samples `counts` [N, K] of each class (up) on each client (across), by a circle's area."""
+    counts = np.asarray(counts, dtype=np.float64)
+    client, label = np.nonzero(counts)
+    area = counts[client, label] / max(1.0, counts.max())
+    box = 0.7 * 72 * min(3.0 / counts.shape[0], 2.0 / counts.shape[1])  # points between two circles
+    axis.scatter(client, label, s=area * max(3.0, box) ** 2, color=COLOURS[0], alpha=0.75, linewidths=0)
+    axis.set_title(title)
+    axis.set_xlabel("client")
+    axis.set_ylabel("class")
+    axis.set_xlim(-1, counts.shape[0])
+    axis.set_ylim(-1, counts.shape[1])
+    integer_ticks(axis)
+
+
+def draw_bars(axis: Axes, values: Any, labels: Sequence[str]) -> None:
+    """Draw means of `values` [L, S] over seeds as bars with one standard deviation, hatched for readers in grey."""
+    place = np.arange(len(labels))
+    hatches = ("", "///", "...", "xxx", "\\\\\\", "ooo", "++", "--")
+    drawn = axis.bar(
+        place,
+        [float(mean(each)) for each in values],
+        yerr=[float(spread(each)) for each in values],
+        color=[COLOURS[i % len(COLOURS)] for i in place],
+        edgecolor="white",
+        capsize=2,
+        error_kw={"elinewidth": 0.8},
+    )
+    for index, bar in enumerate(drawn):
+        bar.set_hatch(hatches[index % len(hatches)])
+    axis.set_xticks(place, labels, rotation=30, ha="right", rotation_mode="anchor")
+    axis.grid(axis="y")
+
+
+def simplex_to_plane(points: Any) -> Floats:
+    """Return points [..., 3] of the simplex in the plane, [..., 2], corners at (0, 0), (1, 0) and above the middle."""
+    corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
+    return np.asarray(np.asarray(points, dtype=np.float64) @ corners)
+
+
+def draw_simplex(axis: Axes) -> None:
+    """Draw the edges of the simplex, and names of its corners."""
+    edge = simplex_to_plane(np.eye(3))[[0, 1, 2, 0]]
+    axis.plot(edge[:, 0], edge[:, 1], color=INK, linewidth=0.8)
+    for name, (x, y), (dx, dy) in zip(
+        "123", simplex_to_plane(np.eye(3)), ((-6, -6), (6, -6), (0, 6)), strict=True
+    ):
+        axis.annotate(
+            rf"$\alpha_{name}$", (x, y), xytext=(dx, dy), textcoords="offset points", ha="center", va="center"
+        )
+    axis.set_aspect("equal")
+    axis.set_axis_off()
+    axis.margins(0.1)
+
+
+def cluster_order(matrix: Any) -> NDArray[np.int64]:
+    """Return an order of clients [N] in which those who weigh each other are neighbours, by hierarchical clustering."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    both = np.nan_to_num((np.asarray(matrix) + np.asarray(matrix).T) / 2)
+    if len(both) < 3:
+        return np.arange(len(both))
+    apart = both.max() - both
+    np.fill_diagonal(apart, 0)
+    return np.asarray(leaves_list(linkage(squareform(apart, checks=False), "average")), dtype=np.int64)
+
+
+def label_distributions(counts: Any) -> Floats:
+    """Return the label distribution of each client, [N, K]; each client has a sample."""
+    counts = np.asarray(counts, dtype=np.float64)
+    return np.asarray(counts / counts.sum(1, keepdims=True))
+
+
+def label_cosine(counts: Any) -> Floats:
+    """Return the cosine of every two label distributions, [N, N]."""
+    q = label_distributions(counts)
+    q = q / np.linalg.norm(q, axis=1, keepdims=True)
+    return np.asarray(q @ q.T)
+
+
+def contact_sheet(pictures: Sequence[Path], names: Sequence[str]) -> Figure:
+    """Return a contact sheet of PNGs, with their names above them."""
+    from matplotlib.image import imread
+
+    down = -(-len(pictures) // ACROSS)
+    figure, axes = panels(down, ACROSS, width=16, height=3.4)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, picture, name in zip(axes.flat, pictures, names, strict=False):
+        axis.imshow(imread(picture))
+        axis.set_title(name, fontsize=9)
+    return figure

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.plots.parts import order
+from fedbench.plots.style import cluster_order
 from fedbench.tables.result import TableResult
 from fedbench.tables.store import SEPARATOR
 
@@ -27,7 +27,7 @@ def behind(
     matrices: Mapping[str, Arrays],
     clients: Mapping[str, Arrays],
 ) -> dict[str, Any]:
-    """What the page draws of a table, per "row|column" (numbers from 0).
+    """Return what the page draws of a table, per "row|column" (numbers from 0).
 
     Returns:
         {"sets": names, "curves": {cell: {seed: {"round": [..], set: [..]}}},
@@ -60,7 +60,7 @@ def behind(
 
 
 def _placed(cells: Mapping[str, str], arrays: Mapping[str, Arrays]) -> Iterator[tuple[str, str, Arrays]]:
-    """(cell, seed, array) of those that lie in a cell of the table."""
+    """Yield (cell, seed, array) of those that lie in a cell of the table."""
     for name, array in arrays.items():
         labels, _, seed = name.rpartition(SEPARATOR)
         if labels in cells:
@@ -68,7 +68,7 @@ def _placed(cells: Mapping[str, str], arrays: Mapping[str, Arrays]) -> Iterator[
 
 
 def _matrix(weights: Arrays, seed: str) -> dict[str, Any]:
-    """A matrix [N, N], of at most CLIENTS clients, as whole multiples of a unit.
+    """Return a matrix [N, N], of at most CLIENTS clients, as whole multiples of a unit.
 
     With an order in which those who weigh each other stand together, a place of each client in the plane (the two
     leading principal components of the rows), and its coalition: the clients whose rows weigh the same ones.
@@ -82,14 +82,14 @@ def _matrix(weights: Arrays, seed: str) -> dict[str, Any]:
         "seed": seed,
         "clients": len(weights),
         **_levels(shown),
-        "order": order(known).tolist(),
+        "order": cluster_order(known).tolist(),
         "place": [[_number(value) for value in point] for point in np.round(place, 6)],
         "group": np.ravel(group).tolist(),
     }
 
 
 def packed(content: Any) -> str:
-    """Text, or anything JSON can hold, as base64 of gzip; the same content gives the same text."""
+    """Return text, or anything JSON can hold, as base64 of gzip; the same content gives the same text."""
     text = (
         content if isinstance(content, str) else json.dumps(content, allow_nan=False, separators=(",", ":"))
     )
@@ -97,7 +97,7 @@ def packed(content: Any) -> str:
 
 
 def _levels(weights: Arrays) -> dict[str, Any]:
-    """Weights [N, N] as whole numbers, a tenth of the size of decimals; None where one is not finite."""
+    """Return weights [N, N] as whole numbers, a tenth of the size of decimals; None where one is not finite."""
     finite = np.isfinite(weights)
     unit = float(np.abs(weights[finite]).max(initial=0.0)) / LEVELS or 1.0
     whole = np.rint(np.where(finite, weights, 0.0) / unit).astype(int).astype(object)
@@ -106,7 +106,7 @@ def _levels(weights: Arrays) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """Rounded to what can be seen; None where there is no finite value."""
+    """Return a number rounded to what can be seen; None where there is no finite value."""
     if value in ("", None):
         return None
     number = float(value)

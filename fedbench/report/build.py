@@ -1,23 +1,37 @@
-"""From the filled tables on disk to the page: Jinja2 writes the tables, the script draws the rest when asked to."""
+"""The page of every filled table: Jinja2 writes the tables, the page's script draws the rest when asked to."""
 
 from __future__ import annotations
 
+import argparse
 import base64
+import dataclasses
 import functools
 import hashlib
+import io
+import math
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_text
+from fedbench.plots import runs as plots
+from fedbench.plots import style
 from fedbench.report.behind import Arrays, behind, packed
-from fedbench.report.start import OWN, Start, start
-from fedbench.report.view import KINDS, TableView, shown, view
-from fedbench.tables import account, staleness, store
+from fedbench.tables import account, measures, significance, staleness, store, summary
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
-from fedbench.tables.result import TableResult
+from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
+from fedbench.tables.render.grid import DASH, Layout, Text
+from fedbench.tables.render.remarks import remarks
+from fedbench.tables.result import Cell, TableResult
+from fedbench.tables.spec import TableSpec
+from fedbench.tables.summary import Judged
+from fedbench.tables.verdict import NONE, judge
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = (  # in the order in which they need each other
@@ -33,7 +47,7 @@ SCRIPTS = (  # in the order in which they need each other
     "page.js",
 )
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
-Rows = Sequence[Mapping[str, str]]  # result rows of runs
+ResultRows = Sequence[Mapping[str, str]]  # of runs
 SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 DRAWN = (
     "table.md",
@@ -44,6 +58,36 @@ DRAWN = (
     "bias.csv",
     "specificity.csv",
 )  # linked where they exist
+KINDS = {  # of cells -> the sign, for those who do not see the colour, and the word
+    EQUIVALENT: ("≈", "equivalent"),
+    "above": ("▲", "different, ours is higher"),
+    "below": ("▼", "different, ours is lower"),
+    INCONCLUSIVE: ("?", "inconclusive"),
+    "exploratory": ("†", "exploratory, counted apart"),
+    "open": ("○", "no verdict"),
+    "missing": ("–", "not run, or failed"),
+}
+ALONE = "alone"  # nothing is published beside it, and it has no sign
+SHORT = 24  # characters of a reason that fit into a cell
+OWN, PUBLISHED = "Our own tables", "as published"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page of all filled tables and say where it is; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedbench report", description="Write every filled table below RESULTS to one page."
+    )
+    parser.add_argument("results", nargs="?", default="results", type=Path, help="default: results")
+    parser.add_argument("--out", type=Path, help="default: RESULTS/index.html")
+    given = parser.parse_args(arguments)
+    out = given.out or given.results / "index.html"
+    try:
+        tables = build(given.results, out)
+    except FedbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{out} ({tables} tables, {out.stat().st_size / 1e6:.1f} MB)")
+    return 0
 
 
 def build(results: Path, out: Path) -> int:
@@ -61,18 +105,19 @@ def build(results: Path, out: Path) -> int:
     rows = {folder.name: store.load_rows(folder) for folder in folders}
     clients = clients_of(folders, rows)
     views = [
-        _view(folder, tables[folder.name], rows[folder.name], clients[folder.name], out) for folder in folders
+        _folder_view(folder, tables[folder.name], rows[folder.name], clients[folder.name], out)
+        for folder in folders
     ]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, render(views, start(tables, rows)))
+        write_text(out, render(views, overview(tables, rows)))
     except OSError as error:
         raise FedbenchError(f"cannot write {out} ({error}); name another file with --out") from error
     return len(views)
 
 
-def render(views: Sequence[TableView], first: Start) -> str:
-    """The page, with all it needs: style, script, data and Plotly."""
+def render(views: Sequence[TableView], first: Overview) -> str:
+    """Return the page with all it needs: style, script, data and Plotly."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -99,8 +144,8 @@ def render(views: Sequence[TableView], first: Start) -> str:
     )
 
 
-def clients_of(folders: Sequence[Path], rows: Mapping[str, Rows]) -> dict[str, dict[str, Arrays]]:
-    """Accuracies of clients by table and "row|column|seed"; a table that did not keep a run's has those of another."""
+def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[str, dict[str, Arrays]]:
+    """Return clients' accuracies by table and "row|column|seed", from another table where one did not keep a run's."""
     kept = {folder.name: store.load_clients(folder) for folder in folders}
     named = [
         (table, store.place_of(run["row"], run["column"], run["seed"]), run["key"])
@@ -116,20 +161,20 @@ def clients_of(folders: Sequence[Path], rows: Mapping[str, Rows]) -> dict[str, d
     }
 
 
-def _view(
-    folder: Path, table: TableResult, rows: Rows, clients: Mapping[str, Arrays], out: Path
+def _folder_view(
+    folder: Path, table: TableResult, rows: ResultRows, clients: Mapping[str, Arrays], out: Path
 ) -> TableView:
     links = [
         (name, Path(os.path.relpath(folder / name, out.parent)).as_posix())
         for name in DRAWN
         if (folder / name).is_file()
     ]
-    found = behind(shown(table), store.load_curves(folder), store.load_matrices(folder), clients)
-    return view(table, folder.name, rows, found, links)
+    found = behind(only_run(table), store.load_curves(folder), store.load_matrices(folder), clients)
+    return table_view(table, folder.name, rows, found, links)
 
 
 def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
-    """What the page can be filtered by: a name, its label and its options."""
+    """Return what the page can be filtered by: a name, its label and its options."""
     papers = {each.paper: account.PAPERS.get(each.paper, each.paper) or OWN for each in views}
     datasets = sorted(
         {name for each in views for column in each.content["columns"] for name in column["datasets"]}
@@ -153,7 +198,7 @@ def _text(name: str) -> str:
 
 @functools.cache
 def _plotly() -> tuple[str, str]:
-    """(Plotly's JavaScript packed, its hash)."""
+    """Return (Plotly's JavaScript packed, its hash)."""
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
@@ -161,12 +206,382 @@ def _plotly() -> tuple[str, str]:
 
 
 def _breakable(label: str) -> Any:
-    """`label`, escaped, with room for a line break after every plus, as in FedAvg+FedCollab."""
+    """Return `label`, escaped, with room for a line break after every plus, as in FedAvg+FedCollab."""
     from markupsafe import Markup, escape
 
     return Markup("+<wbr>").join(escape(part) for part in label.split("+"))
 
 
 def _hash(script: str) -> str:
-    """As a Content-Security-Policy names a script."""
+    """Return the hash by which a Content-Security-Policy names a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table of the page: what the template prints and what its script shows on demand."""
+
+    folder: str
+    title: str
+    name: str
+    setting: str
+    paper: str
+    headline: str
+    groups: tuple[tuple[str, tuple[int, ...]], ...]  # heading, the columns below it
+    counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
+    remarks: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    ranks: RankDiagram | None
+    content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
+    behind: str  # packed: curves, matrices, clients
+
+
+def only_run(table: TableResult) -> TableResult:
+    """Return a table, if it is not at the paper's setting, with only the rows and columns in which something ran."""
+    if table.circumstances.faithful:
+        return table
+    layout = Layout(table)
+    chosen = dataclasses.replace(table.spec, rows=tuple(layout.rows), columns=tuple(layout.columns))
+    return dataclasses.replace(table, spec=chosen)
+
+
+def table_view(
+    table: TableResult,
+    folder: str,
+    runs: ResultRows,
+    behind: Mapping[str, Any],
+    links: Sequence[tuple[str, str]],
+) -> TableView:
+    """Return what the page says of `table`; `runs` are its result rows, `behind` what lies behind its cells."""
+    less = only_run(table)
+    spec, layout = less.spec, Layout(less)
+    cells = {
+        f"{i}-{j}-{k}": _cell(layout, row, column, metric)
+        for i, row in enumerate(spec.rows)
+        for j, column in enumerate(spec.columns)
+        for k, metric in enumerate(spec.metrics)
+    }
+    counts = Counter(cell["kind"] for cell in cells.values())
+    known = script_content(less, table.spec, folder, cells, runs)
+    for key, cell in cells.items():
+        row, column, metric = map(int, key.split("-"))
+        where = known["columns"][column]["label"]
+        cell["name"] = f"{spec.rows[row].label}, {where}, {spec.metrics[metric].label}"
+    return TableView(
+        folder=folder,
+        title=_title(table),
+        name=_name(table),
+        setting=f"{account.setting(table).replace('`', '')}; {account.data(table)}",
+        paper=spec.paper,
+        headline=spec.headline,
+        groups=column_groups(less),
+        counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
+        remarks=tuple(remarks(layout if less is table else Layout(table))),
+        links=tuple(links),
+        ranks=rank_diagram(table, folder),
+        content=known,
+        behind=packed(behind),
+    )
+
+
+def _title(table: TableResult) -> str:
+    """Return the table's title; on other data than the paper's, what was run comes first."""
+    made = table.circumstances
+    if not made.substitute:
+        return table.title
+    own = dataclasses.replace(table, circumstances=dataclasses.replace(made, substitute=""))
+    return f"{_name(table)}, in the place of {own.title}"
+
+
+def _name(table: TableResult) -> str:
+    """Return the paper's name of a table that has its data and rows, else its own."""
+    own, substitute = table.spec, table.circumstances.substitute
+    if not own.paper or own.varies or substitute:
+        return f"{own.name} on {substitute}" if substitute else own.name
+    return f"{account.PAPERS.get(own.paper, own.paper)} {own.table}"
+
+
+def _cell(layout: Layout, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> dict[str, Any]:
+    """Return what is printed of a cell, and what is shown on demand."""
+    table = layout.table
+    cell, text = table.cell(row.label, column.label, metric.name), layout.text(row, column, metric)
+    kind, said = _kind(cell, text, metric, mirrored=bool(table.spec.paper))
+    values = [f"{value:.{metric.decimals}f}" for value in cell.values]
+    return {
+        "kind": kind,
+        "place": text.place,
+        "said": said,
+        "ours": text.ours if text.ran else "",
+        "mean": round(cell.mean, 6) if math.isfinite(cell.mean) else None,
+        "paper": "" if cell.published is None else text.published,
+        "difference": text.difference,
+        "verdict": text.verdict.text,
+        "apart": text.verdict.exploratory,
+        "also": text.also,
+        "reason": cell.reason,
+        "seeds": [list(each) for each in zip(cell.seeds, values, cell.keys, strict=True)],
+    }
+
+
+def _kind(cell: Cell, text: Text, metric: MetricSpec, *, mirrored: bool) -> tuple[str, str]:
+    """Return (kind, the verdict in the width of a cell)."""
+    judged = text.verdict
+    if cell.published is None and (text.ran or mirrored):
+        return ALONE, ""
+    if not text.ran:
+        return "missing", _brief(cell.reason)
+    difference = f"{judged.difference:+.{metric.decimals}f}" if math.isfinite(judged.difference) else DASH
+    if judged.kind == NONE:
+        return "open", f"{difference}, no verdict"
+    side = "above" if judged.difference > 0 else "below"
+    kind = "exploratory" if judged.exploratory else side if judged.kind == DIFFERENT else judged.kind
+    return kind, f"{difference}, {judged.kind}"
+
+
+def _brief(reason: str) -> str:
+    """Say why there is no value, in the width of a cell; the whole reason is shown on demand."""
+    if not reason.startswith("not run"):
+        return "failed" if reason else "not run"
+    brief = reason.partition(" (")[0]
+    return brief if len(brief) <= SHORT else "not run"
+
+
+def script_content(
+    table: TableResult, whole: TableSpec, folder: str, cells: dict[str, Any], runs: ResultRows
+) -> dict[str, Any]:
+    """Return what the script knows of a table; `cells` by "row-column-metric", `whole` with the columns not shown."""
+    spec, made = table.spec, table.circumstances
+    return {
+        "id": folder,
+        "cells": cells,
+        "rows": [{"label": row.label, "overrides": row.overrides} for row in spec.rows],
+        "columns": [_column(table, column, runs) for column in spec.columns],
+        "metrics": [
+            {"label": metric.label, "curve": getattr(measures.build(metric.measure), "column", "") == "score"}
+            for metric in spec.metrics
+        ],
+        "base": spec.base,
+        "changed": made.changed,
+        "varied": made.varied,
+        "scale": made.scale,
+        "runs": {run["key"]: _run_facts(run) for run in runs if run.get("key")},
+        "commands": _commands(table, whole),
+    }
+
+
+def _column(table: TableResult, column: ColumnSpec, runs: ResultRows) -> dict[str, Any]:
+    name, note = column_heading(table, column, runs)
+    own = (*([] if note else [column.group]), name)
+    made = table.circumstances
+    return {
+        "name": name,
+        "note": note,
+        "key": column.label,
+        "label": ", ".join(part for part in own if part),
+        "datasets": _datasets(table, column),
+        "overrides": column.overrides,
+        "own": [column.own(row.label) for row in table.spec.rows],
+        "substitute": (f"dataset={made.substitute}", *column.substitute) if made.substitute else (),
+    }
+
+
+def column_heading(table: TableResult, column: ColumnSpec, runs: ResultRows) -> tuple[str, str]:
+    """Return (the data that was run, which column of the paper it takes the place of), which stand above a column."""
+    substitute = table.circumstances.substitute
+    if not substitute:
+        return column.label, ""
+    parts = dict.fromkeys(run.get("partition", "") for run in runs if run.get("column") == column.label)
+    paper = (
+        column.label
+        if not column.group or column.group in column.label
+        else f"{column.group}, {column.label}"
+    )
+    return ", ".join([substitute, *filter(None, parts)]), f"in place of {paper}"
+
+
+def column_groups(table: TableResult) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return neighbouring columns with one heading; nothing if no column has any, or if other data was run."""
+    columns = table.spec.columns
+    if table.circumstances.substitute or not any(column.group for column in columns):
+        return ()
+    numbered = groupby(enumerate(columns), key=lambda pair: pair[1].group)
+    return tuple((group, tuple(i for i, _ in pairs)) for group, pairs in numbered)
+
+
+def _commands(table: TableResult, whole: TableSpec) -> dict[str, str]:
+    """Return the command that makes each cell, by "row-column"."""
+    every = dataclasses.replace(table, spec=whole)
+    found = {}
+    for i, row in enumerate(table.spec.rows):
+        for j, column in enumerate(table.spec.columns):
+            seeds = {
+                seed for m in table.spec.metrics for seed in table.cell(row.label, column.label, m.name).seeds
+            }
+            found[f"{i}-{j}"] = account.command(every, row.label, column.label, tuple(sorted(seeds)))
+    return found
+
+
+def _run_facts(run: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is shown of a run beside its value, and what its figures need."""
+    sent = sum(float(run.get(name) or 0) for name in ("bytes_up", "bytes_down")) / 1e6
+    return {
+        "rounds": run.get("rounds", ""),
+        "seconds": f"{float(run.get('seconds_total') or 0):.1f}",
+        "megabytes": f"{sent:.1f}",
+        "curve": f"acc_on_{run.get('test_set', 'local')}{'_pooled' if run.get('average') == 'pooled' else ''}",
+        "partition": run.get("partition_hash", ""),
+        "local": run.get("local_key", ""),
+    }
+
+
+def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
+    """Return the data set that was run: the column's own, or the one in its place."""
+    if table.circumstances.substitute:
+        return (table.circumstances.substitute,)
+    chosen = [
+        text.partition("=")[2]
+        for text in (*table.spec.base, *column.overrides)
+        if text.startswith("dataset=")
+    ]
+    return tuple(chosen[-1:] or [column.published[key] for key in ("dataset",) if key in column.published])
+
+
+@dataclass(frozen=True)
+class RankDiagram:
+    """The critical-difference diagram of a table's rows, as an image within the page."""
+
+    source: str  # data: address
+    words: str  # what it shows, for those who do not see it
+
+
+def rank_diagram(table: TableResult, name: str) -> RankDiagram | None:
+    """Draw ranks by the table's first metric, None where they mean nothing; the same table gives the same image."""
+    metric = table.spec.metrics[0]
+    if not table.circumstances.trained or not (found := significance.ranks(table, metric)):
+        return None
+    out = io.StringIO()
+    with style.styled(name):
+        figure = plots.critical_difference(found.ranks, found.critical, found.blocks, metric.label)
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    order = sorted(found.ranks.items(), key=lambda pair: pair[1])
+    told = ", ".join(f"{row} {rank:.1f}" for row, rank in order)
+    words = f"Average ranks by {metric.label}, critical difference {found.critical:.2f}: {told}"
+    return RankDiagram(
+        f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue().encode()).decode()}", words
+    )
+
+
+@dataclass(frozen=True)
+class OverviewLine:
+    """The tables of a paper at one setting."""
+
+    paper: str  # as in a table's specification; "" for our own
+    label: str
+    setting: str
+    what: str
+    tables: tuple[str, ...]  # folders
+    confirmed: Counter[str]  # kind of verdict -> values, each once
+    exploratory: Counter[str]
+    open: int  # values beside published ones that get no verdict
+    runs: int
+    hours: float  # of one core, each run once
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The start of the page: its lines and their sum, with verdicts at the papers' own settings only."""
+
+    lines: tuple[OverviewLine, ...]
+    empty: tuple[str, ...]  # folders of tables without a value, which are in no line
+    confirmed: Counter[str]
+    runs: int
+    hours: float
+
+
+def overview(tables: Mapping[str, TableResult], rows: Mapping[str, ResultRows]) -> Overview:
+    """Return what of each paper was run, how well it agrees and at what cost; `tables` and `rows` by folder name."""
+    found = summary.judged(tables)
+    tallies = summary.tallies(found)
+    lines = [
+        _overview_line(
+            tables,
+            rows,
+            each.paper,
+            account.spelled(each.setting.split()) or PUBLISHED,
+            each.tables,
+            each.values,
+        )
+        for each in tallies
+    ]
+    told = {folder for each in tallies for folder in each.tables}
+    empty = tuple(name for name, table in tables.items() if not any(cell.values for cell in table.cells))
+    settings: dict[tuple[str, str], list[str]] = {}
+    for name, table in tables.items():
+        if name not in (*told, *empty):
+            settings.setdefault((table.spec.paper, ", ".join(_differences(table)) or PUBLISHED), []).append(
+                name
+            )
+    for (paper, setting), rest in settings.items():
+        values = {(each.keys, each.metric): each for each in found if each.folder in rest}
+        lines.append(_overview_line(tables, rows, paper, setting, rest, list(values.values())))
+    papers = (*account.PAPERS, "")
+    lines.sort(key=lambda line: papers.index(line.paper) if line.paper in papers else len(papers))
+    own = [line.confirmed for line in lines if line.setting == PUBLISHED]
+    return Overview(tuple(lines), empty, sum(own, Counter()), *_cost(rows, list(tables)))
+
+
+def _overview_line(
+    tables: Mapping[str, TableResult],
+    rows: Mapping[str, ResultRows],
+    paper: str,
+    setting: str,
+    folders: Sequence[str],
+    values: Sequence[Judged],
+) -> OverviewLine:
+    chosen = [tables[name] for name in folders]
+    runs: dict[str, list[str]] = {}
+    for table in chosen:
+        runs.setdefault(account.data(table), []).append(_short_name(table))
+    return OverviewLine(
+        paper,
+        account.PAPERS.get(paper, paper) or OWN,
+        setting,
+        "; ".join(f"{', '.join(dict.fromkeys(names))}: {data}" for data, names in runs.items()),
+        tuple(folders),
+        summary.counts(values),
+        summary.counts(values, exploratory=True),
+        sum(_open(table) for table in chosen),
+        *_cost(rows, folders),
+    )
+
+
+def _short_name(table: TableResult) -> str:
+    own = table.spec
+    return own.name if not own.paper else f"{own.table} open" if own.varies else own.table
+
+
+def _differences(table: TableResult) -> Iterator[str]:
+    """Yield in words what of a table is not as published."""
+    made = table.circumstances
+    if not table.spec.paper:
+        yield "not in a paper"
+    if made.substitute:
+        yield "on other data"
+    if made.scale != "paper":
+        yield f"shorter: {made.scale} scale"
+    if words := account.spelled((*made.changed, *made.varied)):
+        yield words
+    if table.spec.varies and made.faithful:
+        yield "several settings tried"
+
+
+def _open(table: TableResult) -> int:
+    return sum(
+        1 for cell in table.cells if cell.published and cell.values and judge(table, cell).kind == NONE
+    )
+
+
+def _cost(rows: Mapping[str, ResultRows], folders: Sequence[str]) -> tuple[int, float]:
+    """Return (runs, hours of one core) of these tables, each run once."""
+    spent = {run["key"]: float(run.get("seconds_total") or 0) for name in folders for run in rows[name]}
+    return len(spent), sum(spent.values()) / 3600

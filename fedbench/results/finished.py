@@ -1,4 +1,4 @@
-"""A finished run as it is looked at: its row, its rounds and clients as data frames, W, its models."""
+"""The reader of a finished run: its row, its rounds and clients, W, its models."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, unknown
 from fedbench.results.console import COLUMNS
-from fedbench.results.run_files import ARRAYS, CLIENTS, COLLABORATION, CONFIG, MODEL, RESULT, ROUNDS, files_of
+from fedbench.results.run_files import (
+    ARRAYS,
+    CLIENTS,
+    COLLABORATION,
+    CONFIG,
+    MODEL,
+    PARTITION,
+    RESULT,
+    ROUNDS,
+    TALLIES,
+    files_of,
+    numeric_rows,
+)
 from fedbench.results.units import decimals, human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -60,6 +72,39 @@ class Run:
         return files_of(self.folder).frame(CLIENTS)
 
     @cached_property
+    def rounds(self) -> list[dict[str, str]]:
+        """The lines of `history`, each number as the text that was written."""
+        return numeric_rows(files_of(self.folder), ROUNDS, "round", "seconds_total", "bytes_up", "bytes_down")
+
+    @cached_property
+    def client_rows(self) -> list[dict[str, str]]:
+        """The lines of `clients`, each number as the text that was written."""
+        return numeric_rows(files_of(self.folder), CLIENTS, "acc")
+
+    @cached_property
+    def accuracies(self) -> NDArray[np.float64] | None:
+        """Reported accuracies [N] of the clients in percent; None if they were not kept."""
+        import numpy as np
+
+        if not files_of(self.folder).has(CLIENTS):
+            return None
+        return np.array([float(row["acc"] or "nan") for row in self.client_rows])
+
+    @cached_property
+    def tallies(self) -> dict[str, NDArray[Any]]:
+        """Counts of every client at each scored round, `tally/SET/correct` and `tally/SET/total`, and the rounds."""
+        return files_of(self.folder).npz(TALLIES)
+
+    @cached_property
+    def label_counts(self) -> NDArray[np.float64]:
+        """Training samples [N, K] of each label."""
+        import numpy as np
+
+        clients = files_of(self.folder).csv(PARTITION)
+        labels = [name for name in clients[0] if name.startswith("class_")]
+        return np.array([[float(client[name]) for name in labels] for client in clients])
+
+    @cached_property
     def W(self) -> NDArray[np.float64] | None:  # noqa: N802 - the papers' name
         """The collaboration matrix [N, N], row i: whose models client i's is made of; None without one."""
         files = files_of(self.folder)
@@ -85,6 +130,29 @@ class Run:
                 f"{self.folder} kept no models; run it again with save_models=true and force=true"
             )
         return checkpoint.load(self.folder / MODEL)[0]
+
+    def column(self, name: str) -> float:
+        """Return a column of the row as a number.
+
+        Raises:
+            UnknownName: the row has no such column.
+        """
+        if name not in self.row:
+            raise unknown("result column", name, [str(key) for key in self.row])
+        value = self.row[name]
+        return float("nan") if value is None else float(value)
+
+    def curve(self, test_set: str) -> list[float]:
+        """Return the accuracy on `test_set` at each scored round, as fractions.
+
+        Raises:
+            UnknownName: the run was not scored on it.
+        """
+        name = f"acc_on_{test_set}"
+        if name not in self.rounds[0]:
+            scored = [key.removeprefix("acc_on_") for key in self.rounds[0] if key.startswith("acc_on_")]
+            raise unknown("test set", test_set, scored)
+        return [float(row[name] or "nan") / 100 for row in self.rounds]
 
     @property
     def _title(self) -> str:

@@ -27,6 +27,8 @@ CODE = "code.txt"  # hashes of the code that began the run
 LOST = f"{CODE}:lost"
 ROUNDS = "rounds.csv"
 CLIENTS = "clients.csv"
+TALLIES = "tallies.npz"
+PARTITION = "partition.csv"
 ARRAYS = "arrays.npz"
 COLLABORATION = "collaboration.npz"
 
@@ -58,7 +60,7 @@ class RunFiles:
         path = self.path / "partition.npz"
         partition.save(path)
         self._checksums[path.name] = checksum(path.read_bytes())
-        self._write("partition.csv", as_csv(statistics))
+        self._write(PARTITION, as_csv(statistics))
 
     def write_figure(self, name: str, svg: str) -> None:
         """`name`.svg: a figure (fedbench.plots)."""
@@ -67,7 +69,7 @@ class RunFiles:
     def write_history(self, history: History) -> None:
         """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
         self._write(ROUNDS, as_csv(history.rows()))
-        self._write("tallies.npz", as_npz(history.arrays()))
+        self._write(TALLIES, as_npz(history.arrays()))
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """clients.csv: one row a client (fedbench.results.summary.client_rows)."""

@@ -25,7 +25,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.trainer import Trainer
 from fedbench.metrics.accuracy import Floats
-from fedbench.plots.partition import bubbles
+from fedbench.plots.runs import partition_svg
 from fedbench.results.environment import environment
 from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder, Status
@@ -96,7 +96,7 @@ def _simulate(
     folder.write_partition(partition, partition.statistics(dataset.y))
     if len(partition) <= DRAWN:
         title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-        folder.write_figure("partition", bubbles(partition.label_counts(dataset.y), title))
+        folder.write_figure("partition", partition_svg(partition.label_counts(dataset.y), title))
     trainer = pick_trainer(setup, run.hardware)
     if seating is not None:
         trainer = seating(trainer)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.recording import Arrays
+from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
-from fedbench.results.run_files import ARRAYS, files_of
 from fedbench.runs.config import RunConfig
 from fedbench.runs.places import folder_of
 
@@ -16,8 +16,8 @@ def lacking(run: RunConfig) -> list[str]:
 
 
 def kept(folder: RunFolder) -> Arrays:
-    """What a finished run keeps in arrays.npz."""
-    return files_of(folder.path).npz(ARRAYS) if (folder.path / ARRAYS).is_file() else {}
+    """Return what a finished run keeps in arrays.npz."""
+    return Run(folder.path).arrays
 
 
 def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -> None:

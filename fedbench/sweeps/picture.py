@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config.settings import SweepConfig
 from fedbench.core.errors import unknown
 from fedbench.core.files import replacing
+from fedbench.results.finished import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
     """The sweep's matplotlib figure."""
-    from fedbench.plots import sweep as plots
+    from fedbench.plots import runs as plots
 
     for name, key in (("sweep.x", config.x), ("sweep.by", config.by)):
         if key and key not in runs.columns:
@@ -25,10 +26,10 @@ def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
     by = config.by if config.by in keys else next((key for key in keys if key != x), "")
     title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
     if config.figure == "curves":
-        return plots.curves(curves(runs, x, by), config.y, title)
+        return plots.sweep_curves(curves(runs, x, by), config.y, title)
     if config.y not in runs.columns:
         raise unknown("sweep.y", config.y, [str(column) for column in runs.columns])
-    shape = plots.heatmap if config.figure == "heatmap" and by else plots.lines
+    shape = plots.sweep_heatmap if config.figure == "heatmap" and by else plots.sweep_lines
     others = [key for key in keys if key not in (x, by)]
     return shape(labelled(runs, others), x, by, config.y, title)
 
@@ -42,13 +43,11 @@ def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
 
 def curves(runs: pd.DataFrame, x: str, by: str) -> list[Mapping[str, Any]]:
     """One entry a run: line, panel, and the rows of its rounds.csv."""
-    from fedbench.results.run_files import ROUNDS, files_of
-
     return [
         {
             "line": f"{x.rpartition('.')[2]}={run[x]}",
             "panel": f"{by}={run[by]}" if by else "",
-            "rounds": files_of(Path(str(run["path"]))).csv(ROUNDS),
+            "rounds": Run(Path(str(run["path"]))).rounds,
         }
         for run in runs.to_dict("records")
     ]

@@ -162,7 +162,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
 def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     """trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
     from fedbench.core.files import write_text
-    from fedbench.plots.sweep import tuning
+    from fedbench.plots.runs import tuning_trials
     from fedbench.sweeps import picture, table
 
     frame = trials_table(trials, params)
@@ -176,5 +176,5 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     write_text(
         folder / "best.txt", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params) + "\n"
     )
-    picture.write(tuning(frame, params, name), folder)
+    picture.write(tuning_trials(frame, params, name), folder)
     return folder

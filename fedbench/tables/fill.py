@@ -11,10 +11,8 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.results.environment import machine, source_commit
-from fedbench.results.run_files import CLIENTS, COLLABORATION, files_of, numeric_rows
 from fedbench.tables import measures, store
 from fedbench.tables.job import Job
-from fedbench.tables.measures import Finished
 from fedbench.tables.parts import MetricSpec
 from fedbench.tables.plan import Entry, Plan
 from fedbench.tables.result import PENDING, Cell, Circumstances, TableResult
@@ -44,7 +42,7 @@ def curves(plan: Plan) -> Iterator[dict[str, Any]]:
         if not job.finished:
             yield from plan.recorded.curve(row, column, job.seed)
             continue
-        for point in thinned(Finished(job.folder.result(), job.folder.path).rounds()):
+        for point in thinned(job.run.rounds):
             scores = {name: value for name, value in point.items() if name.startswith(("round", "acc_on"))}
             yield {"row": row, "column": column, "seed": job.seed, **scores}
 
@@ -63,7 +61,7 @@ def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
         row, column = entry.row.label, entry.column.label
         if (row, column) in found:
             continue
-        matrix = _matrix(job) if job.finished else plan.recorded.matrix(row, column, job.seed)
+        matrix = job.run.W if job.finished else plan.recorded.matrix(row, column, job.seed)
         if matrix is not None:
             found[row, column] = job.seed, matrix
     return {store.place_of(*cell, seed): matrix for cell, (seed, matrix) in found.items()}
@@ -74,22 +72,10 @@ def clients(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
     found = {}
     for entry, job in _finished(plan):
         row, column = entry.row.label, entry.column.label
-        kept = _accuracies(job) if job.finished else plan.recorded.accuracies(row, column, job.seed)
+        kept = job.run.accuracies if job.finished else plan.recorded.accuracies(row, column, job.seed)
         if kept is not None:
             found[store.place_of(row, column, job.seed)] = kept
     return found
-
-
-def _accuracies(job: Job) -> np.ndarray[Any, Any] | None:
-    files = files_of(job.folder.path)
-    if not files.has(CLIENTS):
-        return None
-    return np.array([float(row["acc"] or "nan") for row in numeric_rows(files, CLIENTS, "acc")])
-
-
-def _matrix(job: Job) -> np.ndarray[Any, Any] | None:
-    files = files_of(job.folder.path)
-    return files.npz(COLLABORATION)["W"] if files.has(COLLABORATION) else None
 
 
 def _finished(plan: Plan) -> Iterator[tuple[Entry, Job]]:
@@ -115,7 +101,7 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
                 continue
         else:
             try:
-                value = measure.value(_done(job), None if baseline is None else _done(baseline))
+                value = measure.value(job.run, None if baseline is None else baseline.run)
             except FedbenchError as error:
                 reasons.append(f"seed {job.seed}: {error}")
                 continue
@@ -134,10 +120,6 @@ def _cell(plan: Plan, entry: Entry, metric: MetricSpec) -> Cell:
         baselines=tuple(baselines),
         reason="; ".join(reasons),
     )
-
-
-def _done(job: Job) -> Finished:
-    return Finished(job.folder.result(), job.folder.path)
 
 
 def _circumstances(plan: Plan) -> Circumstances:

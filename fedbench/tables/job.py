@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.core.errors import FedbenchError
+from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, run_key
@@ -60,6 +61,17 @@ class Job:
     def finished(self) -> bool:
         """Whether its result is there, and of today's code if the config wants no other."""
         return standing(self.config, self.folder, tell=False) == "finished"
+
+    @property
+    def run(self) -> Run:
+        """The finished run.
+
+        Raises:
+            Damaged: its row is not as it was written.
+            FedbenchError: its folder is of another configuration, or of other samples.
+        """
+        self.folder.result()
+        return Run(self.folder.path)
 
     @property
     def failure(self) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 from fedbench.cli import tta
 from fedbench.core.files import write_csv
-from fedbench.tables.measures import Finished, Speedup
+from fedbench.results.finished import Run
+from fedbench.tables.measures import Speedup
 
 
 def run(folder: Path, method: str, accuracies: list[float]) -> Path:
@@ -48,9 +49,9 @@ def test_rounds_seconds_bytes_and_ratio(tmp_path: Path) -> None:
 
 
 def test_the_measure_of_tables_agrees(tmp_path: Path) -> None:
-    base = Finished({}, run(tmp_path / "a", "fedavg", [10, 50, 60, 70, 70]))
-    fast = Finished({}, run(tmp_path / "b", "sosicfl", [10, 72, 60]))
-    slow = Finished({}, run(tmp_path / "c", "local", [10, 20, 69.9]))
+    base = Run(run(tmp_path / "a", "fedavg", [10, 50, 60, 70, 70]))
+    fast = Run(run(tmp_path / "b", "sosicfl", [10, 72, 60]))
+    slow = Run(run(tmp_path / "c", "local", [10, 20, 69.9]))
     assert Speedup().value(fast, base) == 3.0
     assert math.isnan(Speedup().value(slow, base))
 

@@ -14,9 +14,7 @@ from fedbench.core.files import as_json, as_npz
 from fedbench.figures import store
 from tests.helpers.damage import DAMAGES, tried
 
-DRAWN = store.Drawn(
-    "fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim", "agrees", "shows"
-)
+DRAWN = store.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim")
 
 
 @pytest.mark.parametrize("name", ["fedsac_f7.npz", "fedsac_f7.json", sealed.MANIFEST])
@@ -27,6 +25,6 @@ def test_a_figure_gives_its_own_numbers_or_none(
     place.parent.mkdir()
     content = {f"{place.name}.npz": as_npz({"W": np.eye(3)}), f"{place.name}.json": as_json(asdict(DRAWN))}
     store.files_of(place).write(content)
-    found = tried(place.with_name(name), lambda: store.read(place), keep=record_property)
+    found = tried(place.with_name(name), lambda: store.load_figure(place), keep=record_property)
     assert found["refused"] > 2 * DAMAGES
     assert set(found) <= ({"refused", "no difference"} if name == sealed.MANIFEST else {"refused"})

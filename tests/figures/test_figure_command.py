@@ -10,8 +10,7 @@ import pytest
 
 from fedbench.cli import figure, plot
 from fedbench.core.errors import Damaged
-from fedbench.figures import overview, pictures, spec, store
-from fedbench.figures.judges.verdict import VERDICTS
+from fedbench.figures import of_runs, plan, store
 from tests.helpers.runs import FAST
 
 QUICK = ["scale=quick", "jobs=1", "hardware.engine=looped", "protocol.local.epochs=1"]
@@ -21,7 +20,7 @@ def test_a_figure_is_made_kept_and_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "fedbench.figures.spec.load", lambda name, load=spec.load: small(load("fedrema_f3"), name)
+        "fedbench.figures.plan.load_spec", lambda name, load=plan.load_spec: small(load("fedrema_f3"), name)
     )
     asked = ["fedrema_f3", *QUICK, f"runs_dir={tmp_path / 'runs'}", f"results={tmp_path}"]
     assert figure.main([*asked, "--dry-run"]) == 0
@@ -30,23 +29,23 @@ def test_a_figure_is_made_kept_and_drawn_again(
     assert figure.main([*asked, "dry_run=true"]) == 0
     assert "0 runs to make" in capsys.readouterr().out
     place = tmp_path / "figures" / "quick" / "fedrema_f3"
-    drawn, arrays = store.read(place)
+    drawn, arrays = store.load_figure(place)
     assert arrays["array/record/similarity/round/0/0"].tolist() == [[1, 2]]
-    assert drawn.verdict in VERDICTS
+    assert "verdict" not in (place.parent / "fedrema_f3.json").read_text(encoding="utf-8")
     for word in ("FedReMa, Figure 3", "digits", "seed 0", "python -m fedbench.figure fedrema_f3 scale=quick"):
         assert word in drawn.caption
     page = (tmp_path / "figures" / "README.md").read_text(encoding="utf-8")
-    assert drawn.claim in page
+    assert f"| {drawn.claim} | at a small scale | digits with protocol.local.epochs=1; 1 seed |" in page
     assert (tmp_path / "figures" / "contact.png").is_file()
     before = (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes()
     assert figure.main(["fedrema_f3", "render=true", f"results={tmp_path}"]) == 0
     assert (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes() == before
     (place.parent / "fedrema_f3.npz").write_bytes(b"other")
     with pytest.raises(Damaged, match=r"python -m fedbench\.figure fedrema_f3"):
-        store.read(place)
+        store.load_figure(place)
 
 
-def small(whole: spec.FigureSpec, name: str) -> spec.FigureSpec:
+def small(whole: plan.FigureSpec, name: str) -> plan.FigureSpec:
     """Figure 3 of FedReMa with two rounds, whatever figure is asked for."""
     import dataclasses
 
@@ -55,7 +54,7 @@ def small(whole: spec.FigureSpec, name: str) -> spec.FigureSpec:
         for text in whole.setting("quick").overrides
         if not text.startswith(("record=", "protocol.rounds"))
     ]
-    setting = spec.Setting(
+    setting = plan.Setting(
         (*short, "protocol.rounds=2", "record=[similarity@1,2]", "partition.size=20"), data="digits"
     )
     return dataclasses.replace(whole, name=name, settings={"quick": setting})
@@ -103,13 +102,13 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, tables = pictures.folders([str(two_runs)])
+    found, tables = of_runs.find_folders([str(two_runs)])
     assert (len(found), tables) == (3, [])
     fedsac = next(folder for folder in found if "fedsac" in str(folder))
-    assert list(pictures.of_run(fedsac)) == ["gain", "collaboration", "clients"]
+    assert list(of_runs.run_figures(fedsac)) == ["gain", "collaboration", "clients"]
     local = next(folder for folder in found if "local" in str(folder))
-    assert list(pictures.of_run(local)) == ["clients"], "nothing to gain over itself"
-    both = pictures.of_runs(found)
+    assert list(of_runs.run_figures(local)) == ["clients"], "nothing to gain over itself"
+    both = of_runs.comparison_figures(found)
     names = [text.get_text() for text in both["curves"].legends[0].get_texts()]
     assert sorted(names) == ["fedavg", "fedsac", "local"]
     assert plot.main([str(fedsac), f"out={tmp_path}", "formats=svg"]) == 0
@@ -121,15 +120,15 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
 def test_runs_are_told_apart_by_what_differs() -> None:
     row = {"method": "fedavg", "dataset": "digits", "seed": 0, "key": "abcdef"}
     other = {**row, "dataset": "mnist"}
-    assert pictures.names([row, {**row, "seed": 1}]) == ["fedavg", "fedavg"]
-    assert pictures.names([row, other]) == ["fedavg, digits", "fedavg, mnist"]
-    assert pictures.names([row, {**row, "key": "123456"}]) == ["fedavg abcd", "fedavg 1234"]
+    assert of_runs.distinct_names([row, {**row, "seed": 1}]) == ["fedavg", "fedavg"]
+    assert of_runs.distinct_names([row, other]) == ["fedavg, digits", "fedavg, mnist"]
+    assert of_runs.distinct_names([row, {**row, "key": "123456"}]) == ["fedavg abcd", "fedavg 1234"]
 
 
 def test_a_filled_table_is_drawn() -> None:
-    figures = pictures.of_table(Path("results/tables/fedcollab_t1"))
+    figures = of_runs.table_figures(Path("results/tables/fedcollab_t1"))
     assert set(figures) == {"curves-1", "beside-1"}, "some rows lack runs, so methods have no ranks"
-    figures = pictures.of_table(Path("results/tables/fedcollab_t1-partition_seed=0"))
+    figures = of_runs.table_figures(Path("results/tables/fedcollab_t1-partition_seed=0"))
     ranks = " ".join(text.get_text() for text in figures["ranks"].axes[0].texts)
     assert "critical difference" in ranks
     assert "Ditto+FedCollab" in ranks
@@ -154,12 +153,12 @@ def test_what_cannot_be_drawn_is_told(
 
 def test_committed_figures_are_of_what_is_kept() -> None:
     folder = Path("results/figures")
-    found = overview.made(folder)
+    found = store.drawn_figures(folder)
     assert len(found) >= 20
     page = (folder / "README.md").read_text(encoding="utf-8")
-    assert page == overview.text(found), "run `make tables`"
+    assert page == store.overview_text(found), "run `make tables`"
     for each in found:
         for kind in ("svg", "png", "npz"):
             assert (folder / each.scale / f"{each.name}.{kind}").is_file()
         kept = json.loads((folder / each.scale / f"{each.name}.json").read_text(encoding="utf-8"))
-        assert kept["claim"] == spec.load(each.name).claim, "run `make tables`"
+        assert kept["claim"] == plan.load_spec(each.name).claim, "run `make tables`"

@@ -11,7 +11,7 @@ import pytest
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.data import authors, dataset
-from fedbench.figures import extras, overview, plan, read, spec
+from fedbench.figures import arrays, plan
 from fedbench.recorders import parse
 from fedbench.tables.spec import TableSpec
 from tests.helpers.tiers import tiered
@@ -21,7 +21,9 @@ NAMES = sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml
 
 def planned(name: str, scale: str, folder: Path, *changed: str) -> plan.FigurePlan:
     wanted = plan.Wanted(scale, changed=changed, settings=(f"runs_dir={folder}", "progress=none"))
-    return plan.FigurePlan(spec.load(name), scale, plan._plan(spec.load(name), scale, wanted), wanted)
+    return plan.FigurePlan(
+        plan.load_spec(name), scale, plan._plan(plan.load_spec(name), scale, wanted), wanted
+    )
 
 
 def test_all_figures_of_the_papers_are_here() -> None:
@@ -32,8 +34,9 @@ def test_all_figures_of_the_papers_are_here() -> None:
         "sosicfl": range(2, 10),
         "fedrema": (1, 3, 4),
     }
-    assert overview.ordered() == [f"{paper}_f{number}" for paper, all_ in wanted.items() for number in all_]
-    assert sorted(overview.ordered()) == NAMES == spec.names()
+    ordered = [spec.name for spec in plan.ordered_specs()]
+    assert ordered == [f"{paper}_f{number}" for paper, all_ in wanted.items() for number in all_]
+    assert sorted(ordered) == NAMES == plan.spec_names()
 
 
 @pytest.mark.parametrize(
@@ -53,40 +56,42 @@ def test_a_figure_plans_without_training(name: str, tmp_path: Path, monkeypatch:
     assert callable(
         getattr(importlib.import_module(f"fedbench.plots.{found.spec.paper}"), name.split("_")[1])
     )
-    assert found.spec.reads.get("extra") in (None, *extras.EXTRAS)
+    assert found.spec.reads.get("extra") in (None, *arrays.EXTRAS)
 
 
 def test_the_authors_distances_are_those_of_the_scenario(tmp_path: Path) -> None:
     """Beside another partition there are none."""
     for scenario in authors.SCENARIOS:
-        shown = extras.authors(planned("fedcollab_f5", "quick", tmp_path, f"partition={scenario}"), {})
+        shown = arrays.authors_distances(
+            planned("fedcollab_f5", "quick", tmp_path, f"partition={scenario}"), {}
+        )
         assert (shown["authors"] == authors.distances(scenario)).all()
-    assert not extras.authors(planned("fedcollab_f5", "quick", tmp_path, "partition=dir0.1"), {})
+    assert not arrays.authors_distances(planned("fedcollab_f5", "quick", tmp_path, "partition=dir0.1"), {})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_other_settings_plan_too(name: str, tmp_path: Path) -> None:
-    for scale in spec.load(name).settings:
+    for scale in plan.load_spec(name).settings:
         for entry in planned(name, scale, tmp_path).runs.entries:
             assert not entry.reason or "missing" in entry.reason
 
 
 def test_without_the_papers_data_open_data_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "lack", lambda *_: "data missing (python -m fedbench.prepare cifar10)")
+    monkeypatch.setattr(plan, "why_not_paper", lambda *_: "data missing (python -m fedbench.prepare cifar10)")
     wanted = plan.Wanted("paper", settings=(f"runs_dir={tmp_path}",))
-    made = plan.make(spec.load("pfedsim_f3"), wanted)
+    made = plan.make_plan(plan.load_spec("pfedsim_f3"), wanted)
     assert made.scale == "open"
     assert "cifar10" in made.substituted
     assert "Fashion-MNIST" in made.setting.data
     with pytest.raises(ConfigError, match="scale=quick draws it"):
-        plan.make(spec.load("fedcollab_f3"), wanted)
-    assert plan.make(spec.load("fedcollab_f3"), plan.Wanted("quick")).substituted == ""
+        plan.make_plan(plan.load_spec("fedcollab_f3"), wanted)
+    assert plan.make_plan(plan.load_spec("fedcollab_f3"), plan.Wanted("quick")).substituted == ""
 
 
 def test_wrong_yaml_is_refused() -> None:
     good = {"paper": "fedsac", "figure": "1", "title": "t", "claim": "c", "settings": {"quick": {}}}
-    assert spec.parse(good, "x").mirrors == "FedSaC, Figure 1"
+    assert plan.parse_spec(good, "x").mirrors == "FedSaC, Figure 1"
     for change, error in (
         ({"paper": "nobody"}, UnknownName),
         ({"settings": {"paper": {}}}, ConfigError),
@@ -94,7 +99,7 @@ def test_wrong_yaml_is_refused() -> None:
         ({"rowz": []}, UnknownName),
     ):
         with pytest.raises(error):
-            spec.parse({**good, **change}, "x")
+            plan.parse_spec({**good, **change}, "x")
 
 
 def test_runs_that_figures_share_are_made_once_with_what_all_record(tmp_path: Path) -> None:
@@ -102,18 +107,17 @@ def test_runs_that_figures_share_are_made_once_with_what_all_record(tmp_path: Pa
         planned("fedrema_f3", "quick", tmp_path, f"record=[{entry}]").runs.jobs[-1]
         for entry in ("similarity@5", "cka", "update_variance@1")
     )
-    (job,) = plan.together([one, two, three])
+    (job,) = plan.merged([one, two, three])
     found = {each.name: each.rounds for each in job.config.recorders}
     last = job.config.protocol.rounds
     assert found == {"cka": (last,), "similarity": (5,), "update_variance": (1,)}
     kept = {"record/similarity/round": np.array([2, 5]), "positions": np.zeros(3)}
-    again = plan.recording(one, kept, force=True)
+    again = plan.with_recorders(one, kept, force=True)
     assert again.config.settings.force
     assert again.config.recorders == parse(["similarity@2", "5"])
 
 
 def test_a_figures_runs_are_a_table_to_the_planner() -> None:
-    table = spec.load("sosicfl_f7").table("quick")
+    table = plan.load_spec("sosicfl_f7").table("quick")
     assert isinstance(table, TableSpec)
     assert [column.label for column in table.columns] == ["0.1", "0.4"]
-    assert read.collect.__doc__

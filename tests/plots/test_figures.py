@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fedbench.figures import overview
-from fedbench.figures.judges import judge
-from fedbench.figures.judges.verdict import AGREES, CANNOT, DIFFERS, VERDICTS, all_of, higher
-from fedbench.plots import parts, runs, style
-from fedbench.plots.labels import label_cosine, total_variation
-from fedbench.plots.sheet import sheet
-from tests.plots.made import MADE, R, counts, grid
+from fedbench.figures.plan import spec_names
+from fedbench.plots import runs, style
+from tests.plots.made import MADE, counts
 
 
 def test_every_figure_is_drawn_here() -> None:
-    assert sorted(MADE) == sorted(overview.ordered())
+    assert sorted(MADE) == spec_names()
     assert len(MADE) == 28
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
-def test_a_figure_is_drawn_and_judged(name: str, tmp_path: Path) -> None:
+def test_a_figure_is_drawn(name: str, tmp_path: Path) -> None:
     paper, _, number = name.rpartition("_")
     with style.styled(name):
         figure = getattr(importlib.import_module(f"fedbench.plots.{paper}"), number)(MADE[name])
@@ -35,9 +30,6 @@ def test_a_figure_is_drawn_and_judged(name: str, tmp_path: Path) -> None:
     for axis in figure.axes:
         for label in (axis.xaxis.label, axis.yaxis.label, axis.title):
             assert not label.get_text() or label.get_fontsize() >= style.SIZE
-    found = judge(name, MADE[name])
-    assert found.word in VERDICTS
-    assert found.shows
 
 
 def test_the_same_arrays_are_the_same_file(tmp_path: Path) -> None:
@@ -50,7 +42,7 @@ def test_the_same_arrays_are_the_same_file(tmp_path: Path) -> None:
 
 
 def test_no_two_lines_look_alike_in_grey() -> None:
-    looks = [style.look(index) for index in range(30)]
+    looks = [style.line_style(index) for index in range(30)]
     assert len({(str(each["linestyle"]), each["marker"], each["color"]) for each in looks}) == 30
     first = [(str(each["linestyle"]), each["marker"]) for each in looks[:8]]
     assert len(set(first)) == 8
@@ -59,76 +51,27 @@ def test_no_two_lines_look_alike_in_grey() -> None:
 def test_lines_are_means_with_their_deviation() -> None:
     figure, ((axis,),) = style.panels()
     values = np.array([[[1.0, 2.0], [3.0, np.nan]]])
-    parts.curves(axis, [0, 1], values, ["x"])
+    style.draw_lines(axis, [0, 1], values, ["x"])
     assert axis.lines[0].get_ydata().tolist() == [2.0, 2.0]
     band = axis.collections[0].get_paths()[0].vertices
     assert band[:, 1].max() == pytest.approx(2 + np.sqrt(2))
     assert figure.axes == [axis]
 
 
-def test_distances_of_labels() -> None:
+def test_cosines_of_label_distributions() -> None:
     q = np.array([[2, 2, 0], [1, 1, 0], [0, 0, 5]])
-    assert total_variation(q).tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
-    assert label_cosine(q)[0] == pytest.approx([1, 1, 0])
-
-
-def test_what_counts_as_higher() -> None:
-    assert higher([3, 3.1, 3.2], [1, 1, 1]) is True
-    assert higher([1, 1, 1], [3, 3.1, 3.2]) is False
-    assert higher([1, 3, 2], [2, 1.5, 2.2]) is None
-    assert higher([3], [1]) is None, "one seed tells nothing"
-    assert (all_of([True, None]), all_of([None, False]), all_of([True])) == (None, False, True)
-
-
-def test_verdicts_follow_the_numbers() -> None:
-    def heights(ours: float) -> dict[str, Any]:
-        last = np.broadcast_to(np.array([60.0, 70.0, ours])[:, None, None, None], (3, 1, 3, 2)) + R.random(
-            (3, 1, 3, 2)
-        )
-        return grid(["Local", "FedAvg", "FedSaC"], ["-"], **{"curve/acc_on_global": last})  # fmt: skip
-
-    assert [judge("fedsac_f7", heights(x)).word for x in (90, 50)] == [AGREES, DIFFERS]
-    assert judge("pfedsim_f5", MADE["pfedsim_f5"]).word == CANNOT
-    layers = np.linspace(0.9, 0.2, 4)[:, None, None] * np.ones((4, 5, 5))
-    assert judge("pfedsim_f1", {"array/record/cka/value/0/0": layers[None, None]}).word == AGREES
-    assert judge("pfedsim_f1", {"array/record/cka/value/0/0": layers[None, None, ::-1]}).word == DIFFERS
-    block = np.arange(20) // 5
-    D = (block[:, None] != block).astype(float)
-    from fedbench.figures.judges.fedcollab import separation
-
-    assert (separation(D), separation(1 - D), separation(np.zeros((20, 20)))) == (1.0, 0.0, 0.5)
-
-
-def test_draws_are_judged_by_radius_and_evenness_also_where_subregions_overlap() -> None:
-    """The mean draw of a ball that the simplex cuts off lies nearer to a neighbour's centre than to its own."""
-    centres = np.array([[0.96, 0.02, 0.02], [0.9, 0.08, 0.02]])
-    pool = R.dirichlet(np.ones(3), 40_000)
-
-    def word(radius: float, *, beyond: bool = False, bunched: bool = False) -> str:
-        clouds = []
-        for centre in centres:
-            gaps = np.abs(pool - centre).sum(1)
-            cloud = pool[gaps <= radius * (1.1 if beyond else 1)][:300]
-            clouds.append(0.5 * (cloud + centre) if bunched else cloud)
-        return judge(
-            "sosicfl_f3",
-            {"draws": np.stack(clouds), "array/centers/0/0": centres[None], "radius": np.array(radius)},
-        ).word
-
-    assert word(0.4) == AGREES
-    assert word(0.4, beyond=True) == DIFFERS
-    assert word(0.4, bunched=True) == DIFFERS
+    assert style.label_cosine(q)[0] == pytest.approx([1, 1, 0])
 
 
 def test_pictures_of_runs_show_what_they_are_given() -> None:
-    figure = runs.gains(np.array([3.0, -1.0, 5.0]))
+    figure = runs.gain_bars(np.array([3.0, -1.0, 5.0]))
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == [5.0, 3.0, -1.0]
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
     assert labels == ["2", "0", "1"]
     W = np.kron(np.array([[0, 1], [1, 0]]), np.ones((2, 2)))[:, ::-1] / 2  # clients 0, 1 and 2, 3 together
     mixed = W[np.ix_([0, 2, 1, 3], [0, 2, 1, 3])]
-    ordered = parts.order(mixed).tolist()
+    ordered = style.cluster_order(mixed).tolist()
     assert {frozenset(ordered[:2]), frozenset(ordered[2:])} == {frozenset({0, 2}), frozenset({1, 3})}
     run = {
         "round": [0, 5],
@@ -137,10 +80,13 @@ def test_pictures_of_runs_show_what_they_are_given() -> None:
         "bytes_down": [0, 1e9],
         "seconds_total": [0.0, 3.0],
     }
-    left, right = runs.cost({"a": [run]}, "acc").axes  # fmt: skip
+    left, right = runs.cost_curves({"a": [run]}, "acc").axes  # fmt: skip
     assert left.lines[0].get_xdata().tolist() == [0.0, 2.0]
     assert list(right.lines[0].get_xdata()) == [0.0, 3.0]
-    assert runs.curves({"a": [run, run]}, "acc").axes[0].lines[0].get_ydata().tolist() == [10.0, 60.0]
+    assert runs.accuracy_curves({"a": [run, run]}, "acc").axes[0].lines[0].get_ydata().tolist() == [
+        10.0,
+        60.0,
+    ]
     assert runs.client_map(counts(9), np.eye(9)).axes
     assert runs.client_map(np.array([[3, 1], [1, 3]])).axes
 
@@ -154,6 +100,6 @@ def test_methods_that_are_not_told_apart_are_joined() -> None:
 def test_a_contact_sheet_shows_every_picture(tmp_path: Path) -> None:
     with style.styled("x"):
         for name in ("a", "b"):
-            style.save(runs.gains(np.array([1.0])), tmp_path / name, formats=("png",))
-    figure = sheet([tmp_path / "a.png", tmp_path / "b.png"], ["first", "second"])
+            style.save(runs.gain_bars(np.array([1.0])), tmp_path / name, formats=("png",))
+    figure = style.contact_sheet([tmp_path / "a.png", tmp_path / "b.png"], ["first", "second"])
     assert [axis.get_title() for axis in figure.axes if axis.images] == ["first", "second"]

@@ -9,13 +9,13 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from fedbench.plots.partition import bubbles
+from fedbench.plots.runs import partition_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def circles(counts, title="toy"):
-    root = ET.fromstring(bubbles(np.asarray(counts), title))
+    root = ET.fromstring(partition_svg(np.asarray(counts), title))
     return root, root.findall(f".//{SVG}circle")
 
 
@@ -46,7 +46,7 @@ def test_labels_and_titles_are_text():
 def test_it_costs_a_run_nothing():
     counts = np.random.default_rng(0).integers(0, 60, (100, 10))
     start = time.process_time()
-    text = bubbles(counts, "toy")
+    text = partition_svg(counts, "toy")
     assert time.process_time() - start < 0.1
     assert len(text) < 150_000
-    assert math.isfinite(float(ET.fromstring(bubbles(np.zeros((1, 1), int), "")).get("width")))
+    assert math.isfinite(float(ET.fromstring(partition_svg(np.zeros((1, 1), int), "")).get("width")))

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.report.__main__ import main
-from fedbench.report.build import build, clients_of
+from fedbench.report.build import build, clients_of, main
 from fedbench.tables import store
 from tests.report.toys import CLOSE, TAG, judged_table, stored
 

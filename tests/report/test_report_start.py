@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.report.start import start
-from fedbench.report.view import view
+from fedbench.report.build import overview, table_view
 from fedbench.tables import account, store, summary
 from tests.report.toys import judged_table, run
 
@@ -24,7 +23,7 @@ def test_the_committed_counts_agree_everywhere() -> None:
     folders = store.folders(ROOT / "results")
     tables = {folder.name: store.load_table(folder) for folder in folders}
     rows = {folder.name: store.load_rows(folder) for folder in folders}
-    first = start(tables, rows)
+    first = overview(tables, rows)
 
     said = (ROOT / "results" / summary.FILE).read_text(encoding="utf-8")
     written = {}
@@ -55,7 +54,7 @@ def test_the_committed_counts_agree_everywhere() -> None:
 
     by_table = {match[1]: match for match in re.finditer(r"\| \[([^]]+)\]\(\S+ \| (.+) \|", said)}
     for name, table in tables.items():
-        counts = dict(view(table, name, [], {}, []).counts)
+        counts = dict(table_view(table, name, [], {}, []).counts)
         card = [sum(counts.get(kind, 0) for kind in kinds) for kinds in CARD]
         numbers = [int(text) for text in by_table[name][2].split(" | ")] if name in by_table else [0] * 8
         assert card == [*numbers[1:4], numbers[4]], name
@@ -69,7 +68,7 @@ def test_a_run_of_two_tables_costs_once_and_other_settings_stand_apart() -> None
     made = dataclasses.replace(table.circumstances, scale="quick")
     tables = {"a": table, "b": table, "c": dataclasses.replace(table, circumstances=made)}
     lines = [{name: str(value) for name, value in run("FedAvg", seed).items()} for seed in (0, 1)]
-    first = start(tables, {"a": lines, "b": lines[:1], "c": []})
+    first = overview(tables, {"a": lines, "b": lines[:1], "c": []})
     whole, quick = first.lines
     assert (whole.label, whole.setting, whole.tables, whole.runs) == (
         "FedCollab",
@@ -98,7 +97,7 @@ def test_other_settings_are_in_words_each_in_a_line_and_empty_tables_in_none() -
         tables["0"],
         cells=tuple(dataclasses.replace(cell, values=(), seeds=(), keys=()) for cell in table.cells),
     )
-    first = start(tables, {name: [] for name in tables})
+    first = overview(tables, {name: [] for name in tables})
     words = "network lenet5, 20 rounds, 10 clients, protocol.cohort=5"
     assert {line.setting: line.tables for line in first.lines} == {
         words: ("0",),
@@ -112,5 +111,5 @@ def test_exploratory_values_of_two_tables_count_once() -> None:
     table = judged_table()
     rows = tuple(dataclasses.replace(row, exploratory="seen before") for row in table.spec.rows)
     apart = dataclasses.replace(table, spec=dataclasses.replace(table.spec, rows=rows))
-    (line,) = start({"a": apart, "b": apart}, {"a": [], "b": []}).lines
+    (line,) = overview({"a": apart, "b": apart}, {"a": [], "b": []}).lines
     assert (line.confirmed.total(), line.exploratory.total()) == (0, 5)

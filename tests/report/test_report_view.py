@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedbench.report.behind import CLIENTS, LEVELS, behind, packed
-from fedbench.report.view import KINDS, TableView, view
+from fedbench.report.build import KINDS, TableView, table_view
 from fedbench.tables.result import TableResult
 from tests.report.toys import judged_table
 
@@ -22,7 +22,7 @@ def unpacked(text: str) -> Any:
 
 
 def seen(table: TableResult) -> TableView:
-    return view(table, "folder", [], {}, [])
+    return table_view(table, "folder", [], {}, [])
 
 
 def test_every_cell_has_its_verdict_as_colour_sign_and_word() -> None:
@@ -88,7 +88,7 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
     first, last = table.spec.columns
     columns = (first, dataclasses.replace(last, rows={"FedProx": ["method.mu=1"]}))
     table = dataclasses.replace(table, spec=dataclasses.replace(table.spec, columns=columns))
-    shown = view(table, "folder", [{**run, "test_set": "common", "average": "pooled"}], {}, [])
+    shown = table_view(table, "folder", [{**run, "test_set": "common", "average": "pooled"}], {}, [])
     content = shown.content
     assert content["cells"]["1-0-0"]["seeds"] == [
         [0, "51.54", "FedAvg0"],
@@ -113,7 +113,7 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
 def test_the_page_names_every_override_of_the_command_line() -> None:
     table = judged_table()
     made = dataclasses.replace(table.circumstances, changed=("model=mlp",), varied=("partition_seed=0",))
-    content = view(dataclasses.replace(table, circumstances=made), "folder", [], {}, []).content
+    content = table_view(dataclasses.replace(table, circumstances=made), "folder", [], {}, []).content
     assert (content["changed"], content["varied"]) == (("model=mlp",), ("partition_seed=0",))
 
 
@@ -159,7 +159,7 @@ def test_a_table_on_other_data_claims_none_of_the_paper_s() -> None:
     table = judged_table()
     made = dataclasses.replace(table.circumstances, substitute="digits", scale="quick")
     runs = [{"key": "k", "column": "Label shift", "partition": "label_shift"}]
-    shown = view(dataclasses.replace(table, circumstances=made), "folder", runs, {}, [])
+    shown = table_view(dataclasses.replace(table, circumstances=made), "folder", runs, {}, [])
     assert shown.name == "fedcollab_t1 on digits"
     assert shown.title.startswith("fedcollab_t1 on digits, in the place of FedCollab")
     assert shown.title.endswith("(quick scale)")
@@ -176,7 +176,9 @@ def test_a_table_on_other_data_claims_none_of_the_paper_s() -> None:
 def test_the_command_of_a_cell_makes_its_seeds() -> None:
     table = judged_table()
     made = dataclasses.replace(table.circumstances, substitute="digits", changed=("method.note='a b'",))
-    commands = view(dataclasses.replace(table, circumstances=made), "folder", [], {}, []).content["commands"]
+    commands = table_view(dataclasses.replace(table, circumstances=made), "folder", [], {}, []).content[
+        "commands"
+    ]
     assert commands["1-0"] == (
         "python -m fedbench.reproduce table=fedcollab_t1 substitute=digits 'method.note='\"'\"'a b'\"'\"'' "
         "rows=2 columns=1 seeds=3"

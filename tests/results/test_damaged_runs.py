@@ -17,12 +17,13 @@ from fedbench.data.partitions.file import read_arrays
 from fedbench.data.split import Partition
 from fedbench.metrics.accuracy import Tally
 from fedbench.results import checkpoint
+from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder
 from fedbench.results.gather import collect
 from fedbench.results.history import History, Record
 from fedbench.results.observer import Labels
 from fedbench.results.run_files import RESULT, files_of
-from fedbench.tables.measures import ArrayMean, Clients, Finished
+from fedbench.tables.measures import ArrayMean, Clients, reaches
 from tests.helpers.damage import DAMAGES, tried
 
 KEY = "0123456789abcdef"
@@ -60,11 +61,11 @@ def _rows(folder: RunFolder) -> Any:
 
 READERS: dict[str, Callable[[RunFolder], Any]] = {
     "result.json": lambda run: run.result(),
-    "clients.csv": lambda run: (run.accuracies(), Clients(0, 1).value(Finished({}, run.path), None)),
-    "rounds.csv": lambda run: (Finished({}, run.path).rounds(), Finished({}, run.path).reaches(0.8, "local")),
-    "tallies.npz": lambda run: files_of(run.path).npz("tallies.npz"),
-    "arrays.npz": lambda run: ArrayMean("distances").value(Finished({}, run.path), None),
-    "collaboration.npz": lambda run: files_of(run.path).npz("collaboration.npz"),
+    "clients.csv": lambda run: (run.accuracies(), Clients(0, 1).value(Run(run.path), None)),
+    "rounds.csv": lambda run: (Run(run.path).rounds, reaches(Run(run.path), 0.8, "local")),
+    "tallies.npz": lambda run: Run(run.path).tallies,
+    "arrays.npz": lambda run: ArrayMean("distances").value(Run(run.path), None),
+    "collaboration.npz": lambda run: Run(run.path).W,
     "partition.npz": lambda run: read_arrays(run.path / "partition.npz"),
     "config.yaml": lambda run: files_of(run.path).read("config.yaml"),
     "model.safetensors": lambda run: checkpoint.load(run.path / "model.safetensors"),

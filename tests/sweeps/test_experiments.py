@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from fedbench.cli.app import main
 from fedbench.config import compose, groups
-from fedbench.plots.sweep import heatmap, lines, ordered
+from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import remaining
@@ -155,10 +155,10 @@ def test_a_table_names_what_was_set_beside_the_swept_keys() -> None:
 
 def test_figures_show_the_means_in_order_of_size() -> None:
     runs = tidy(outcomes(), ["method.C", "method.rho"]).assign(panel="")
-    (axis,) = lines(runs, "method.C", "method.rho", "acc", "title").axes
+    (axis,) = sweep_lines(runs, "method.C", "method.rho", "acc", "title").axes
     assert [label.get_text() for label in axis.get_xticklabels()] == ["2", "10"]
     assert list(axis.containers[0].lines[0].get_ydata()) == [21.5, 101.5]  # rho 0.5
-    image = heatmap(runs, "method.C", "method.rho", "acc", "title").axes[0].images[0]
+    image = sweep_heatmap(runs, "method.C", "method.rho", "acc", "title").axes[0].images[0]
     assert image.get_array().tolist() == [[21.5, 101.5], [22, 102]]
     assert ordered(["homo", "dir0.1", "homo"]) == ["homo", "dir0.1"]
     (line,) = axis.containers[0].lines[:1]
@@ -169,7 +169,7 @@ def test_categories_are_dots_with_their_spread_and_every_run() -> None:
     runs = pd.DataFrame(
         {"method": ["fedavg", "fedavg", "ditto"], "model": ["mlp"] * 3, "acc": [1.0, 3.0, 5.0]}
     )
-    (axis,) = lines(runs.assign(panel=""), "method", "model", "acc", "title").axes
+    (axis,) = sweep_lines(runs.assign(panel=""), "method", "model", "acc", "title").axes
     assert [label.get_text() for label in axis.get_xticklabels()] == ["fedavg", "ditto"]
     means, (low, high) = axis.containers[0].lines[0], axis.containers[0].lines[1]
     assert means.get_linestyle() == "None"
@@ -182,5 +182,5 @@ def test_categories_are_dots_with_their_spread_and_every_run() -> None:
 
 def test_categories_of_several_lines_stand_beside_each_other() -> None:
     runs = pd.DataFrame({"method": ["a", "a"], "rho": ["1", "2"], "acc": [1.0, 3.0]})
-    (axis,) = lines(runs.assign(panel=""), "method", "rho", "acc", "title").axes
+    (axis,) = sweep_lines(runs.assign(panel=""), "method", "rho", "acc", "title").axes
     assert len({float(each.lines[0].get_xdata()[0]) for each in axis.containers}) == 2

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-
-import pytest
 
 from fedbench.cli import redraw
 from fedbench.tables import spec, store, summary
-from fedbench.tables.render import by_client
 from fedbench.tables.summary import Judged
 from tests.report.toys import stored
 
@@ -69,14 +65,3 @@ def test_notes_and_marks_are_those_of_today_s_yaml() -> None:
     today, filled = spec.load("fedcollab_t2"), store.load_table(folder).spec
     assert all(getattr(filled, name) == getattr(today, name) for name in store.JUDGING)
     assert [row.exploratory for row in filled.rows] == [row.exploratory for row in today.rows]
-
-
-def test_the_committed_comparison_by_client_is_of_the_committed_tables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """If this fails: make tables."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    collected = importlib.import_module("by_client").collect(ROOT / "results")
-    assert by_client.text(collected) == (ROOT / "results" / "clients" / "fedcollab.md").read_text(
-        encoding="utf-8"
-    )

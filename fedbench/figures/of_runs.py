@@ -1,6 +1,6 @@
 """Pictures of finished runs and filled tables, from their files: what `python -m fedbench.plot` writes.
 
-A page that shows a run or compares several calls `of_run`, `of_runs` or `of_table` for figures by name.
+`run_figures`, `comparison_figures` and `table_figures` return figures by name, for a page that shows some.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbench.core.errors import FedbenchError
-from fedbench.plots import beside, runs, style
+from fedbench.plots import runs, style
+from fedbench.results.finished import Run
 from fedbench.results.history import TEST_SETS
-from fedbench.results.run_files import CLIENTS, COLLABORATION, RESULT, ROUNDS, files_of, numeric_rows
+from fedbench.results.run_files import RESULT
 from fedbench.tables import significance, store
 from fedbench.tables.result import TableResult
 
@@ -26,40 +27,40 @@ Figures = dict[str, "Figure"]
 TABLE = "table.json"
 
 
-def of_run(folder: Path) -> Figures:
-    """Gain over Local by client, collaboration matrix and map of clients, as far as the run has them."""
-    files = files_of(folder)
-    row = files.json(RESULT)
+def run_figures(folder: Path) -> Figures:
+    """Return gain over Local by client, collaboration matrix and map of clients, as far as the run has them."""
+    run = Run(folder)
+    row = run.row
     title = f"{row['method']}, {row['dataset']}, {row['partition']}, seed {row['seed']}"
     found: Figures = {}
-    gain = _column(numeric_rows(files, CLIENTS, "client"), "gain")
+    gain = np.array([float(client.get("gain") or "nan") for client in run.client_rows])
     if np.isfinite(gain).any():
-        found["gain"] = runs.gains(gain, title)
-    W = files.npz(COLLABORATION)["W"] if (folder / COLLABORATION).is_file() else None
-    if W is not None:
-        found["collaboration"] = runs.collaboration(W, title)
-    clients = files.csv("partition.csv")
-    labels = [name for name in clients[0] if name.startswith("class_")]
-    counts = np.array([[float(client[name]) for name in labels] for client in clients])
-    found["clients"] = runs.client_map(counts, W, title)
+        found["gain"] = runs.gain_bars(gain, title)
+    if run.W is not None:
+        found["collaboration"] = runs.collaboration_matrix(run.W, title)
+    found["clients"] = runs.client_map(run.label_counts, run.W, title)
     return found
 
 
-def of_runs(folders: Sequence[Path]) -> Figures:
-    """Accuracy over rounds, bytes and seconds of runs; those that differ in their seed alone are one line."""
+def comparison_figures(folders: Sequence[Path]) -> Figures:
+    """Return accuracy over rounds, bytes and seconds of runs; those that differ in their seed alone are one line."""
     named: dict[str, list[runs.Curve]] = {}
-    rows = [files_of(folder).json(RESULT) for folder in folders]
-    for folder, name in zip(folders, names(rows), strict=True):
-        named.setdefault(name, []).append(_curve(files_of(folder).csv(ROUNDS)))
+    finished = [Run(folder) for folder in folders]
+    rows = [run.row for run in finished]
+    for run, name in zip(finished, distinct_names(rows), strict=True):
+        named.setdefault(name, []).append(_curve(run.rounds))
     column = f"acc_on_{rows[0]['test_set']}"
-    if any(column not in run for each in named.values() for run in each):
+    if any(column not in curve for each in named.values() for curve in each):
         raise FedbenchError(f"these runs were not scored on one test set; {column} is not in all of them")
     label = f"accuracy ({rows[0]['test_set']}), %"
-    return {"curves": runs.curves(named, column, label), "cost": runs.cost(named, column, label)}
+    return {
+        "curves": runs.accuracy_curves(named, column, label),
+        "cost": runs.cost_curves(named, column, label),
+    }
 
 
-def names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells runs apart besides their seed: method, and what else differs; runs that are alike get their key."""
+def distinct_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return names that tell runs apart besides their seed: method, what else differs, and the key of those alike."""
     keys = ("method", "dataset", "partition", "model", "protocol", "variant")
     varied = [key for key in keys if key == "method" or len({str(row.get(key) or "") for row in rows}) > 1]
     plain = [", ".join(str(row[key]) for key in varied if row.get(key)) for row in rows]
@@ -68,8 +69,8 @@ def names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{n} {row['key'][:4]}" if n in clashing else n for n, row in zip(plain, rows, strict=True)]
 
 
-def of_table(folder: Path) -> Figures:
-    """Curves by column, ours beside the published values, and the critical difference of its rows."""
+def table_figures(folder: Path) -> Figures:
+    """Return curves by column, ours beside the published values, and the critical difference of its rows."""
     table = store.load_table(folder)
     found: Figures = {}
     points = store.load_curves(folder)
@@ -78,10 +79,10 @@ def of_table(folder: Path) -> Figures:
         sets = {name for each in named.values() for run in each for name in run if name.startswith("acc_on_")}
         wanted = [f"acc_on_{name}" for name in TEST_SETS if f"acc_on_{name}" in sets]
         if wanted:
-            found[f"curves-{index}"] = runs.curves(named, wanted[0], f"{column.label}: accuracy, %")
+            found[f"curves-{index}"] = runs.accuracy_curves(named, wanted[0], f"{column.label}: accuracy, %")
         if published := _beside(table, column.label):
             labels, title = [row.label for row in table.spec.rows], f"{table.spec.title}: {column.label}"
-            found[f"beside-{index}"] = beside.beside(published, labels, title)
+            found[f"beside-{index}"] = runs.beside_published(published, labels, title)
     metric = table.spec.metrics[0]
     if ranked := significance.ranks(table, metric):
         found["ranks"] = runs.critical_difference(ranked.ranks, ranked.critical, ranked.blocks, metric.label)
@@ -89,7 +90,7 @@ def of_table(folder: Path) -> Figures:
 
 
 def _named(points: Sequence[Mapping[str, str]], column: str) -> dict[str, list[runs.Curve]]:
-    """The curves of a column by row, one a seed."""
+    """Return the curves of a column by row, one a seed."""
     found: dict[str, dict[str, list[Mapping[str, str]]]] = {}
     for point in points:
         if point["column"] == column:
@@ -98,7 +99,7 @@ def _named(points: Sequence[Mapping[str, str]], column: str) -> dict[str, list[r
 
 
 def _beside(table: TableResult, column: str) -> dict[str, np.ndarray]:
-    """Of each metric, mean and deviation, ours and published, [rows, 4]; none if nothing is published."""
+    """Return by metric mean and deviation, ours and published, [rows, 4]; none if nothing is published."""
     found = {}
     for metric in table.spec.metrics:
         cells = [table.cell(row.label, column, metric.name) for row in table.spec.rows]
@@ -110,18 +111,14 @@ def _beside(table: TableResult, column: str) -> dict[str, np.ndarray]:
 
 
 def _curve(rows: Sequence[Mapping[str, str]]) -> runs.Curve:
-    """The numeric columns of a history, by name."""
+    """Return the numeric columns of a history, by name."""
     kept = ("round", "bytes_up", "bytes_down", "seconds_total")
     names = [name for name in rows[0] if name in kept or name.startswith("acc_on_")]
     return {name: [float(row[name] or "nan") for row in rows] for name in names}
 
 
-def _column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
-    return np.array([float(row.get(name) or "nan") for row in rows])
-
-
-def folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """(folders of finished runs, folders of filled tables) that `paths` are, or hold.
+def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Return (folders of finished runs, folders of filled tables) that `paths` are, or hold.
 
     Raises:
         FedbenchError: a path holds neither.
@@ -136,8 +133,10 @@ def folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     return found
 
 
-def write(figures: Mapping[str, Figure], place: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """Save each as PLACE-NAME.FORMAT; the paths without their ends."""
+def save_figures(
+    figures: Mapping[str, Figure], place: Path, formats: Sequence[str] = ("svg", "png")
+) -> list[Path]:
+    """Write each figure to PLACE-NAME.FORMAT; returns the paths without their ends."""
     place.parent.mkdir(parents=True, exist_ok=True)
     written = [place.with_name(f"{place.name}-{name}") for name in figures]
     for path, figure in zip(written, figures.values(), strict=True):
