@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping
 
+import yaml
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -52,6 +53,11 @@ def one_line(error: BaseException) -> str | None:
         isinstance(error, ValueError) and _raised_by(error, ("hydra.",))  # `method=3`
     ):
         return _flat(str(error))
+    if isinstance(error, yaml.YAMLError):
+        return f"not valid YAML: {_flat(str(error))}"  # it names the file and the line
+    if isinstance(error, UnicodeDecodeError) and _raised_by(error, ("codecs",)):
+        before = error.object[max(0, error.start - 30) : error.start].decode(errors="replace")
+        return f"a file is not UTF-8 behind {before!r}; save it as UTF-8"
     if isinstance(error, OSError):
         return _system(error)
     return _by_others(error)
