@@ -35,6 +35,11 @@ def conf_dir() -> Path:
     raise ConfigError(f"no conf/ folder in or beside {package}; install fedbench-harness again")
 
 
+def conf_state() -> tuple[tuple[str, int], ...]:
+    """Return every YAML's name and time of change: what is read of them holds until this differs."""
+    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in conf_dir().rglob("*.yaml")))
+
+
 def load_yaml(path: Path) -> DictConfig:
     """Return the content of a YAML, the caller's own; the same content is parsed once a process, in milliseconds.
 

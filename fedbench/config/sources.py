@@ -12,14 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import GroupDefault, InputDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from fedbench.config import groups
 
@@ -97,34 +95,12 @@ def register() -> None:
     plugins.register(VirtualSearchPath)
 
 
-class OfRuns(ConfigRepository):
-    """The configs without Hydra's own part, which chooses folders, a sweeper and a launcher, and no run depends on."""
-
-    def __init__(self, search_path: ConfigSearchPath) -> None:
-        super().__init__(search_path)
-        self._loaded: dict[str, ConfigResult | None] = {}
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        """See IConfigRepository.load_config; a composition asks for each several times."""
-        if config_path not in self._loaded:
-            found = self._loaded[config_path] = super().load_config(config_path)
-            if found is not None:
-                found.defaults_list = [each for each in found.defaults_list or () if not _is_hydra_s(each)]
-            if found is not None and isinstance(found.config, DictConfig):
-                found.config.pop("hydra", None)
-        return self._loaded[config_path]
-
-
-def _is_hydra_s(default: InputDefault) -> bool:
-    return isinstance(default, GroupDefault) and str(default.group).removeprefix("/").startswith("hydra/")
-
-
 def _result(source: ConfigSource, file: Path) -> ConfigResult:
     return ConfigResult(
         provider=source.provider,
         path=source.full_path(),
         config=groups.load_yaml(file),
-        header=source._get_header_dict(file.read_text(encoding="utf-8")),
+        header={"package": None},  # its group's own
     )
 
 
