@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fedbench.config import groups
+from fedbench.config import compose
 from fedbench.config.schema import OptimizerConfig
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.trainer import Engine, Trainer
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "bench" / "accelerator.md")
     arguments = parser.parse_args()
-    presets = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
+    presets = sorted(file.stem for file in (compose.conf_dir() / "method").glob("*.yaml"))
     with arguments.out.open("w", encoding="utf-8") as file:
 
         def write(line: str) -> None:

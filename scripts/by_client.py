@@ -23,7 +23,7 @@ from scipy import stats
 
 from fedbench.core.files import write_text
 from fedbench.data import authors
-from fedbench.metrics.fairness import fairness
+from fedbench.metrics import fairness
 from fedbench.tables import store
 from fedbench.tables.result import Circumstances
 from fedbench.tables.significance import LEVEL, holm

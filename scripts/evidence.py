@@ -20,7 +20,7 @@ import numpy as np
 from fedbench.config.compose import compose
 from fedbench.core import rng
 from fedbench.core.files import write_text
-from fedbench.data.partitions.fold import Fold
+from fedbench.data.partitions.groups import Fold
 from fedbench.engine.contract import Clock
 from fedbench.engine.preparing import Preparing
 from fedbench.engine.setup import Setup

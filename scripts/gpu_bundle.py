@@ -21,8 +21,7 @@ from checks.machine import PACKAGES
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_json
-from fedbench.data.datasets.digits import digits_file
-from fedbench.data.datasets.mnist import FashionMnist
+from fedbench.data.datasets.small_images import FashionMnist, digits_file
 from fedbench.results.environment import source_commit, versions
 
 TOP = Path(__file__).resolve().parents[1]

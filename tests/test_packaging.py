@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedbench import __version__
-from fedbench.config import groups
+from fedbench.config import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -65,4 +65,4 @@ def test_wheel_finds_its_own_configs(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_checkout_uses_its_top_level_configs() -> None:
-    assert groups.conf_dir() == ROOT / "conf"
+    assert compose.conf_dir() == ROOT / "conf"

@@ -8,7 +8,7 @@ from functools import partial
 
 from fedbench.cli.components import components, methods, presets
 from fedbench.cli.listing import Listing
-from fedbench.config import groups, options
+from fedbench.config import compose, options
 from fedbench.core.errors import unknown
 
 
@@ -26,7 +26,7 @@ def listing(kind: str) -> Listing:
 def _datasets() -> Listing:
     rows = []
     for name in options.names("dataset"):
-        source = groups.registry("dataset").build(options.load("dataset", name))
+        source = compose.registry("dataset").build(options.load("dataset", name))
         state = source.state()
         ready = "ready" if state.prepared else "ready, read at first use"
         rows.append(
@@ -61,7 +61,7 @@ def _tables() -> Listing:
             if text.startswith("dataset=")
         )
         ready = [
-            d for d in used if groups.registry("dataset").build(options.load("dataset", d)).state().ready
+            d for d in used if compose.registry("dataset").build(options.load("dataset", d)).state().ready
         ]
         unsupported = sum(
             bool(row.unsupported or column.unsupported) for row in table.rows for column in table.columns

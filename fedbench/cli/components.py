@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.cli.listing import Listing, domains
-from fedbench.config import groups, options
-from fedbench.config.groups import SCHEMAS
+from fedbench.config import compose, options
+from fedbench.config.compose import SCHEMAS
 from fedbench.core.errors import UnknownName
 
 METHOD_COLUMNS = ("method", "family", "paper", "server → client", "client → server", "bytes ↓ / ↑")
@@ -23,7 +23,7 @@ def methods() -> Listing:
     rows = []
     for name in options.names("method"):
         config = options.load("method", name)
-        method = groups.registry("method").build(config)
+        method = compose.registry("method").build(config)
         found = probe(method)
         once = f"; also before round {method.prepare_round + 1}" if found.prepares else ""
         rows.append(
@@ -55,7 +55,7 @@ def presets() -> Listing:
         changes = options.different(config, options.load("method", usual)) if variant else {}
         switched = {key: "null" if value is None else value for key, value in changes.items()}
         shown = options.parameters(switched if variant else whole) or "-"
-        said = domains(groups.registry("method").get(usual)).split(", ")
+        said = domains(compose.registry("method").get(usual)).split(", ")
         own = ", ".join(text for text in said if text.partition(".")[0] not in parts)
         text = f"as {usual}, but {shown}" if variant else shown
         rows.append({"method": name, "parameters": text, "domains": "" if variant else own})
@@ -92,7 +92,7 @@ def _own(group: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _class(group: str, config: Mapping[str, Any]) -> type | None:
     """The class behind a component; None where a schema or another file's component is (model=auto)."""
     try:
-        found: type = groups.registry(group).get(str(config["name"]))
+        found: type = compose.registry(group).get(str(config["name"]))
     except (KeyError, UnknownName):
         return None
     return found
@@ -101,5 +101,5 @@ def _class(group: str, config: Mapping[str, Any]) -> type | None:
 def _source(cls: type | None, file: Path) -> str:
     """The file of a component's class, else the YAML."""
     if cls is None:
-        return file.relative_to(groups.conf_dir().parent).as_posix()
+        return file.relative_to(compose.conf_dir().parent).as_posix()
     return Path(inspect.getfile(cls)).relative_to(Path(__file__).resolve().parents[2]).as_posix()

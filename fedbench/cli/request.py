@@ -54,7 +54,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     Raises:
         ConfigError: an argument that is no KEY=VALUE, a value of the wrong type, or an override that no plan takes.
     """
-    from fedbench.config.registry import typed
+    from fedbench.config.fields import typed
 
     own = {f.name for f in fields(Request)}
     values: dict[str, Any] = {}

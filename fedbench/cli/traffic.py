@@ -15,8 +15,8 @@ from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
-from fedbench.data.partitions.homo import Homogeneous
-from fedbench.data.split import make_partition
+from fedbench.data.partition import make_partition
+from fedbench.data.partitions.label import Homogeneous
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
@@ -24,7 +24,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from fedbench.models.task import Task
 
 ROUNDS = 4  # enough for a method of two phases to show both

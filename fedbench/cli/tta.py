@@ -61,7 +61,7 @@ def rows(
     runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str
 ) -> tuple[str, list[tuple[str, ...]]]:
     """The title, and a line of text for the baseline, if there is one, and for each run."""
-    from fedbench.metrics.time_to_accuracy import improvement
+    from fedbench.metrics import improvement
     from fedbench.results.finished import Run
     from fedbench.results.run_files import RESULT
     from fedbench.results.units import STALE

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.config import options
-from fedbench.config.groups import REGISTRIES, registry
+from fedbench.config.compose import REGISTRIES, registry
 from fedbench.core.errors import CPU_MEMORY, FedbenchError, is_out_of_memory, nearest
 
 READERS = ("hydra.", "omegaconf.", "yaml.", "antlr4.")  # of what a user writes

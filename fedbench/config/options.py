@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from fedbench.config import groups
+from fedbench.config import compose
 from fedbench.core.errors import unknown
 
 HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters
@@ -14,7 +14,7 @@ HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters
 
 def names(group: str) -> list[str]:
     """The YAMLs of a config group."""
-    return sorted(file.stem for file in (groups.conf_dir() / group).glob("*.yaml"))
+    return sorted(file.stem for file in (compose.conf_dir() / group).glob("*.yaml"))
 
 
 def load(group: str, name: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def load(group: str, name: str) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    config = cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(file_of(group, name))))
+    config = cast("dict[str, Any]", OmegaConf.to_container(compose.load_yaml(file_of(group, name))))
     merged = OmegaConf.create({})
     for entry in config.pop("defaults", ["_self_"]):
         if entry == "_self_":
@@ -52,7 +52,7 @@ def file_of(group: str, name: str) -> Path:
     Raises:
         UnknownName: there is none.
     """
-    file = groups.conf_dir() / group / f"{name}.yaml"
+    file = compose.conf_dir() / group / f"{name}.yaml"
     if not file.is_file():
         raise unknown(group, name, names(group))
     return file

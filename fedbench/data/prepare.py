@@ -12,7 +12,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.progress import Report, silent
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.datasets import DATASETS
-from fedbench.data.file_source import FileSource
+from fedbench.data.files import FileSource
 
 
 def parse_request(words: Sequence[str]) -> list[dict[str, Any]]:

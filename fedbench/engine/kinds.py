@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.config.groups import registry
+from fedbench.config.compose import registry
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
@@ -24,8 +24,8 @@ from fedbench.engine.contract import Client, Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.models.base import Model
-from fedbench.models.fit import check_input
-from fedbench.models.joint_task import JointTask
+from fedbench.models.modalities import JointTask
+from fedbench.models.task import check_input
 
 
 @dataclass(frozen=True, eq=False)

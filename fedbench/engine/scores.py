@@ -13,7 +13,7 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.divergence import diverged
 from fedbench.engine.train.trainer import Counts, count_correct
-from fedbench.metrics.accuracy import Tally, weighted
+from fedbench.metrics import Tally, weighted
 from fedbench.results.history import TRAINED
 
 COMMON_BATCH = 1024  # samples of the global test set a forward pass of the global model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from fedbench.config.domain import SELECTS, Selects
+from fedbench.config.fields import SELECTS, Selects
 from fedbench.core.errors import ConfigError, nearest
 from fedbench.engine.method import Method
 from fedbench.models.task import Task

@@ -20,7 +20,7 @@ from fedbench.engine.scores import common_tally, competing, latest, scored_sets,
 from fedbench.engine.setup import Setup
 from fedbench.engine.state import State
 from fedbench.engine.train.trainer import Counts, Outcome, Trainer
-from fedbench.metrics.accuracy import Tally
+from fedbench.metrics import Tally
 from fedbench.results.history import Record
 from fedbench.results.observer import Observer
 

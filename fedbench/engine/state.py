@@ -14,7 +14,7 @@ from fedbench.core.errors import CheckpointError
 from fedbench.core.trees import Tree
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.clients.store import ClientStore
-from fedbench.metrics.accuracy import Tally
+from fedbench.metrics import Tally
 from fedbench.results import checkpoint
 from fedbench.results.history import History
 

@@ -21,7 +21,7 @@ import torch
 from fedbench.core import rng
 from fedbench.core.errors import ConfigError
 from fedbench.data import authors
-from fedbench.data.split import make_partition
+from fedbench.data.partition import make_partition
 from fedbench.figures.plan import FigurePlan
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.fedcollab import FedCollab

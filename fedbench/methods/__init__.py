@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 
 if TYPE_CHECKING:
     from fedbench.engine.method import Method

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of, share
+from fedbench.config.fields import at_least, one_of, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.transfer import sent

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import selectors, share
+from fedbench.config.fields import selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree

@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import one_of
+from fedbench.config.fields import one_of
 from fedbench.methods.parts.class_means import ClassMeans
 
 

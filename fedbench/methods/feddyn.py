@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import positive
+from fedbench.config.fields import positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.transfer import sent

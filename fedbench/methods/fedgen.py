@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import at_least, positive, share
+from fedbench.config.fields import at_least, positive, share
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import at_least, positive, share
+from fedbench.config.fields import at_least, positive, share
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import one_of
+from fedbench.config.fields import one_of
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client
 from fedbench.methods.parts.class_means import ClassMeans

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of
+from fedbench.config.fields import at_least, one_of
 from fedbench.core import trees
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.domain import at_least, selectors
+from fedbench.config.fields import at_least, selectors
 from fedbench.config.schema import added
 from fedbench.core import rng, trees
 from fedbench.core.batch import Population

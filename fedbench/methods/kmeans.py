@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.config.domain import at_least, selectors
+from fedbench.config.fields import at_least, selectors
 from fedbench.config.schema import added
 from fedbench.core.trees import Tree
 from fedbench.engine.method import Method

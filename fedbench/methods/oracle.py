@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbench.config.domain import at_least
+from fedbench.config.fields import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.preparation import Preparation

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedbench.config.domain import at_least, positive
+from fedbench.config.fields import at_least, positive
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, positive, selectors, share
+from fedbench.config.fields import at_least, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.transfer import sent

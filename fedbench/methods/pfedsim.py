@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import one_of, positive, selectors, share
+from fedbench.config.fields import one_of, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.transfer import sent

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 from fedbench.core.errors import ConfigError
 from fedbench.engine.recording import PREFIX, ROUND, Recorder
 

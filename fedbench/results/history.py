@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbench.metrics.accuracy import Tally
-from fedbench.metrics.report_rules import Reported, report
+from fedbench.metrics import Reported, Tally, report
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +81,7 @@ class History:
         return tuple(name for name in TEST_SETS if self.having(name))
 
     def report(self, test_set: str, rule: str, average: str = "client", per_client: bool = False) -> Reported:
-        """Apply a report rule (fedbench.metrics.report_rules) to the rounds that scored `test_set`.
+        """Apply a report rule (fedbench.metrics) to the rounds that scored `test_set`.
 
         The one global model has no client of its own: it is read at the federation's best-validation round. Where
         models were scored after training too, they compete as candidates of their own for a best round.

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.core.errors import ConfigError
-from fedbench.metrics.accuracy import Floats
-from fedbench.metrics.fairness import fairness
-from fedbench.metrics.report_rules import RULES, Reported
+from fedbench.metrics import RULES, Floats, Reported, fairness
 from fedbench.results.history import VALIDATION, History, seconds_columns
 from fedbench.results.observer import Labels
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedbench.config.settings import CheckpointConfig
+from fedbench.config.schema import CheckpointConfig
 from fedbench.core.errors import FolderInUse
 from fedbench.core.interruption import held, pause
 from fedbench.data.dataset import Dataset
-from fedbench.data.partition import Partition
-from fedbench.data.split import make_partition
+from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import state as states
 from fedbench.engine.clients.storage import Storage
 from fedbench.engine.kinds import assemble
@@ -24,7 +23,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.trainer import Trainer
-from fedbench.metrics.accuracy import Floats
+from fedbench.metrics import Floats
 from fedbench.plots.runs import partition_svg
 from fedbench.results.environment import environment
 from fedbench.results.finished import Run

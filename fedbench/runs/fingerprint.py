@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbench.config import groups
+from fedbench.config import compose
 from fedbench.core import source
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
@@ -36,12 +36,12 @@ ENGINE = (
     "fedbench.engine.train.fit:fit",
     "fedbench.results.summary:summarise",  # which round's numbers, and of what
 )
-PARTITION = ("fedbench.data.split:make_partition",)
+PARTITION = ("fedbench.data.partition:make_partition",)
 SILENT = frozenset(  # what the code that decides numbers calls, and what decides none: files, checks, errors
     source.Definition(*name.split(":"))
     for name in (
-        "fedbench.config.domain:Component",
-        "fedbench.config.groups:registry",
+        "fedbench.config.fields:Component",
+        "fedbench.config.compose:registry",
         "fedbench.core.cache:cached_arrays",
         "fedbench.core.errors:is_out_of_memory",
         "fedbench.core.errors:unknown",
@@ -141,7 +141,7 @@ def warn_once(text: str) -> None:
 
 def _methods(config: Mapping[str, Any]) -> Iterator[type]:
     """The class of a method and those of the methods inside it."""
-    yield groups.registry("method").get(str(config["name"]))
+    yield compose.registry("method").get(str(config["name"]))
     if isinstance(inner := config.get("base"), Mapping):
         yield from _methods(inner)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
-from fedbench.config import groups, options
+from fedbench.config import compose, options
 from fedbench.core.errors import FedbenchError, Stale
 from fedbench.results.folder import RunFolder, Status
 from fedbench.results.observer import Labels
@@ -62,7 +62,7 @@ def changed_since(folder: Path) -> list[str]:
     try:
         code = str(files.json(RESULT).get("code") or "")
         files.read(CONFIG)  # it is as it was written
-        config = groups.load_yaml(folder / CONFIG)
+        config = compose.load_yaml(folder / CONFIG)
     except FedbenchError:
         return []
     try:
@@ -73,7 +73,7 @@ def changed_since(folder: Path) -> list[str]:
 
 def _refuses(part: str, config: DictConfig) -> bool:
     """Whether a component that there is does not take the settings that it had."""
-    components = groups.registry(part)
+    components = compose.registry(part)
     values = config.get(part)
     if not values or values.get("name") not in components:
         return False

@@ -9,7 +9,7 @@ from fedbench.engine import state as states
 from fedbench.engine.hooks import Calls
 from fedbench.engine.setup import Setup
 from fedbench.engine.state import State
-from fedbench.metrics.accuracy import Floats
+from fedbench.metrics import Floats
 from fedbench.results.environment import versions
 from fedbench.results.folder import RunFolder
 from fedbench.results.summary import Reading, client_rows, summarise

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.config.settings import SweepConfig
+from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import unknown
 from fedbench.core.files import replacing
 from fedbench.results.finished import Run

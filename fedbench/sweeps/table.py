@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config.compose import is_setting
-from fedbench.config.registry import typed
-from fedbench.config.settings import SweepConfig
+from fedbench.config.fields import typed
+from fedbench.config.schema import SweepConfig
 from fedbench.core.files import replacing, write_text
 from fedbench.results.units import STALE, remark
 from fedbench.sweeps import picture

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.config.registry import typed
+from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import JobOutcome

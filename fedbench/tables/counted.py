@@ -24,7 +24,7 @@ from fedbench.engine.pick.footprint import ACTIVATION_COPIES, COPIES, activation
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from fedbench.models.vision import Vision
 
 FORMAT = 3  # raised when what is counted changes

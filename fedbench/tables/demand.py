@@ -14,9 +14,8 @@ from torch import Tensor
 from fedbench.config.schema import LocalConfig, TestConfig
 from fedbench.core.rng import torch_rng
 from fedbench.data.dataset import Dataset, DataSource, Ints
-from fedbench.data.partition import Partition
+from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.base import PartitionSpec
-from fedbench.data.split import make_partition
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.pick.arithmetic import ARITHMETIC_SHARE, Peaks, StepWork

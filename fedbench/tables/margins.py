@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedbench.config.registry import typed
+from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
 
 

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Dataset, DataSource
-from fedbench.data.datasets.cifar import KINDS, Cifar100
 from fedbench.data.datasets.cub import Cub
-from fedbench.data.datasets.domainnet import DomainNet
-from fedbench.data.datasets.domainnet_files import LISTED
-from fedbench.data.file_source import FileSource
+from fedbench.data.datasets.domainnet import LISTED, DomainNet
+from fedbench.data.datasets.small_images import CIFAR100_LABELS, Cifar100
+from fedbench.data.files import FileSource
 from fedbench.runs import fingerprint
 
 SIDES = {  # channels, and pixels across and up
@@ -61,7 +60,7 @@ class Outline:
         if source.name not in SIDES:
             raise ConfigError(f"the shape of {source.name} is not known without its samples")
         channels, side = SIDES[source.name]
-        classes = KINDS[source.labels] if isinstance(source, Cifar100) else source.label_count
+        classes = CIFAR100_LABELS[source.labels] if isinstance(source, Cifar100) else source.label_count
         return cls((channels, side, side), (train, test), classes)
 
     def dataset(self, name: str) -> Dataset:

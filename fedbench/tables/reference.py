@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.metrics.fairness import fairness
+from fedbench.metrics import fairness
 from fedbench.tables.store import place_of
 
 LOCAL = "Local"  # why a cell is marked

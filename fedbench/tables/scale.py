@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fedbench.config import cohort, groups
-from fedbench.config.registry import typed
+from fedbench.config import schema
+from fedbench.config.compose import conf_dir, load_yaml
+from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
 
 LEAST_ROUNDS = 2  # so that what crosses the network between rounds is exercised
@@ -65,7 +66,7 @@ class Scale:
         clients = plain["partition"].get("num_clients")
         if self.clients is not None and clients and clients > self.clients:
             found.append(f"partition.num_clients={self.clients}")
-            drawn = cohort.parse(str(protocol["cohort"]))
+            drawn = schema.parse_cohort(str(protocol["cohort"]))
             if isinstance(drawn, int):
                 found.append(f"protocol.cohort={max(1, drawn * self.clients // clients)}")
         for group in ("partition", "method"):
@@ -82,9 +83,9 @@ def load(name: str) -> Scale:
     """
     from omegaconf import OmegaConf
 
-    folder = groups.conf_dir() / "scale"
+    folder = conf_dir() / "scale"
     known = sorted(file.stem for file in folder.glob("*.yaml"))
     if name not in known:
         raise unknown("scale", name, known)
-    content = OmegaConf.to_container(groups.load_yaml(folder / f"{name}.yaml"), resolve=True)
+    content = OmegaConf.to_container(load_yaml(folder / f"{name}.yaml"), resolve=True)
     return typed(Scale, cast("dict[str, Any]", content), f"scale '{name}'")

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config import groups
-from fedbench.config.registry import typed
+from fedbench.config.compose import conf_dir, load_yaml
+from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.tables import margins
 from fedbench.tables.margins import Margin
@@ -76,7 +76,7 @@ class TableSpec:
 
 def names() -> list[str]:
     """Every table that has a YAML."""
-    return sorted(file.stem for file in (groups.conf_dir() / "table").glob("*.yaml"))
+    return sorted(file.stem for file in (conf_dir() / "table").glob("*.yaml"))
 
 
 def load(name: str) -> TableSpec:
@@ -90,8 +90,8 @@ def load(name: str) -> TableSpec:
 
     if name not in names():
         raise unknown("table", name, names())
-    path = Path(groups.conf_dir()) / "table" / f"{name}.yaml"
-    spec = parse(cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(path), resolve=True)))
+    path = Path(conf_dir()) / "table" / f"{name}.yaml"
+    spec = parse(cast("dict[str, Any]", OmegaConf.to_container(load_yaml(path), resolve=True)))
     labels = [row.label for row in spec.rows]
     for group, patterns in spec.groups.items():
         for pattern in patterns:

@@ -12,7 +12,7 @@ from fedbench.config.schema import LocalConfig, OptimizerConfig, ProtocolConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
-from fedbench.data.datasets.captioned import Captioned
+from fedbench.data.datasets.synthetic import Captioned
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock
@@ -25,9 +25,8 @@ from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.trainer import Engine, Trainer
 from fedbench.methods import METHODS
 from fedbench.models.base import Model
-from fedbench.models.cub import TextCNN
-from fedbench.models.joint_task import JointTask
-from fedbench.models.mlp import MLP
+from fedbench.models.modalities import JointTask, TextCNN
+from fedbench.models.small import MLP
 from fedbench.testing import toys
 
 KIND = (0, 0, 1, 1, 1)

@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fedbench.config import compose, groups
+from fedbench.config import compose
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
@@ -30,8 +30,7 @@ from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.trainer import Outcome
 from fedbench.methods import METHODS
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from fedbench.testing.toys import SIZES, federation, setup
 
 KINDS = ("mlp", "batch_norm")
@@ -96,7 +95,7 @@ class Subject:
         if isinstance(given, Method):
             return cls(given)
         if isinstance(given, str) and ":" not in given:
-            presets = [file.stem for file in (groups.conf_dir() / "method").glob("*.yaml")]
+            presets = [file.stem for file in (compose.conf_dir() / "method").glob("*.yaml")]
             if given not in presets:
                 raise unknown("method", given, presets)
             config: Any = OmegaConf.to_container(compose.compose([f"method={given}"]).method, resolve=True)

@@ -25,7 +25,7 @@ from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.models.base import Model
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 
 SIZES = (1, 13, 8, 21, 5)  # one sample, a short last batch, one full batch, several batches, less than one
 BATCH = 8

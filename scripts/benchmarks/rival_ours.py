@@ -18,8 +18,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.engine.train.workers import WorkersTrainer, available_workers
-from fedbench.models.blocks import MaxPool2
-from fedbench.models.convolution import Conv2d
+from fedbench.models.layers import Conv2d, MaxPool2
 
 
 def export(setup: Setup, rounds: int, path: Path) -> None:

@@ -21,7 +21,7 @@ from fedbench.methods.parts.mixing import cosines
 from fedbench.methods.parts.simplex import project
 from fedbench.methods.parts.subspace import complementarity
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
 

@@ -15,7 +15,7 @@ from fedbench.cli import list as command
 from fedbench.cli.catalogue import KINDS, listing
 from fedbench.cli.listing import Listing, domains
 from fedbench.cli.request import read
-from fedbench.config import compose, groups, options
+from fedbench.config import compose, options
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import UnknownName
 from fedbench.methods.cfl import CFL
@@ -49,7 +49,7 @@ def test_defaults_lists_are_resolved_as_hydra_resolves_them() -> None:
     checked = 0
     for group in ("method", "protocol"):
         for name in options.names(group):
-            if "defaults:" in (groups.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
+            if "defaults:" in (compose.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
                 composed = resolve(compose.compose([f"{group}={name}"])).plain[group]
                 assert options.load(group, name) == composed
                 checked += 1

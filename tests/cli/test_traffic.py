@@ -11,7 +11,7 @@ from fedbench.cli.traffic import describe, probe
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 
 
 def test_fedavg_and_its_private_leaves() -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import groups
-from fedbench.config.domain import DOMAIN, SELECTS, Component, at_least, check
-from fedbench.config.schema import LocalConfig, added
-from fedbench.config.settings import SettingsConfig
+from fedbench.config import compose
+from fedbench.config.fields import DOMAIN, SELECTS, Component, at_least, check
+from fedbench.config.schema import LocalConfig, SettingsConfig, added
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.ifca import IFCA
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from tests.helpers.presets import PRESETS, SCHEMAS, build, parameters, preset, replaced
 
 HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 10**30, 1e308, "nonsense")
@@ -85,7 +84,11 @@ def fields_of(cls: type) -> Iterator[tuple[type, Any, Any]]:
 
 CLASSES = sorted(
     {
-        *(groups.registry(group).get(name) for group in groups.REGISTRIES for name in groups.registry(group)),
+        *(
+            compose.registry(group).get(name)
+            for group in compose.REGISTRIES
+            for name in compose.registry(group)
+        ),
         *(*SCHEMAS.values(), SettingsConfig),
     },
     key=str,
@@ -126,14 +129,14 @@ def test_a_refusal_names_the_key_the_rule_and_the_value() -> None:
 def test_a_refusal_of_a_method_inside_names_its_key() -> None:
     inside = {"name": "fedcollab", "base": {"name": "oracle", "base": {"name": "fedprox", "mu": -1.0}}}
     with pytest.raises(ConfigError, match=r"method\.base\.base\.mu must be at least 0, got -1"):
-        groups.registry("method").build(inside)
+        compose.registry("method").build(inside)
 
 
 def test_null_stays_null_where_it_is_allowed() -> None:
-    method = groups.registry("method").build({"name": "perfedavg", "beta": None})
+    method = compose.registry("method").build({"name": "perfedavg", "beta": None})
     assert method.beta is None
     with pytest.raises(ConfigError, match="mu"):
-        groups.registry("method").build({"name": "fedprox", "mu": None})
+        compose.registry("method").build({"name": "fedprox", "mu": None})
 
 
 def test_an_added_field_keeps_its_domain() -> None:

@@ -25,7 +25,7 @@ from fedbench.engine.train.trainer import Outcome
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from tests.methods.toys import federation, setup
 
 

@@ -14,7 +14,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import pack, unpack
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.metrics.accuracy import Tally
+from fedbench.metrics import Tally
 from fedbench.results.history import History, Record
 from tests.methods.toys import setup, simulate
 

@@ -11,8 +11,8 @@ import torch
 from fedbench.engine.pick import convolutions
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.convolution import CHANNELS_LAST, LOWERINGS, NATIVE, PATCHES, Conv2d
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.layers import CHANNELS_LAST, LOWERINGS, NATIVE, PATCHES, Conv2d
+from fedbench.models.small import LeNet5
 from fedbench.testing.toys import federation, gap, models, setup, simulate
 
 

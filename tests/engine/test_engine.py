@@ -23,8 +23,7 @@ from fedbench.engine.train.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from tests.engine.toys import ADAM, CLIPPED, HEAVY, SGD
 from tests.helpers.plain import plain_fedavg
 from tests.helpers.tiers import tiered

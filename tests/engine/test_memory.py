@@ -24,8 +24,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from tests.methods.toys import federation, setup
 
 SGD = OptimizerConfig(lr=0.01)

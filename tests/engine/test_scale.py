@@ -26,7 +26,7 @@ from fedbench.engine.train.trainer import Trainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.ifca import IFCA
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 
 MANY, COHORT = 20_000, 4
 

@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import groups
+from fedbench.config import compose
 from fedbench.core.errors import ConfigError
 from fedbench.engine.method import Method
 from fedbench.engine.selectors import check_selectors
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Task
 from tests.methods.toys import setup
 
 
 def method(name: str, **fields: Any) -> Method:
-    built: Method = groups.registry("method").build({"name": name, **fields})
+    built: Method = compose.registry("method").build({"name": name, **fields})
     return built
 
 

@@ -8,15 +8,14 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedbench.config import groups, options
-from fedbench.config.domain import Component
-from fedbench.config.registry import typed
+from fedbench.config import compose, options
+from fedbench.config.fields import Component, typed
 from fedbench.config.schema import HardwareConfig, ProtocolConfig
 
 SCHEMAS = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 PRESETS = [
     (group, name)
-    for group in (*groups.REGISTRIES, *SCHEMAS)
+    for group in (*compose.REGISTRIES, *SCHEMAS)
     for name in options.names(group)
     if (group, name) != ("model", "auto")  # points at another file's component
 ]
@@ -25,7 +24,7 @@ PRESETS = [
 def build(group: str, config: Mapping[str, Any]) -> Component:
     if group in SCHEMAS:
         return typing.cast("Component", typed(SCHEMAS[group], config, group))
-    return typing.cast("Component", groups.registry(group).build(config))
+    return typing.cast("Component", compose.registry(group).build(config))
 
 
 @functools.cache

@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedbench.config import groups, options
+from fedbench.config import compose, options
 
-CONF = groups.conf_dir()
+CONF = compose.conf_dir()
 DOCS = Path(__file__).parents[2] / "docs"
 COMPONENTS = ("method", "protocol", "partition", "model", "dataset", "scale")
 GRIDS = ("table", "figure")

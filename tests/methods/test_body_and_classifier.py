@@ -20,8 +20,7 @@ from fedbench.methods.knnper import KNNPer
 from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.moon import Moon
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from tests.methods.toys import close, federation, gap, models, setup, simulate
 
 SHAPE = (1, 16, 16)

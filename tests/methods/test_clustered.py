@@ -21,14 +21,7 @@ from fedbench.methods.fesem import FeSEM
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.kmeans import KMeans
 from fedbench.methods.oracle import Oracle
-from tests.methods.toys import (
-    close,
-    federation,
-    initial,
-    models,
-    run,
-    same_groups,
-)
+from tests.methods.toys import close, federation, initial, models, run, same_groups
 
 PLANTED = [0, 1, 0, 1, 1, 0]
 

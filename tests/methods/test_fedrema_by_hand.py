@@ -15,7 +15,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.methods.fedrema import mds
 from fedbench.methods.fedrema.fedrema import FedReMa
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     FOUR,
     close,

@@ -22,7 +22,7 @@ from fedbench.methods.fednova import FedNova
 from fedbench.methods.finetune import Finetune
 from fedbench.methods.moon import Moon
 from fedbench.methods.scaffold import Scaffold
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     adapted,
     close,

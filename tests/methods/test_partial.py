@@ -17,7 +17,7 @@ from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
 from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.local import Local
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     BODY,
     HEAD,

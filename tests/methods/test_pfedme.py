@@ -19,17 +19,9 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.methods.perfedavg import PerFedAvg
 from fedbench.methods.pfedme import PFedMe
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.quadratics import CURVED, POINTS, UNEQUAL, minima, quadratic
-from tests.methods.toys import (
-    close,
-    federation,
-    gap,
-    initial,
-    models,
-    setup,
-    simulate,
-)
+from tests.methods.toys import close, federation, gap, initial, models, setup, simulate
 
 SHARE = np.array(UNEQUAL) / sum(UNEQUAL)
 

@@ -23,7 +23,7 @@ from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.methods.sosicfl.sosicfl_plus import SosicFLPlus
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     close,
     cross_entropy,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedbench.core import rng
-from fedbench.data.partitions.fold import Fold
+from fedbench.data.partitions.groups import Fold
 from fedbench.methods.sosicfl import clustering, positions
 from fedbench.tables import spec
 

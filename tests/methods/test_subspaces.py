@@ -13,17 +13,7 @@ from fedbench.core.batch import Batch
 from fedbench.core.errors import Diverged
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.parts import subspace
-from tests.methods.toys import (
-    FOUR,
-    bases,
-    close,
-    features,
-    federation,
-    initial,
-    samples,
-    setup,
-    simulate,
-)
+from tests.methods.toys import FOUR, bases, close, features, federation, initial, samples, setup, simulate
 
 
 def test_angles_are_scipys() -> None:

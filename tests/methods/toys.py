@@ -19,7 +19,7 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.state import State
 from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from fedbench.testing.toys import BATCH, CLASSES, SIZES, federation, gap, models, setup, simulate
 
 __all__ = ["BATCH", "CLASSES", "SIZES", "federation", "gap", "models", "setup", "simulate"]

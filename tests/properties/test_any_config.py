@@ -14,9 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fedbench.config import cohort, options
-from fedbench.config.compose import SETTINGS, compose
-from fedbench.config.groups import REGISTRIES
+from fedbench.config import options, schema
+from fedbench.config.compose import REGISTRIES, SETTINGS, compose
 from fedbench.config.schema import parse_augmentation
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import NOT_RESULT, RunConfig, from_plain, resolve, run_key
@@ -83,7 +82,7 @@ def decisive(run: RunConfig) -> dict[str, Any]:
         fields = dataclasses.asdict(getattr(run, group))
         found[group] = {key: fields[key] for key in fields if key not in NOT_RESULT.get(group, ())}
         found[group] |= {"label": run.labels[group], "class": type(getattr(run, group))}
-    drawn = cohort.parse(run.protocol.cohort)
+    drawn = schema.parse_cohort(run.protocol.cohort)
     found["protocol"]["cohort"] = (isinstance(drawn, int), drawn)
     return found
 
@@ -157,14 +156,14 @@ def test_any_words_on_the_command_line(words: list[str]) -> None:
 @tried(10)
 def test_any_cohort(clients: int, text: str) -> None:
     try:
-        drawn = cohort.size(text, clients)
+        drawn = schema.cohort_size(text, clients)
     except ConfigError as error:
         line_of(error)
         return
     assert 1 <= drawn <= clients
-    wanted = cohort.parse(text)
+    wanted = schema.parse_cohort(text)
     assert drawn == (wanted if isinstance(wanted, int) else max(1, round(wanted * clients)))
-    cohort.keyed(text)
+    schema.cohort_key(text)
 
 
 @given(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedbench.core import files
 from fedbench.core.sealed import Sealed
-from fedbench.metrics.accuracy import Tally
+from fedbench.metrics import Tally
 from fedbench.results.history import History, Record
 from tests.helpers.examples import tried
 

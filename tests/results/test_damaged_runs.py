@@ -13,9 +13,9 @@ import torch
 
 from fedbench.core import sealed
 from fedbench.core.errors import Damaged
+from fedbench.data.partition import Partition
 from fedbench.data.partitions.file import read_arrays
-from fedbench.data.split import Partition
-from fedbench.metrics.accuracy import Tally
+from fedbench.metrics import Tally
 from fedbench.results import checkpoint
 from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder

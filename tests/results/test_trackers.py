@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.metrics.accuracy import Tally
+from fedbench.metrics import Tally
 from fedbench.results.history import Record
 from fedbench.results.trackers.base import Tracker
 from fedbench.results.trackers.mlflow import MlflowTracker

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from fedbench.metrics.accuracy import Tally
+from fedbench.metrics import Tally
 from fedbench.results import checkpoint, environment
 from fedbench.results.history import History, Record
 from fedbench.results.observer import Labels

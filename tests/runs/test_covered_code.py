@@ -41,7 +41,7 @@ SILENT = (  # packages and modules that a run executes and that decide none of i
         "fedbench.engine.recording",
     ),
     *("fedbench.engine.pick", "fedbench.engine.conformance"),  # which engine; all give the same numbers
-    *("fedbench.data.file_source", "fedbench.testing"),
+    *("fedbench.data.files", "fedbench.testing"),
 )
 CHOOSING = {  # how an engine is chosen; all give the same numbers
     Definition("fedbench.engine.schedule", "all_steps"),

@@ -161,7 +161,7 @@ def test_a_method_that_cannot_is_refused_before_any_data_is_read(method: list[st
 
 
 def test_one_kind_alone_is_no_kinds() -> None:
-    from fedbench.models.kinds import Kinds
+    from fedbench.models.modalities import Kinds
 
     given: list[Any] = [
         {},

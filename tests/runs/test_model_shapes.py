@@ -7,25 +7,15 @@ import itertools
 import pytest
 import torch
 
-import fedbench.runs.execution
-import fedbench.runs.fingerprint
-from fedbench.config import groups
+from fedbench.config import compose
 from fedbench.core import rng
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.runs import execution
 from fedbench.runs.config import from_plain
 from tests.helpers.tiers import tiered
-from tests.runs.pairings import (
-    CLASSES,
-    SMALLEST,
-    VISION,
-    from_scratch,
-    option,
-    options,
-    surroundings,
-    trains,
-)
+from tests.runs.pairings import CLASSES, SMALLEST, VISION, from_scratch, option, options, surroundings, trains
 
 pytestmark = pytest.mark.usefixtures("folders")
 
@@ -104,7 +94,7 @@ def test_normalisation_needs_more_than_one_sample() -> None:
 @pytest.mark.parametrize("method", ["fedproto", "fedsac", "fedpac", "fedgen", "moon", "fedap", "knnper"])
 def test_methods_that_compare_features_need_one_vector_an_image(method: str) -> None:
     """SqueezeNet's features above 36 pixels are a vector at each of several places."""
-    task = groups.registry("model").build(from_scratch("squeezenet")).task((3, 64, 64), 4)
+    task = compose.registry("model").build(from_scratch("squeezenet")).task((3, 64, 64), 4)
     model = task.init(rng.torch_rng(0, "init"))
     with pytest.raises(FedbenchError, match=r"one vector an image; for images \[3, 64, 64\] .* 9 of them"):
         task.features(model, torch.zeros(2, 3, 64, 64))
@@ -117,7 +107,7 @@ def test_methods_that_compare_features_need_one_vector_an_image(method: str) -> 
         "method": chosen,
         "protocol": {**option("protocol", "quick"), "rounds": 1, "local": {"iterations": 1, "batch_size": 4}},
     }
-    setup, _, _ = fedbench.runs.execution.build(from_plain(plain))
+    setup, _, _ = execution.build(from_plain(plain))
     simulation = Simulation(setup, LoopedTrainer(setup))
     with pytest.raises(FedbenchError, match="one vector an image"):
         simulation.step(simulation.begin())

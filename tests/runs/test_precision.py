@@ -14,8 +14,8 @@ from fedbench.core.batch import Batch
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.joint_task import JointTask
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.modalities import JointTask
+from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.execution import execute
 from fedbench.tables import scale, spec

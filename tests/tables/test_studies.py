@@ -11,7 +11,7 @@ from torch import nn
 from fedbench.config import compose
 from fedbench.core.errors import ConfigError
 from fedbench.engine.setup import Setup
-from fedbench.models.blocks import GlobalMean
+from fedbench.models.layers import GlobalMean
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import build
 from fedbench.tables.studies import STUDIES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.config import groups as conf
+from fedbench.config import compose as conf
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import spec
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT

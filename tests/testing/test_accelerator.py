@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import groups
+from fedbench.config import compose
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine import schedule
@@ -17,14 +17,14 @@ from fedbench.engine.contract import Client
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedrep import FedRep
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from fedbench.testing.accelerator import DEVICE, Accelerator
 from fedbench.testing.pretended import ENGINES, Trial, federated, trial
 from fedbench.testing.subject import KINDS, Subject
 from fedbench.testing.toys import federation, setup
 from tests.helpers.tiers import tiered
 
-PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
+PRESETS = sorted(file.stem for file in (compose.conf_dir() / "method").glob("*.yaml"))
 # Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise,
 # subspaces.
 FEW = [

@@ -17,7 +17,7 @@ from fedbench.engine.hooks import HookError
 from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from fedbench.testing.accelerator import DEVICE, Accelerator, Misplaced
 from fedbench.testing.pretended import ENGINES, federated, trial
 from fedbench.testing.subject import Subject

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedbench.core.cache import cached_arrays
 from fedbench.engine.setup import Setup
-from fedbench.models.convolution import LOWERINGS, NATIVE, Conv2d
+from fedbench.models.layers import LOWERINGS, NATIVE, Conv2d
 from fedbench.models.task import Task
 
 FORMAT = 1  # raised when what is timed changes

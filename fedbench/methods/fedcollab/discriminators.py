@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import Component, at_least, one_of, positive
+from fedbench.config.fields import Component, at_least, one_of, positive
 from fedbench.config.schema import retired
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng

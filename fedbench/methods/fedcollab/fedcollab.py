@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fedbench.config.domain import at_least, one_of
+from fedbench.config.fields import at_least, one_of
 from fedbench.core import rng
 from fedbench.core.batch import Population
 from fedbench.core.cache import Arrays

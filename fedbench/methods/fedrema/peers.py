@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import positive, selectors, share
+from fedbench.config.fields import positive, selectors, share
 from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Population

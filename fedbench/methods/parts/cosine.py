@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of, selectors
+from fedbench.config.fields import at_least, one_of, selectors
 from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population

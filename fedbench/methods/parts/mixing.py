@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import selectors
+from fedbench.config.fields import selectors
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.transfer import sent

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of, selectors, within
+from fedbench.config.fields import at_least, one_of, selectors, within
 from fedbench.config.schema import keyed
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 from fedbench.tables.studies.base import Study
 
 STUDIES: Registry[Study] = Registry(

@@ -15,7 +15,7 @@ from torch import nn
 from fedbench.core.errors import ConfigError
 from fedbench.methods.fedcollab import network
 from fedbench.methods.fedcollab.fedcollab import FedCollab
-from fedbench.models.blocks import GlobalMean
+from fedbench.models.layers import GlobalMean
 from fedbench.runs.config import RunConfig
 from fedbench.runs.fingerprint import load
 from fedbench.tables.studies.base import Study

@@ -1,9 +1,4 @@
-"""Convolutions of many networks at once: the programs that a client axis can be turned into.
-
-torch's own rule under vmap is one grouped convolution, a group a client, forward and backward. A GPU's library is slow
-at some shapes of it. The same sums can be had from images whose channels lie last, or as one batched product of weights
-with patches. Which is fastest depends on the layer and the device (fedbench.engine.pick.convolutions times them).
-"""
+"""Layers that several networks share, written so that they run under vmap, for many networks at once."""
 
 from __future__ import annotations
 
@@ -13,6 +8,118 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+# Batch normalisation that knows padding and keeps its statistics as plain leaves.
+#
+# torch's layer counts batches in an integer buffer and cannot leave samples out; without padding this one equals it.
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over every axis but the second (Ioffe & Szegedy 2015); x [B, C, ...]."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.eps = eps
+        self.mask: Tensor | None = None  # bool [B], set by Task.apply for the time of a call
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise by the batch's statistics in training, moving the running ones in place; else by the running."""
+        if self.training and self.mask is not None:
+            return self._masked(x, self.mask)
+        return functional.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum,
+            self.eps,
+        )
+
+    def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
+        axes = [0, *range(2, x.dim())]
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        real = mask.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+        count = real.sum() * (x[0, 0].numel())
+        mean = (x * real).sum(axes) / count
+        centred = x - mean.view(shape)
+        variance = (centred.square() * real).sum(axes) / count
+        self.running_mean.mul_(1 - self.momentum).add_(self.momentum * mean.detach())
+        unbiased = variance.detach() * count / (count - 1)
+        self.running_var.mul_(1 - self.momentum).add_(self.momentum * unbiased)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return centred * scale.view(shape) + self.bias.view(shape)
+
+
+def replace_batch_norm(module: nn.Module) -> nn.Module:
+    """Put `BatchNorm` in the place of every torch batch-norm layer of `module`, values kept."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            ours = BatchNorm(child.num_features, child.momentum or 0.1, child.eps)
+            ours.load_state_dict({k: v for k, v in child.state_dict().items() if k != "num_batches_tracked"})
+            setattr(module, name, ours)
+        else:
+            replace_batch_norm(child)
+    return module
+
+
+class MaxPool2(nn.Module):
+    """Maximum over squares of 2 x 2: [..., H, W] -> [..., H // 2, W // 2].
+
+    It stands before the activation, which does not decrease: the maximum of ReLUs is the ReLU of the maximum, of a
+    quarter of the values, and the gradient goes the same way; both are the same to the bit. (A leaky ReLU may round two
+    negative values to one; then the gradient may go to the other.)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reduce; on a CPU that needs no gradient by maxima of slices, faster than torch's pooling there."""
+        if torch.is_grad_enabled() or x.device.type != "cpu":
+            return functional.max_pool2d(x, 2)
+        height, width = (2 * (size // 2) for size in x.shape[-2:])
+        rows = torch.maximum(x[..., 0:height:2, :], x[..., 1:height:2, :])
+        return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
+
+
+class GlobalMean(nn.Module):
+    """Mean over the map: [B, C, H, W] -> [B, C]; adaptive average pooling to one place, flattened."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reduce."""
+        return x.mean((2, 3))
+
+
+class Places(nn.Module):
+    """The vectors at the places of a map: [B, C, H, W] -> [B, H W, C], or [B, C] where the map has one place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rearrange."""
+        vectors = x.flatten(2).transpose(1, 2)
+        return vectors.squeeze(1) if vectors.shape[1] == 1 else vectors
+
+
+class PlacesMean(nn.Module):
+    """Mean over places: [B, P, K] -> [B, K]; [B, K] is left as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reduce."""
+        return x.mean(1) if x.dim() == 3 else x
+
+
+# Convolutions of many networks at once: the programs that a client axis can be turned into.
+#
+# torch's own rule under vmap is one grouped convolution, a group a client, forward and backward. A GPU's library is
+# slow at some shapes of it. The same sums can be had from images whose channels lie last, or as one batched product of
+# weights with patches. Which is fastest depends on the layer and the device (fedbench.engine.pick.convolutions times
+# them).
 
 NATIVE, GROUPED, CHANNELS_LAST, PATCHES = LOWERINGS = ("native", "grouped", "channels_last", "patches")
 Pair = tuple[int, int]
