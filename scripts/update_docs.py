@@ -1,6 +1,6 @@
 """Rewrite the generated parts of README.md, docs/*.md and results/*.md: between <!-- KIND --> and <!-- /KIND -->.
 
-KIND is one that `python -m fedbench.list` knows, or one of these: `speed`, the latest benchmarks under results/bench/;
+KIND is one that `python -m fedbench list` knows, or one of these: `speed`, the latest benchmarks under results/bench/;
 `filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper;
 `readings` and `settings`, docs/readings.csv and docs/settings.csv.
 """
@@ -43,7 +43,7 @@ def updated(text: str) -> str:
 
 
 def listed(kind: str) -> str:
-    """A table of `python -m fedbench.list`."""
+    """A table of `python -m fedbench list`."""
     return listing(kind).markdown()
 
 
