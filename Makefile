@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: accelerator bench figures gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
+.PHONY: bench figures gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -111,9 +111,6 @@ gpu-bundle: $(INSTALLED) ## make build/gpu-bundle, which gpu-check runs from whe
 
 gpu-check: $(INSTALLED) ## engines, benchmark and two tables on this machine's GPU, in 25 minutes, with a report
 	$(BIN)/python scripts/gpu_check.py
-
-accelerator: $(INSTALLED) ## run every method and network under a GPU's rules without one: errors, waits (results/bench)
-	$(BIN)/python scripts/accelerator.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel
