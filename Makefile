@@ -44,7 +44,7 @@ quickstart: $(INSTALLED) ## train six methods on digits with three seeds and com
 FEW := stacked_equals_looped traffic_is_what_was_sent server_hooks_leave_their_arguments_alone
 FAST := tests/core tests/metrics tests/engine/test_engine.py tests/engine/test_training_parts.py \
 	$(addprefix tests/data/test_,$(addsuffix .py,partitions dirichlet label_shift exchange_file)) \
-	tests/config/test_stated.py tests/scripts/test_import_graph.py tests/scripts/test_mutants.py \
+	tests/config/test_stated.py tests/test_house.py tests/scripts/test_mutants.py \
 	$(addprefix tests/methods/test_,$(addsuffix .py,laws coalitions rounds_by_hand gradient class_means mixing \
 	fedsac fedsac_graph subspaces fedrema fedrema_by_hand pfedsim fedap sosicfl sosicfl_regions simplex collab_solver \
 	partial heads fedpac personal attention)) \
@@ -74,10 +74,11 @@ fuzz: $(INSTALLED) ## try the properties with ever new examples for MINUTES=60; 
 			--hypothesis-seed=$$seed tests/properties || exit 1; \
 		seed=$$((seed + 1)); done; echo "seeds 0 to $$((seed - 1)): all held"
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: $(INSTALLED) ## ruff, mypy, and imports that run down through the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(INSTALLED) ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
