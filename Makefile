@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: accelerator bench figures gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
+.PHONY: bench figures gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -44,7 +44,7 @@ quickstart: $(INSTALLED) ## train six methods on digits with three seeds and com
 FEW := stacked_equals_looped traffic_is_what_was_sent server_hooks_leave_their_arguments_alone
 FAST := tests/core tests/metrics tests/engine/test_engine.py tests/engine/test_training_parts.py \
 	$(addprefix tests/data/test_,$(addsuffix .py,partitions dirichlet label_shift exchange_file)) \
-	tests/config/test_stated.py tests/scripts/test_import_graph.py tests/scripts/test_mutants.py \
+	tests/config/test_stated.py tests/test_house.py tests/scripts/test_mutants.py \
 	$(addprefix tests/methods/test_,$(addsuffix .py,laws coalitions rounds_by_hand gradient class_means mixing \
 	fedsac fedsac_graph subspaces fedrema fedrema_by_hand pfedsim fedap sosicfl sosicfl_regions simplex collab_solver \
 	partial heads fedpac personal attention)) \
@@ -67,13 +67,18 @@ mutants: $(INSTALLED) ## make each error of scripts/mutants.yaml: a test must no
 	$(BIN)/python scripts/mutants.py
 
 MINUTES ?= 60
-fuzz: $(INSTALLED) ## try the properties with ever new examples for MINUTES=60; writes results/reliability/fuzz.md
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --minutes $(MINUTES)
+fuzz: $(INSTALLED) ## try the properties with ever new examples for MINUTES=60; ends at the first that fails
+	@ulimit -v 16777216; end=$$(($$(date +%s) + 60 * $(MINUTES))); seed=0; \
+	while [ $$(date +%s) -lt $$end ]; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider --hypothesis-profile=many \
+			--hypothesis-seed=$$seed tests/properties || exit 1; \
+		seed=$$((seed + 1)); done; echo "seeds 0 to $$((seed - 1)): all held"
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: $(INSTALLED) ## ruff, mypy, and imports that run down through the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(INSTALLED) ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
@@ -111,9 +116,6 @@ gpu-bundle: $(INSTALLED) ## make build/gpu-bundle, which gpu-check runs from whe
 
 gpu-check: $(INSTALLED) ## engines, benchmark and two tables on this machine's GPU, in 25 minutes, with a report
 	$(BIN)/python scripts/gpu_check.py
-
-accelerator: $(INSTALLED) ## run every method and network under a GPU's rules without one: errors, waits (results/bench)
-	$(BIN)/python scripts/accelerator.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel
