@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: accelerator bench figures gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
+.PHONY: bench figures gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -44,7 +44,7 @@ quickstart: $(INSTALLED) ## train six methods on digits with three seeds and com
 FEW := stacked_equals_looped traffic_is_what_was_sent server_hooks_leave_their_arguments_alone
 FAST := tests/core tests/metrics tests/engine/test_engine.py tests/engine/test_training_parts.py \
 	$(addprefix tests/data/test_,$(addsuffix .py,partitions dirichlet label_shift exchange_file)) \
-	tests/config/test_stated.py tests/scripts/test_import_graph.py tests/scripts/test_mutants.py \
+	tests/config/test_stated.py tests/test_house.py tests/scripts/test_mutants.py \
 	$(addprefix tests/methods/test_,$(addsuffix .py,laws coalitions rounds_by_hand gradient class_means mixing \
 	fedsac fedsac_graph subspaces fedrema fedrema_by_hand pfedsim fedap sosicfl sosicfl_regions simplex collab_solver \
 	partial heads fedpac personal attention)) \
@@ -55,7 +55,7 @@ fast: lint ## the first to run: lint, laws, equations, a method of each family (
 
 check-method: $(INSTALLED) ## every promise of a method: NAME=ditto, or NAME=package.module:Class for your own
 	@test -n "$(NAME)" || { echo "which method? make check-method NAME=ditto, or NAME=package.module:Class" >&2; exit 1; }
-	$(BIN)/python -m fedbench.testing $(NAME)
+	$(BIN)/python -m fedbench check-method $(NAME)
 
 test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (under five minutes on two cores)
 	$(CHECKS) -m "not slow"
@@ -67,13 +67,18 @@ mutants: $(INSTALLED) ## make each error of scripts/mutants.yaml: a test must no
 	$(BIN)/python scripts/mutants.py
 
 MINUTES ?= 60
-fuzz: $(INSTALLED) ## try the properties with ever new examples for MINUTES=60; writes results/reliability/fuzz.md
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --minutes $(MINUTES)
+fuzz: $(INSTALLED) ## try the properties with ever new examples for MINUTES=60; ends at the first that fails
+	@ulimit -v 16777216; end=$$(($$(date +%s) + 60 * $(MINUTES))); seed=0; \
+	while [ $$(date +%s) -lt $$end ]; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider --hypothesis-profile=many \
+			--hypothesis-seed=$$seed tests/properties || exit 1; \
+		seed=$$((seed + 1)); done; echo "seeds 0 to $$((seed - 1)): all held"
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: $(INSTALLED) ## ruff, mypy, and imports that run down through the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(INSTALLED) ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
@@ -85,20 +90,20 @@ docs: $(INSTALLED) ## rewrite the generated parts of README.md, docs/ and result
 # Variables of the command line (scale=quick, seeds=3, rows=..., model=...) are passed on, but for this file's own.
 .PHONY: $(addprefix reproduce-,$(TABLES))
 $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
-	$(BIN)/python -m fedbench.reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
 figures: $(INSTALLED) ## draw every figure of the papers, running what is missing: scale=quick takes half an hour
-	$(BIN)/python -m fedbench.figure all $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench figure all $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
 .PHONY: $(addprefix figure-,$(FIGURES))
 $(addprefix figure-,$(FIGURES)): figure-%: $(INSTALLED)
-	$(BIN)/python -m fedbench.figure $(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench figure $(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
-	$(BIN)/python -m fedbench.cli.redraw results
+	$(BIN)/python -m fedbench redraw results
 	$(BIN)/python scripts/by_client.py
-	$(BIN)/python -m fedbench.figure all render=true
-	$(BIN)/python -m fedbench.plot results/tables/fedcollab_t1 out=results/figures formats=svg
+	$(BIN)/python -m fedbench figure all render=true
+	$(BIN)/python -m fedbench plot results/tables/fedcollab_t1 out=results/figures formats=svg
 
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
 	$(BIN)/python -m fedbench report results
@@ -111,9 +116,6 @@ gpu-bundle: $(INSTALLED) ## make build/gpu-bundle, which gpu-check runs from whe
 
 gpu-check: $(INSTALLED) ## engines, benchmark and two tables on this machine's GPU, in 25 minutes, with a report
 	$(BIN)/python scripts/gpu_check.py
-
-accelerator: $(INSTALLED) ## run every method and network under a GPU's rules without one: errors, waits (results/bench)
-	$(BIN)/python scripts/accelerator.py
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel

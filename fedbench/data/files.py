@@ -362,7 +362,7 @@ class FileSource(DataSource):
     def state(self) -> Availability:
         """See `DataSource.state`."""
         files = self.locate()
-        how = f"run `python -m fedbench.prepare {self.name}`, or add dataset.download=true to a run"
+        how = f"run `python -m fedbench prepare {self.name}`, or add dataset.download=true to a run"
         how += f", or `{self.package}`" if self.package else ""
         how += f"; {self.by_hand}" if self.by_hand else ""
         where = "" if files is None else str(files[0].parent)

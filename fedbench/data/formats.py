@@ -112,7 +112,7 @@ class _Array:
     """Stands for an array of unsigned bytes, which NumPy pickles as an empty one and then its state."""
 
     def __init__(self, *_: object) -> None:
-        self.values = np.empty(0, np.uint8)
+        self.values: np.ndarray = np.empty(0, np.uint8)
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], _Bytes, bool, bytes]) -> None:
         """Take version, shape, type, whether it goes by columns, and content."""

@@ -14,8 +14,13 @@ from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.transfer import fetched
 from fedbench.core.trees import Tree
-from fedbench.data import federation
-from fedbench.data.federation import Federation
+from fedbench.data.federation import (
+    Augmentation,
+    Federation,
+    augment,
+    augmentations,
+    draw_augmentation,
+)
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.hooks import Calls, check_announced
@@ -43,7 +48,7 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
     noise = call("draw", setup.method.draw, generator, len(order), call.view("draw", view))
     if setup.augmentations:
         generator = rng.torch_rng(seed, purpose + "/augment", *keys)
-        changes = federation.draw_augmentation(
+        changes = draw_augmentation(
             setup.augmentations, generator, (len(order), setup.protocol.local.batch_size)
         )
         noise = {**noise, **trees.join(augment=changes)}
@@ -160,18 +165,18 @@ class Setup:
         return ScoredSets(self.federation, self.protocol.test.weighting == "label_shares")
 
     @cached_property
-    def augmentations(self) -> tuple[federation.Augmentation, ...]:
+    def augmentations(self) -> tuple[Augmentation, ...]:
         """What the protocol does to training images."""
         if self.protocol.augment:
             self.federation.require_images("protocol.augment changes")
-        return federation.augmentations(self.protocol.augment)
+        return augmentations(self.protocol.augment)
 
     def augmented(self, x: Tensor, noise: Tree) -> tuple[Tensor, Tree]:
         """(samples [..., B, C, H, W] of a local step augmented by this step's `noise`, the method's part of it)."""
         if not self.augmentations:
             return x, noise
         drawn = trees.part(noise, "augment")
-        x = federation.augment(self.augmentations, x, drawn, self.federation.black)
+        x = augment(self.augmentations, x, drawn, self.federation.black)
         return x, {name: leaf for name, leaf in noise.items() if not name.startswith("augment/")}
 
     def client(

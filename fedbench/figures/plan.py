@@ -184,7 +184,7 @@ class FigurePlan:
         """Return the command line that makes the figure."""
         given = [f"scale={self.scale}"]
         given += [f"seeds={list(self.wanted.seeds)}".replace(" ", "")] if self.wanted.seeds else []
-        return " ".join(["python -m fedbench.figure", self.spec.name, *given, *self.wanted.changed])
+        return " ".join(["python -m fedbench figure", self.spec.name, *given, *self.wanted.changed])
 
 
 def make_plan(spec: FigureSpec, wanted: Wanted) -> FigurePlan:

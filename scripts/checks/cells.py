@@ -1,6 +1,6 @@
 """Part three: cells of two tables at full length on Fashion-MNIST, the most informative first.
 
-Each row is run by `fedbench.reproduce`, its seeds as one program on a GPU, and the table drawn after it, with verdicts,
+Each row is run by `fedbench reproduce`, its seeds as one program on a GPU, and the table drawn after it, with verdicts,
 under OUT/results. A run that the deadline stops leaves a checkpoint under OUT/runs; the same command goes on with it.
 """
 

@@ -25,10 +25,10 @@ from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS
 from fedbench.models.base import Model
-from fedbench.testing.pair import UNLIKE, pair, serving
 from fedbench.testing.runs import everything
 from fedbench.testing.subject import KINDS, Subject
 from fedbench.testing.toys import federation, gap, setup, simulate
+from tests.helpers.pair import UNLIKE, pair, serving
 
 TOLERANCE = 1e-6  # of everything that a run leaves behind, in float64
 NETWORKS: dict[str, dict[str, Any]] = {

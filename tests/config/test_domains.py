@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -46,14 +46,9 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("group", "name"), cases())
-def test_no_preset_takes_a_value_outside_its_domain(
-    group: str, name: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_no_preset_takes_a_value_outside_its_domain(group: str, name: str) -> None:
     config = preset(group, name)
-    fields = list(parameters(build(group, config)))
-    record_property("fields", len(fields))
-    record_property("values", len(fields) * len(HOSTILE))
-    for keys, hint in fields:
+    for keys, hint in parameters(build(group, config)):
         for value in HOSTILE:
             given = [value] if typing.get_origin(hint) is tuple else value
             made = built_or_refused(group, replaced(config, keys, given), keys[-1])

@@ -99,7 +99,7 @@ def test_a_missing_data_set_says_where_it_was_looked_for_and_what_fetches_it(tmp
     message = str(caught.value)
     for place in ("root", "data", "root/FashionMNIST/raw", "data/fashion_mnist", "system"):
         assert str(tmp_path / place) in message
-    assert "python -m fedbench.prepare fashion_mnist" in message
+    assert "python -m fedbench prepare fashion_mnist" in message
     assert "dataset.download=true" in message
     assert "apt install dataset-fashion-mnist" in message
     assert "\n" not in message

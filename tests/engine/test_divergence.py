@@ -27,7 +27,7 @@ from fedbench.methods.fedper import FedPer
 from fedbench.methods.finetune import Finetune
 from fedbench.methods.local import Local
 from fedbench.models.task import Task
-from fedbench.testing import pair
+from tests.helpers import pair
 from tests.methods.toys import federation, setup, simulate
 
 ENGINES: dict[str, Callable[[Setup], Trainer]] = {

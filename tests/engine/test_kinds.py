@@ -25,7 +25,7 @@ from fedbench.methods.fediot import FedIoT
 from fedbench.methods.fedsac_multimodal import MultimodalFedSaC
 from fedbench.methods.local import Local
 from fedbench.methods.per_kind import PerKind
-from fedbench.testing.pair import KIND, UNLIKE, apart, pair, personal, serving, simulate, trainer
+from tests.helpers.pair import KIND, UNLIKE, apart, pair, personal, serving, simulate, trainer
 
 
 @pytest.mark.parametrize("name", UNLIKE)

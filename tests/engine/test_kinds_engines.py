@@ -12,9 +12,9 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Trainer
 from fedbench.engine.train.workers import WorkersTrainer
-from fedbench.testing.pair import UNLIKE, apart, pair, personal, serving, simulate, trainer
-from fedbench.testing.pretended import ENGINES as PRETENDED
-from fedbench.testing.pretended import of_kinds, trial
+from tests.helpers.pair import UNLIKE, apart, pair, personal, serving, simulate, trainer
+from tests.helpers.pretended import ENGINES as PRETENDED
+from tests.helpers.pretended import of_kinds, trial
 
 ENGINES: dict[str, Callable[[Setup], Trainer]] = {
     "workers": partial(WorkersTrainer, workers=2),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,13 +17,11 @@ DRAWN = store.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "comm
 
 
 @pytest.mark.parametrize("name", ["fedsac_f7.npz", "fedsac_f7.json", sealed.MANIFEST])
-def test_a_figure_gives_its_own_numbers_or_none(
-    tmp_path: Path, name: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_figure_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> None:
     place = tmp_path / "quick" / "fedsac_f7"
     place.parent.mkdir()
     content = {f"{place.name}.npz": as_npz({"W": np.eye(3)}), f"{place.name}.json": as_json(asdict(DRAWN))}
     store.files_of(place).write(content)
-    found = tried(place.with_name(name), lambda: store.load_figure(place), keep=record_property)
+    found = tried(place.with_name(name), lambda: store.load_figure(place))
     assert found["refused"] > 2 * DAMAGES
     assert set(found) <= ({"refused", "no difference"} if name == sealed.MANIFEST else {"refused"})

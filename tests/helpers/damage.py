@@ -34,12 +34,8 @@ def tried(
     read: Callable[[], Any],
     count: int = DAMAGES,
     seed: int = 0,
-    keep: Callable[[str, object], None] = lambda _name, _value: None,
 ) -> Counter[str]:
-    """How many damages of `file` were refused and how many made no difference, reading what depends on it.
-
-    `keep`, pytest's record_property, keeps the counts for `scripts/faults.py`.
-    """
+    """How many damages of `file` were refused and how many made no difference, reading what depends on it."""
     whole, found = file.read_bytes(), Counter[str]()
     before = repr(read())
     for content in damages(whole, count, random.Random(seed)):
@@ -57,7 +53,4 @@ def tried(
             assert after == before, f"{file.name}: another number, {content!r}"
             found["no difference"] += 1
         file.write_bytes(whole)
-    keep("file", file.name)
-    for name, number in found.items():
-        keep(name, number)
     return found

@@ -1,7 +1,7 @@
 """How many examples a property is tried with: few and always the same ones, or as many as there is time for.
 
-`make test` uses the profile `few`, `make fuzz` the profile `many` (pytest --hypothesis-profile=many), on the same
-tests.
+`make test` uses the profile `few`, `make fuzz` the profile `many` (pytest --hypothesis-profile=many), seed after
+seed, on the same tests.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from fedbench.core.batch import Batch
 from fedbench.engine.contract import Clock
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fediot import FedIoT, encoded
-from fedbench.testing.pair import KIND, pair, simulate, trainer
+from tests.helpers.pair import KIND, pair, simulate, trainer
 from tests.methods.toys import close
 
 

@@ -20,7 +20,7 @@ from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.fedsac_multimodal import MultimodalFedSaC
 from fedbench.methods.parts import simplex, subspace
 from fedbench.methods.per_kind import PerKind
-from fedbench.testing.pair import KIND, apart, pair, personal, simulate, trainer
+from tests.helpers.pair import KIND, apart, pair, personal, simulate, trainer
 from tests.methods import toys
 from tests.methods.toys import close
 

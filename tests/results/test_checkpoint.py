@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -142,9 +141,8 @@ def test_every_truncation_is_noticed(tmp_path):
             checkpoint.load(path)
 
 
-def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path, record_property):
+def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
-    found = Counter()
     tree = {"a": torch.tensor([0, 1]), "b": torch.tensor([True, False])}
     checkpoint.save(path, tree, {"round": 1}, key="k")
     content = path.read_bytes()
@@ -156,15 +154,10 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path, record_property):
             try:
                 loaded, meta = checkpoint.load(path, key="k")
             except CheckpointError:
-                found["refused"] += 1
                 continue
-            found["no difference"] += 1
             # A flip that changes nothing, such as one in the padding, may pass.
             assert meta == {"round": 1}, (position, bit)
             assert all(bits(loaded[name]) == bits(leaf) for name, leaf in tree.items()), (position, bit)
-    record_property("file", path.name)
-    for name, number in found.items():
-        record_property(name, number)
 
 
 def test_a_swapped_tensor_of_another_checkpoint_is_noticed(tmp_path):

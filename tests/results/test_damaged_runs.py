@@ -78,10 +78,8 @@ PARTLY = (
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_run_gives_its_own_numbers_or_none(
-    run: RunFolder, name: str, record_property: Callable[[str, object], None]
-) -> None:
-    found = tried(run.path / name, lambda: READERS[name](run), keep=record_property)
+def test_a_run_gives_its_own_numbers_or_none(run: RunFolder, name: str) -> None:
+    found = tried(run.path / name, lambda: READERS[name](run))
     assert found["refused"] > 2 * DAMAGES
     assert set(found) <= ({"refused", "no difference"} if name in PARTLY else {"refused"})
 

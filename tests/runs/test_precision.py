@@ -19,8 +19,8 @@ from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.execution import execute
 from fedbench.tables import scale, spec
-from fedbench.testing.pair import NETWORKS
 from fedbench.testing.toys import federation, gap, setup, simulate
+from tests.helpers.pair import NETWORKS
 
 RUN = ("method=fedavg", "dataset=digits", "model=mlp", "protocol=quick", "protocol.rounds=1", "progress=none")
 

@@ -53,11 +53,9 @@ STORED: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_table_gives_its_own_numbers_or_none(
-    tmp_path: Path, name: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_table_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> None:
     folder = table(tmp_path)
-    found = tried(folder / name, lambda: STORED[name](folder), keep=record_property)
+    found = tried(folder / name, lambda: STORED[name](folder))
     assert found["refused"] > 2 * DAMAGES
     assert set(found) <= ({"refused", "no difference"} if name == sealed.MANIFEST else {"refused"})
 

@@ -18,10 +18,10 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import MLP
-from fedbench.testing.accelerator import DEVICE, Accelerator, Misplaced
-from fedbench.testing.pretended import ENGINES, federated, trial
 from fedbench.testing.subject import Subject
 from fedbench.testing.toys import federation, setup, simulate
+from tests.helpers.accelerator import DEVICE, Accelerator, Misplaced
+from tests.helpers.pretended import ENGINES, federated, trial
 
 
 @dataclass(frozen=True)

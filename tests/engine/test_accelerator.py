@@ -10,18 +10,21 @@ import torch
 from torch import Tensor
 
 from fedbench.config import compose
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
+from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
+from fedbench.models import MODELS
 from fedbench.models.small import MLP
-from fedbench.testing.accelerator import DEVICE, Accelerator
-from fedbench.testing.pretended import ENGINES, Trial, federated, trial
 from fedbench.testing.subject import KINDS, Subject
 from fedbench.testing.toys import federation, setup
+from tests.helpers.accelerator import DEVICE, Accelerator
+from tests.helpers.pretended import ENGINES, Trial, federated, trial
 from tests.helpers.tiers import tiered
 
 PRESETS = sorted(file.stem for file in (compose.conf_dir() / "method").glob("*.yaml"))
@@ -65,6 +68,29 @@ def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: 
 def test_every_preset(preset: str, kind: str, engine: str) -> None:
     subject = Subject.of(preset)
     check(trial(lambda device: subject.toy(kind, device=device), ENGINES[engine]))
+
+
+NETWORKS: dict[str, tuple[tuple[int, int, int], dict[str, object]]] = {
+    **dict.fromkeys(["lenet5", "cnn5", "simple_cnn", "fedrema_alexnet"], ((3, 32, 32), {})),
+    **dict.fromkeys(["resnet18", "mobilenet_v2", "squeezenet"], ((3, 32, 32), {"pretrained": False})),
+    "fedrema_cnn": ((1, 28, 28), {}),
+    "cub_cnn": ((3, 64, 64), {}),
+    "textcnn": ((1, 1, 14), {"vocabulary": 9}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network(name: str, engine: str) -> None:
+    shape, fields = NETWORKS[name]
+    model = MODELS.build({"name": name, **fields})
+
+    def toy(device: torch.device) -> Setup:
+        data = federation((16, 16), shape, classes=10, device=device)
+        return setup(FedAvg(), data, model, rounds=2, epochs=1, optimizer=OptimizerConfig(lr=0.01))
+
+    check(trial(toy, ENGINES[engine]))
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.engine.train.stacked import StackedTrainer
 from fedbench.engine.train.trainer import Engine, Trainer
 from fedbench.results import checkpoint
-from fedbench.testing.accelerator import DEVICE, Accelerator
-from fedbench.testing.pair import pair
 from fedbench.testing.subject import Subject
 from fedbench.testing.toys import gap, simulate
+from tests.helpers.accelerator import DEVICE, Accelerator
+from tests.helpers.pair import pair
 
 ENGINES: dict[str, Callable[[Setup], Engine]] = {
     "looped": LoopedTrainer,

@@ -1,0 +1,47 @@
+"""Whatever happens to a file of a table or a figure: the numbers that were written, or one line of ours."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import as_json, as_npz
+from fedbench.figures import store
+from tests.figures.test_damaged_figures import DRAWN
+from tests.helpers.any_damage import Damage, damages, read_or_refused
+from tests.helpers.examples import tried
+from tests.tables.test_damaged_tables import STORED, table
+
+
+@given(damages(), st.sampled_from(list(STORED)))
+@tried(4)
+def test_any_file_of_a_table(damage: Damage, name: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = table(Path(place))
+        whole, path = repr(STORED[name](folder)), folder / name
+        path.write_bytes(damage(path.read_bytes()))
+        found = read_or_refused(path, lambda _: repr(STORED[name](folder)), FedbenchError)
+        assert found in (None, whole)
+
+
+@given(damages(), st.sampled_from([".npz", ".json"]))
+@tried(4)
+def test_any_file_of_a_figure(damage: Damage, suffix: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        figure = Path(place) / "quick" / "fedsac_f7"
+        figure.parent.mkdir()
+        content = {
+            f"{figure.name}.npz": as_npz({"W": np.eye(3)}),
+            f"{figure.name}.json": as_json(asdict(DRAWN)),
+        }
+        store.files_of(figure).write(content)
+        whole, path = repr(store.load_figure(figure)), figure.with_suffix(suffix)
+        path.write_bytes(damage(path.read_bytes()))
+        found = read_or_refused(path, lambda _: repr(store.load_figure(figure)), FedbenchError)
+        assert found in (None, whole)

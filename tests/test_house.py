@@ -1,0 +1,87 @@
+"""What keeps the package small enough to hold in mind: no circle, no file cut for its length, a budget of lines."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections import Counter
+from pathlib import Path
+
+import grimp
+import pytest
+
+from fedbench.config import compose
+
+ROOT = Path(__file__).parents[1]
+# BUDGET: raised only by who says what goes. 31,000 lines in 160 files are meant.
+FEDBENCH_LINES, FEDBENCH_FILES, SCRIPTS_LINES = 36_000, 370, 2_500
+
+# ALLOWED, to shrink: modules that one other module alone imports, and classes that are nothing but one class's base.
+ONE_IMPORTER = """
+api cli.catalogue cli.collect cli.components cli.day cli.figure cli.list cli.plot cli.prepare cli.program
+cli.reproduce cli.telling cli.traffic cli.tta cli.watch data.archives data.augment data.formats.matlab
+data.formats.pickles data.prepare engine.clients.layout engine.pick.convolutions engine.preparing
+engine.scored_sets engine.selectors engine.train.blocks engine.train.processes engine.train.seat
+engine.train.stacked_scorer engine.train.together engine.train.worker figures.arrays figures.of_runs
+figures.store methods.fedcollab.ablations methods.fedcollab.discriminators methods.fedcollab.draws
+methods.fedcollab.exchange methods.fedcollab.patience methods.fedfomo.candidates methods.fedrema.peers
+methods.parts.simplex_qp methods.sosicfl.clustering methods.sosicfl.positions models.fit models.joint_task
+models.leaves recorders.models report.behind results.progress results.summary results.trackers.mlflow
+results.trackers.tensorboard results.trackers.wandb runs.canonical runs.observing runs.together runs.writing
+sweeps.session sweeps.space tables.agreement tables.counted tables.execute tables.fill tables.filled
+tables.needs tables.outline tables.render.day tables.render.latex tables.render.terminal testing.captures
+testing.hooks testing.runs
+"""
+ONE_SUBCLASS = """
+Leaves LoopedScorer Mixing RelevantPeers RunFiles StackedScorer
+"""
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Each module and those that it imports, also within functions and for types."""
+    graph = grimp.build_graph("fedbench", cache_dir=None)
+    return {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+
+
+def registered() -> dict[str, set[str]]:
+    """Modules and classes that a config names, so that nobody need import them."""
+    registries = map(compose.registry, compose.REGISTRIES)
+    classes = [registry.get(name) for registry in registries for name in registry]
+    return {"modules": {each.__module__ for each in classes}, "classes": {each.__name__ for each in classes}}
+
+
+def test_no_circle_of_modules(imports: dict[str, set[str]]) -> None:
+    graphlib.TopologicalSorter(imports).prepare()
+
+
+def test_modules_with_one_importer_are_known(imports: dict[str, set[str]]) -> None:
+    """A module that serves one other is a part of it, unless a config names it."""
+    importers = Counter(target for targets in imports.values() for target in targets)
+    packages = {name.rpartition(".")[0] for name in imports}
+    found = {name for name, count in importers.items() if count == 1} - packages - registered()["modules"]
+    new = {each.removeprefix("fedbench.") for each in found} - {*ONE_IMPORTER.split()}
+    assert not new
+
+
+def test_classes_with_one_subclass_are_known() -> None:
+    """A class that is one other's base, and nothing else, is a part of it."""
+    nodes = [
+        node
+        for file in sorted((ROOT / "fedbench").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    uses = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    uses += Counter(node.attr for node in nodes if isinstance(node, ast.Attribute))
+    bases = Counter(ast.unparse(base).partition("[")[0] for each in classes for base in each.bases)
+    found = {each.name for each in classes if uses[each.name] == bases[each.name] == 1}
+    assert not found - registered()["classes"] - {*ONE_SUBCLASS.split()}
+
+
+def test_the_budget_is_kept() -> None:
+    package, scripts = ((ROOT / name).rglob("*.py") for name in ("fedbench", "scripts"))
+    sizes = [len(file.read_text(encoding="utf-8").splitlines()) for file in package]
+    assert sum(sizes) <= FEDBENCH_LINES
+    assert len(sizes) <= FEDBENCH_FILES
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in scripts) <= SCRIPTS_LINES
