@@ -28,7 +28,8 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from fedbench.config.compose import compose, conf_dir
+from fedbench.config.compose import compose
+from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.pick.hardware import pick_trainer
 from fedbench.runs import fingerprint

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.fields import Registry
 from fedbench.core import source
 from tests.helpers import codes, examples, toys
@@ -59,7 +59,7 @@ def fresh_codes() -> Iterator[None]:
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A conf/ folder whose four component groups are the toys above; the rest of it is the real one."""
     folder = tmp_path / "conf"
-    real = compose.conf_dir()
+    real = groups.conf_dir()
     texts = {
         file.relative_to(real).with_suffix("").as_posix(): file.read_text() for file in real.rglob("*.yaml")
     }
@@ -76,8 +76,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         group: Registry(group, {name: f"{cls.__module__}:{cls.__name__}" for name, cls in entries.items()})
         for group, entries in toys.COMPONENTS.items()
     }
-    monkeypatch.setattr(compose, "registry", registries.__getitem__)
-    monkeypatch.setattr(compose, "conf_dir", lambda: folder)
+    monkeypatch.setattr(groups, "registry", registries.__getitem__)
+    monkeypatch.setattr(groups, "conf_dir", lambda: folder)
     return folder
 
 

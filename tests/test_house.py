@@ -10,7 +10,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from fedbench.config import compose
+from fedbench.config import groups
 
 ROOT = Path(__file__).parents[1]
 # BUDGET: raised only by who says what goes. 31,000 lines in 160 files are meant.
@@ -46,7 +46,7 @@ def imports() -> dict[str, set[str]]:
 
 def registered() -> dict[str, set[str]]:
     """Modules and classes that a config names, so that nobody need import them."""
-    registries = map(compose.registry, compose.REGISTRIES)
+    registries = map(groups.registry, groups.REGISTRIES)
     classes = [registry.get(name) for registry in registries for name in registry]
     return {"modules": {each.__module__ for each in classes}, "classes": {each.__name__ for each in classes}}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedbench import __version__
-from fedbench.config import compose
+from fedbench.config import groups
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,7 +46,7 @@ def test_wheel_finds_its_own_configs(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     code = (
-        "from fedbench.config import compose; from fedbench.cli.app import main; print(compose.conf_dir());"
+        "from fedbench.config import groups; from fedbench.cli.app import main; print(groups.conf_dir());"
         "main(['--cfg', 'job', 'protocol=quick'])"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}
@@ -65,4 +65,4 @@ def test_wheel_finds_its_own_configs(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_checkout_uses_its_top_level_configs() -> None:
-    assert compose.conf_dir() == ROOT / "conf"
+    assert groups.conf_dir() == ROOT / "conf"

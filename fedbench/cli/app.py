@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from fedbench.cli import command
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.messages import OK
 from fedbench.core.version import __version__
 
@@ -38,7 +38,7 @@ def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
 
     sources.register()
     with _arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
-        hydra.main(str(compose.conf_dir()), compose.CONFIG_NAME, version_base="1.3")(jobs.perform)()
+        hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
     return outcomes
 
 

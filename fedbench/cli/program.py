@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from fedbench.config import compose
+from fedbench.config import groups
 
 COMMANDS = {  # name -> (module whose `main` it is, what it is given first)
     "list": ("fedbench.cli.list", ()),
@@ -92,4 +92,4 @@ def offered(command: str) -> list[str]:
 
 
 def _stems(group: str) -> list[str]:
-    return sorted(file.stem for file in (compose.conf_dir() / group).glob("*.yaml"))
+    return sorted(file.stem for file in (groups.conf_dir() / group).glob("*.yaml"))

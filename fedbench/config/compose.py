@@ -4,86 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
-import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from fedbench.config.fields import Registry
-from fedbench.config.schema import HardwareConfig, ProtocolConfig
-from fedbench.core.errors import ConfigError
+from fedbench.config import groups
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
-
-
-# The folder of YAMLs, and the groups of components in it.
-
-CONFIG_NAME = "config"
-REGISTRIES = {  # config group -> where its registry is; imported when a component is first built
-    "dataset": "fedbench.data.datasets:DATASETS",
-    "partition": "fedbench.data.partitions:PARTITIONS",
-    "model": "fedbench.models:MODELS",
-    "method": "fedbench.methods:METHODS",
-}
-SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
-
-
-def conf_dir() -> Path:
-    """The folder of YAMLs: inside the installed package, or at the top of a source checkout."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / f"{CONFIG_NAME}.yaml").is_file():
-            return folder
-    raise ConfigError(f"no conf/ folder in or beside {package}; install fedbench-harness again")
-
-
-def conf_state() -> tuple[tuple[str, int], ...]:
-    """Return every YAML's name and time of change: what is read of them holds until this differs."""
-    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in conf_dir().rglob("*.yaml")))
-
-
-def load_yaml(path: Path) -> DictConfig:
-    """Return the content of a YAML, the caller's own; the same content is parsed once a process, in milliseconds.
-
-    Raises:
-        ConfigError: in one line what is wrong with the file.
-    """
-    return copy.deepcopy(_parsed_yaml(path, path.read_bytes()))
-
-
-@functools.lru_cache(maxsize=1024)
-def _parsed_yaml(path: Path, content: bytes) -> DictConfig:
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        return cast("DictConfig", OmegaConf.load(io.StringIO(content.decode())))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path} is nested too deeply, or refers to itself") from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:  # the last: a number alone
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def registry(group: str) -> Registry[Any]:
-    """The registry of a config group's components."""
-    module, _, attribute = REGISTRIES[group].partition(":")
-    return cast("Registry[Any]", getattr(importlib.import_module(module), attribute))
-
-
-def family_field(group: str, file: Path) -> str | None:
-    """The field that a number behind the name of the component in `file` sets; None if it is no family."""
-    if group not in REGISTRIES:
-        return None
-    name = load_yaml(file).get("name")
-    if name is None:  # a preset of another file's component
-        return None
-    return getattr(registry(group).get(name), "family_field", None) or None
 
 
 SETTINGS = (
@@ -145,7 +73,7 @@ def _sets_a_value(override: Override) -> bool:
     key = str(override.key_or_group)
     if override.type != OverrideType.CHANGE or override.is_sweep_override() or override.package is not None:
         return False
-    return isinstance(override.value(), dict) or not ("/" in key or (conf_dir() / key).is_dir())
+    return isinstance(override.value(), dict) or not ("/" in key or (groups.conf_dir() / key).is_dir())
 
 
 def _of_choices(choices: Sequence[str]) -> DictConfig:
@@ -153,9 +81,9 @@ def _of_choices(choices: Sequence[str]) -> DictConfig:
 
     That holds of choices such as `method=fedsac`, which change their group's part of the config and nothing else.
     """
-    composed = _composed(conf_state())
+    composed = _composed(groups.conf_state())
     chosen = {choice.partition("=")[0]: choice for choice in choices}
-    if len(chosen) < len(choices) or not {*REGISTRIES, *SCHEMAS}.issuperset(chosen):
+    if len(chosen) < len(choices) or not {*groups.REGISTRIES, *groups.SCHEMAS}.issuperset(chosen):
         whole = " ".join(choices)
         if whole not in composed:
             composed[whole] = _by_hydra(choices)
@@ -184,8 +112,8 @@ def _by_hydra(overrides: Sequence[str]) -> DictConfig:
     running = GlobalHydra.instance().hydra  # of the job that this is called in
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(conf_dir()), job_name="fedbench", version_base="1.3"):
-            return hydra.compose(CONFIG_NAME, list(overrides))
+        with hydra.initialize_config_dir(str(groups.conf_dir()), job_name="fedbench", version_base="1.3"):
+            return hydra.compose(groups.CONFIG_NAME, list(overrides))
     finally:
         GlobalHydra.instance().hydra = running
 

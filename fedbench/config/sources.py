@@ -19,7 +19,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from fedbench.config import compose
+from fedbench.config import groups
 
 NESTED = re.compile(r"^method(/base)+(?=/|$)")  # group of the method inside a method, at any depth
 MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>\d+(\.\d+)?(e-?\d+)?)")
@@ -75,7 +75,7 @@ class VirtualSource(ConfigSource):
         file = Path(self.path) / f"{family}.yaml"
         if not file.is_file():
             return None
-        field = compose.family_field(group, file)
+        field = groups.family_field(group, file)
         return None if field is None else (family, field, _number(match["number"]))
 
 
@@ -84,7 +84,7 @@ class VirtualSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Called by Hydra whenever it builds a search path."""
-        search_path.append("fedbench", f"{VirtualSource.scheme()}://{compose.conf_dir()}")
+        search_path.append("fedbench", f"{VirtualSource.scheme()}://{groups.conf_dir()}")
 
 
 def register() -> None:
@@ -99,7 +99,7 @@ def _result(source: ConfigSource, file: Path) -> ConfigResult:
     return ConfigResult(
         provider=source.provider,
         path=source.full_path(),
-        config=compose.load_yaml(file),
+        config=groups.load_yaml(file),
         header={"package": None},  # its group's own
     )
 
@@ -113,8 +113,8 @@ def _number(text: str) -> int | float:
 
 
 def _choices() -> str:
-    chosen = (*compose.REGISTRIES, *compose.SCHEMAS, "experiment")
-    files = {group: sorted((compose.conf_dir() / group).glob("*.yaml")) for group in chosen}
+    chosen = (*groups.REGISTRIES, *groups.SCHEMAS, "experiment")
+    files = {group: sorted((groups.conf_dir() / group).glob("*.yaml")) for group in chosen}
     return "\n".join(f"{group}: {', '.join(file.stem for file in files[group])}" for group in chosen)
 
 

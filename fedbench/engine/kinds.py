@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.config.compose import registry
+from fedbench.config.groups import registry
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree

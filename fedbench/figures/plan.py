@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedbench import recorders
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.runs import recorded
@@ -90,7 +90,7 @@ class FigureSpec:
 
 def spec_names() -> list[str]:
     """Return the names of all figures, those that have a YAML."""
-    return sorted(file.stem for file in (compose.conf_dir() / "figure").glob("*.yaml"))
+    return sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml"))
 
 
 def load_spec(name: str) -> FigureSpec:
@@ -105,9 +105,9 @@ def load_spec(name: str) -> FigureSpec:
     name = name.replace("-", "_")
     if name not in spec_names():
         raise unknown("figure", name, spec_names())
-    path = Path(compose.conf_dir()) / "figure" / f"{name}.yaml"
+    path = Path(groups.conf_dir()) / "figure" / f"{name}.yaml"
     return parse_spec(
-        cast("dict[str, Any]", OmegaConf.to_container(compose.load_yaml(path), resolve=True)), name
+        cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(path), resolve=True)), name
     )
 
 

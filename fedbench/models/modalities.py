@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbench.config.compose import registry
 from fedbench.config.fields import at_least, one_of
+from fedbench.config.groups import registry
 from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError

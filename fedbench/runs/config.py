@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from fedbench.config import compose
-from fedbench.config.compose import REGISTRIES, SCHEMAS, label
+from fedbench.config import groups
+from fedbench.config.compose import label
 from fedbench.config.fields import typed
+from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.config.schema import HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
@@ -140,7 +141,7 @@ def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
         if not isinstance(plain.get(group), Mapping):
             raise ConfigError(f"{group}: no option chosen; add {group}=NAME")
     missing = [group for group in REGISTRIES if group not in kept]
-    made = {group: compose.registry(group).build(plain[group]) for group in missing}
+    made = {group: groups.registry(group).build(plain[group]) for group in missing}
     schemas = {group: _schema(group, json.dumps(plain[group])) for group in SCHEMAS}
     rest = {key: value for key, value in plain.items() if key not in sections}
     settings = _schema("settings", json.dumps(rest))

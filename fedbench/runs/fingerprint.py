@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.core import source
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.runs.config import RunConfig
@@ -41,7 +41,7 @@ SILENT = frozenset(  # what the code that decides numbers calls, and what decide
     source.Definition(*name.split(":"))
     for name in (
         "fedbench.config.fields:Component",
-        "fedbench.config.compose:registry",
+        "fedbench.config.groups:registry",
         "fedbench.core.cache:cached_arrays",
         "fedbench.core.errors:is_out_of_memory",
         "fedbench.core.errors:unknown",
@@ -141,7 +141,7 @@ def warn_once(text: str) -> None:
 
 def _methods(config: Mapping[str, Any]) -> Iterator[type]:
     """The class of a method and those of the methods inside it."""
-    yield compose.registry("method").get(str(config["name"]))
+    yield groups.registry("method").get(str(config["name"]))
     if isinstance(inner := config.get("base"), Mapping):
         yield from _methods(inner)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
-from fedbench.config import compose, options
+from fedbench.config import groups
 from fedbench.core.errors import FedbenchError, Stale
 from fedbench.results.folder import RunFolder, Status
 from fedbench.results.observer import Labels
@@ -62,7 +62,7 @@ def changed_since(folder: Path) -> list[str]:
     try:
         code = str(files.json(RESULT).get("code") or "")
         files.read(CONFIG)  # it is as it was written
-        config = compose.load_yaml(folder / CONFIG)
+        config = groups.load_yaml(folder / CONFIG)
     except FedbenchError:
         return []
     try:
@@ -73,7 +73,7 @@ def changed_since(folder: Path) -> list[str]:
 
 def _refuses(part: str, config: DictConfig) -> bool:
     """Whether a component that there is does not take the settings that it had."""
-    components = compose.registry(part)
+    components = groups.registry(part)
     values = config.get(part)
     if not values or values.get("name") not in components:
         return False
@@ -87,6 +87,6 @@ def _refuses(part: str, config: DictConfig) -> bool:
 def labels_of(run: RunConfig) -> Labels:
     """What people call the run; of a protocol also what is not as its preset says."""
     names = {group: run.labels[group] for group in ("dataset", "partition", "method")}
-    changed = options.changed("protocol", run.plain["protocol"])
+    changed = groups.changed("protocol", run.plain["protocol"])
     protocol = run.labels["protocol"] + (f" ({changed})" if changed else "")
     return Labels(**names, model=run.model.label, protocol=protocol, seed=run.seed)

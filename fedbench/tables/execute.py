@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.config.compose import conf_dir
+from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
 from fedbench.core.interruption import Stopped, stop_if_asked, working_for
 from fedbench.runs import fingerprint

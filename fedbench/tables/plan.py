@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.core.errors import DataMissing, Stale
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
@@ -162,7 +162,7 @@ def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:
         return column.unsupported
     _, plain = compose_cell(table, column, (), wish)
     try:  # the data and the network alone: not every method could train it
-        dataset, model = (compose.registry(name).build(plain[name]) for name in ("dataset", "model"))
+        dataset, model = (groups.registry(name).build(plain[name]) for name in ("dataset", "model"))
     except DataMissing as error:  # a file of weights that was named
         return f"weights missing ({error})"
     state = dataset.state()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fedbench.config import schema
-from fedbench.config.compose import conf_dir, load_yaml
 from fedbench.config.fields import typed
+from fedbench.config.groups import conf_dir, load_yaml
 from fedbench.core.errors import ConfigError, unknown
 
 LEAST_ROUNDS = 2  # so that what crosses the network between rounds is exercised

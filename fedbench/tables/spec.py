@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config.compose import conf_dir, load_yaml
 from fedbench.config.fields import typed
+from fedbench.config.groups import conf_dir, load_yaml
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.tables import margins
 from fedbench.tables.margins import Margin

@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fedbench.config import compose
+from fedbench.config import compose, groups
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.trees import Tree
@@ -95,7 +95,7 @@ class Subject:
         if isinstance(given, Method):
             return cls(given)
         if isinstance(given, str) and ":" not in given:
-            presets = [file.stem for file in (compose.conf_dir() / "method").glob("*.yaml")]
+            presets = [file.stem for file in (groups.conf_dir() / "method").glob("*.yaml")]
             if given not in presets:
                 raise unknown("method", given, presets)
             config: Any = OmegaConf.to_container(compose.compose([f"method={given}"]).method, resolve=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from checks.record import Deadline, Lines
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.schema import HardwareConfig
 from fedbench.core.trees import Tree
 from fedbench.engine.pick.hardware import pick_trainer
@@ -46,7 +46,7 @@ Toy = Callable[[torch.device | str, torch.dtype], Setup]
 
 def run(device: torch.device, deadline: Deadline, out: Lines) -> None:
     """Compare until the deadline; a line a comparison."""
-    presets = sorted(file.stem for file in (compose.conf_dir() / "method").glob("*.yaml"))
+    presets = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
     for dtype in (torch.float64, torch.float32):
         for kind in KINDS:
             for preset in presets:

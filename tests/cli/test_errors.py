@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.cli.app import main
-from fedbench.config import compose
+from fedbench.config import compose, groups
 from fedbench.config.messages import one_line
 from fedbench.core.errors import DataMissing, UnknownName
 from fedbench.runs.config import resolve
@@ -138,4 +138,4 @@ def test_unknown_names_in_a_registry() -> None:
     with pytest.raises(
         UnknownName, match=r"nearest: digits; a new one takes a line in fedbench/data/datasets/__init__\.py$"
     ):
-        compose.registry("dataset").get("digitz")
+        groups.registry("dataset").get("digitz")

@@ -11,7 +11,7 @@ import torch
 
 from fedbench.cli import reproduce, tta
 from fedbench.cli.app import main
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.messages import told
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.partitions.file import read_arrays
@@ -33,7 +33,7 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
     file.parent.mkdir()
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=f"{name}\\.yaml.*({reason})"):
-        compose.load_yaml(file)
+        groups.load_yaml(file)
     assert main(["--config-dir", str(tmp_path), f"method={name}"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -46,7 +46,7 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
 def test_aliases_are_read(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: &a {b: 1}\nc: *a\nd: &d 2\ne: [*d, *d]\n")
-    assert compose.load_yaml(file) == {"a": {"b": 1}, "c": {"b": 1}, "d": 2, "e": [2, 2]}
+    assert groups.load_yaml(file) == {"a": {"b": 1}, "c": {"b": 1}, "d": 2, "e": [2, 2]}
 
 
 def test_a_value_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,11 @@ import hydra
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedbench.config import compose, sources
+from fedbench.config import compose, groups, sources
 from tests.helpers.presets import PRESETS
 from tests.helpers.tiers import tiered
 
-EXPERIMENTS = [f"experiment={file.stem}" for file in sorted(compose.conf_dir().glob("experiment/*.yaml"))]
+EXPERIMENTS = [f"experiment={file.stem}" for file in sorted(groups.conf_dir().glob("experiment/*.yaml"))]
 TELLING = [
     "",
     "method=fedcollab method/base=fedcollab method/base/base=ifca",
@@ -36,8 +36,8 @@ PRESET = "method=fedsac_multimodal"
 
 def of_hydra(overrides: list[str]) -> DictConfig:
     sources.register()
-    with hydra.initialize_config_dir(str(compose.conf_dir()), job_name="fedbench", version_base="1.3"):
-        return hydra.compose(compose.CONFIG_NAME, overrides)
+    with hydra.initialize_config_dir(str(groups.conf_dir()), job_name="fedbench", version_base="1.3"):
+        return hydra.compose(groups.CONFIG_NAME, overrides)
 
 
 def told(function: Any, overrides: list[str]) -> tuple[Any, ...]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import compose
-from fedbench.config.compose import REGISTRIES
+from fedbench.config import compose, groups
+from fedbench.config.groups import REGISTRIES
 from fedbench.runs.config import SCHEMAS, RunConfig, from_plain, resolve, run_key
 
-CONF = compose.conf_dir()
+CONF = groups.conf_dir()
 GROUPS = (*REGISTRIES, *SCHEMAS)
 FILES = sorted(
     file.relative_to(CONF).with_suffix("").as_posix()
@@ -68,7 +68,7 @@ def test_composes_and_builds(file: str) -> None:
     group, _, name = file.partition("/")
     run = chosen(group, name)
     component, given = getattr(run, group), run.plain[group]
-    cls = compose.registry(group).get(given["name"]) if group in REGISTRIES else SCHEMAS[group]
+    cls = groups.registry(group).get(given["name"]) if group in REGISTRIES else SCHEMAS[group]
     assert type(component) is cls
     if file in PARTIAL:
         return
@@ -85,7 +85,7 @@ def test_data_sets_and_partitions_have_the_defaults_that_their_files_say(file: s
     run = resolved(f"{group}={name}")
     component = getattr(run, group)
     preset = run.plain[group]["name"] != name
-    assert preset or component == compose.registry(group).build({"name": name})
+    assert preset or component == groups.registry(group).build({"name": name})
     family = getattr(component, "family_field", None)
     assert not family or isinstance(getattr(component, family), int | float)
 
@@ -93,7 +93,7 @@ def test_data_sets_and_partitions_have_the_defaults_that_their_files_say(file: s
 @pytest.mark.parametrize("group", REGISTRIES)
 def test_every_registered_component_has_a_file(group: str) -> None:
     named = {chosen(group, name).plain[group]["name"] for name in options(group)}
-    assert sorted(named) == list(compose.registry(group))
+    assert sorted(named) == list(groups.registry(group))
 
 
 @pytest.mark.parametrize("base", [name for name in options("method") if name != "fedcollab"])

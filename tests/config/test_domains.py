@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.fields import DOMAIN, SELECTS, Component, at_least, check
 from fedbench.config.schema import LocalConfig, SettingsConfig, added
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
@@ -79,11 +79,7 @@ def fields_of(cls: type) -> Iterator[tuple[type, Any, Any]]:
 
 CLASSES = sorted(
     {
-        *(
-            compose.registry(group).get(name)
-            for group in compose.REGISTRIES
-            for name in compose.registry(group)
-        ),
+        *(groups.registry(group).get(name) for group in groups.REGISTRIES for name in groups.registry(group)),
         *(*SCHEMAS.values(), SettingsConfig),
     },
     key=str,
@@ -124,14 +120,14 @@ def test_a_refusal_names_the_key_the_rule_and_the_value() -> None:
 def test_a_refusal_of_a_method_inside_names_its_key() -> None:
     inside = {"name": "fedcollab", "base": {"name": "oracle", "base": {"name": "fedprox", "mu": -1.0}}}
     with pytest.raises(ConfigError, match=r"method\.base\.base\.mu must be at least 0, got -1"):
-        compose.registry("method").build(inside)
+        groups.registry("method").build(inside)
 
 
 def test_null_stays_null_where_it_is_allowed() -> None:
-    method = compose.registry("method").build({"name": "perfedavg", "beta": None})
+    method = groups.registry("method").build({"name": "perfedavg", "beta": None})
     assert method.beta is None
     with pytest.raises(ConfigError, match="mu"):
-        compose.registry("method").build({"name": "fedprox", "mu": None})
+        groups.registry("method").build({"name": "fedprox", "mu": None})
 
 
 def test_an_added_field_keeps_its_domain() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedbench.config import compose, schema
+from fedbench.config import compose, groups, schema
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import FedbenchError
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.places import labels_of
 
-FILES = sorted(file.stem for file in (compose.conf_dir() / "protocol").glob("*.yaml"))
+FILES = sorted(file.stem for file in (groups.conf_dir() / "protocol").glob("*.yaml"))
 
 
 def protocol(*overrides: str) -> ProtocolConfig:
@@ -21,7 +21,7 @@ def protocol(*overrides: str) -> ProtocolConfig:
 def test_every_file_says_where_its_numbers_come_from(name: str) -> None:
     run = resolve(compose.compose([f"protocol={name}"]))
     assert run.protocol.name == labels_of(run).protocol == name
-    text = (compose.conf_dir() / "protocol" / f"{name}.yaml").read_text()
+    text = (groups.conf_dir() / "protocol" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
     source = ("FedSaC", "pFedSim", "SosicFL", "FedReMa", "FedCollab", "first look")
     assert any(word in text.splitlines()[0] for word in source)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
@@ -27,7 +27,7 @@ from tests.helpers.accelerator import DEVICE, Accelerator
 from tests.helpers.pretended import ENGINES, Trial, federated, trial
 from tests.helpers.tiers import tiered
 
-PRESETS = sorted(file.stem for file in (compose.conf_dir() / "method").glob("*.yaml"))
+PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
 # Of each kind of server: means, a graph, coalitions, models of all, statistics of classes, learning, drawn noise,
 # subspaces.
 FEW = [

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
@@ -165,7 +165,7 @@ def test_a_capture_that_memory_does_not_hold_halves_the_chunk() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "preset", sorted(file.stem for file in (compose.conf_dir() / "method").glob("*.yaml"))
+    "preset", sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
 )
 @pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
 def test_every_preset_is_traced_once(preset: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.core.errors import ConfigError
 from fedbench.engine.method import Method
 from fedbench.engine.selectors import check_selectors
@@ -17,7 +17,7 @@ from tests.methods.toys import setup
 
 
 def method(name: str, **fields: Any) -> Method:
-    built: Method = compose.registry("method").build({"name": name, **fields})
+    built: Method = groups.registry("method").build({"name": name, **fields})
     return built
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.data import authors, dataset
 from fedbench.figures import arrays, plan
@@ -16,7 +16,7 @@ from fedbench.recorders import parse
 from fedbench.tables.spec import TableSpec
 from tests.helpers.tiers import tiered
 
-NAMES = sorted(file.stem for file in (compose.conf_dir() / "figure").glob("*.yaml"))
+NAMES = sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml"))
 
 
 def planned(name: str, scale: str, folder: Path, *changed: str) -> plan.FigurePlan:

@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedbench.config import compose, options
+from fedbench.config import groups
 
-CONF = compose.conf_dir()
+CONF = groups.conf_dir()
 DOCS = Path(__file__).parents[2] / "docs"
 COMPONENTS = ("method", "protocol", "partition", "model", "dataset", "scale")
 GRIDS = ("table", "figure")
@@ -148,4 +148,4 @@ def option(group: str, name: str) -> dict[str, Any]:
     """All values of a preset, inherited ones too; `dir0.5` is of the family `dir`."""
     own = (CONF / group / f"{name}.yaml").is_file()
     file = name if own else re.sub(r"\d+(\.\d+)?$", "", name)
-    return dict(leaves(options.load(group, file))) | parent(group, file)
+    return dict(leaves(groups.load(group, file))) | parent(group, file)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedbench.config import compose
+from fedbench.config import compose, groups
 from fedbench.methods import METHODS
 from fedbench.testing import CHECKS, ESSENTIAL, parametrize_with_checks
 
-FILES = sorted((compose.conf_dir() / "method").glob("*.yaml"))
+FILES = sorted((groups.conf_dir() / "method").glob("*.yaml"))
 
 
 def name_in(preset: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fedbench.config import compose
+from fedbench.config import compose, groups
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
@@ -30,7 +30,7 @@ from tests.methods.toys import federation, setup
 
 SIZES = (6, 13, 8)
 KNOWN = {"N": len(SIZES), "K": 4}
-PRESETS = sorted(file.stem for file in (compose.conf_dir() / "method").glob("*.yaml"))
+PRESETS = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
 TOY = {"fedcollab": ["method.discriminator.rounds=5", "method.discriminator.hidden=5", "method.restarts=3"]}
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "fedavg private": {"name": "fedavg", "private": ["@head"]},

@@ -14,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fedbench.config import options, schema
-from fedbench.config.compose import REGISTRIES, SETTINGS, compose
+from fedbench.config import groups, schema
+from fedbench.config.compose import SETTINGS, compose
+from fedbench.config.groups import REGISTRIES
 from fedbench.config.schema import parse_augmentation
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import NOT_RESULT, RunConfig, from_plain, resolve, run_key
@@ -131,7 +132,7 @@ def overrides(draw: st.DrawFn) -> list[str]:
     )
     set_to = st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~"]), keys, text)
     real = st.sampled_from(["method", "partition"]).flatmap(
-        lambda group: st.sampled_from(options.names(group)).map(lambda name: f"{group}={name}")
+        lambda group: st.sampled_from(groups.names(group)).map(lambda name: f"{group}={name}")
     )
     return draw(st.lists(st.one_of(real, chosen, set_to, st.text(max_size=10)), min_size=1, max_size=3))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbench.config import compose
+from fedbench.config import compose, groups
 from fedbench.core import rng, trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.train.looped import LoopedTrainer
@@ -19,7 +19,7 @@ from fedbench.runs.config import from_plain, resolve
 from tests.helpers.labelled_formats import write_labelled
 from tests.models.scratch import VISION
 
-CONF = compose.conf_dir()
+CONF = groups.conf_dir()
 CLASSES = {
     "captioned": 20,
     "cifar10": 10,

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.core import rng
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.simulation import Simulation
@@ -94,7 +94,7 @@ def test_normalisation_needs_more_than_one_sample() -> None:
 @pytest.mark.parametrize("method", ["fedproto", "fedsac", "fedpac", "fedgen", "moon", "fedap", "knnper"])
 def test_methods_that_compare_features_need_one_vector_an_image(method: str) -> None:
     """SqueezeNet's features above 36 pixels are a vector at each of several places."""
-    task = compose.registry("model").build(from_scratch("squeezenet")).task((3, 64, 64), 4)
+    task = groups.registry("model").build(from_scratch("squeezenet")).task((3, 64, 64), 4)
     model = task.init(rng.torch_rng(0, "init"))
     with pytest.raises(FedbenchError, match=r"one vector an image; for images \[3, 64, 64\] .* 9 of them"):
         task.features(model, torch.zeros(2, 3, 64, 64))

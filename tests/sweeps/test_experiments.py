@@ -14,14 +14,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from fedbench.cli.app import main
-from fedbench.config import compose
+from fedbench.config import compose, groups
 from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import remaining
 from fedbench.sweeps.table import fixed, folder_name, markdown, swept, table, tidy
 
-FOLDER = compose.conf_dir() / "experiment"
+FOLDER = groups.conf_dir() / "experiment"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 

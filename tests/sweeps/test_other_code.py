@@ -10,7 +10,7 @@ import pytest
 import fedbench
 from fedbench.cli import collect, tta
 from fedbench.cli.app import main
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.core.errors import ConfigError
 from fedbench.results.units import STALE
 from fedbench.runs import places
@@ -99,8 +99,8 @@ def test_a_run_whose_settings_its_method_no_longer_takes_is_marked(
     def refuse(self: object, **values: object) -> None:
         raise ConfigError("no longer")
 
-    values = compose.load_yaml(run.folder / "config.yaml")[part]
-    monkeypatch.setattr(compose.registry(part).get(values["name"]), "__init__", refuse)
+    values = groups.load_yaml(run.folder / "config.yaml")[part]
+    monkeypatch.setattr(groups.registry(part).get(values["name"]), "__init__", refuse)
     assert places.changed_since(run.folder) == there
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedbench.config.compose import registry
+from fedbench.config.groups import registry
 from fedbench.config.schema import LocalConfig
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, FedbenchError

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from fedbench.config import compose
+from fedbench.config import groups
 from fedbench.tables import margins
 from fedbench.tables.bias import Bias
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEAST_SEEDS
@@ -85,10 +85,10 @@ def _partitions(table: TableResult) -> Iterator[str]:
 def _keeps(override: str) -> bool:
     """Whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
     key, _, value = override.partition("=")
-    file = compose.conf_dir() / "partition" / f"{value}.yaml"
+    file = groups.conf_dir() / "partition" / f"{value}.yaml"
     if key != "partition" or not file.is_file():
         return key == "partition_seed"
-    return value == "file" or "file" in (compose.load_yaml(file).get("defaults") or ())
+    return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
 
 
 def _counts(table: TableResult) -> Iterator[str]:
