@@ -22,7 +22,7 @@ from checks.machine import PACKAGES
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_json
 from fedbench.data.datasets.small_images import FashionMnist, digits_file
-from fedbench.results.environment import source_commit, versions
+from fedbench.runs.environment import source_commit, versions
 
 TOP = Path(__file__).resolve().parents[1]
 SOURCE = ("fedbench", "conf", "hydra_plugins", "scripts", "LICENSE", "pyproject.toml")

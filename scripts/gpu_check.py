@@ -95,9 +95,9 @@ def inside(given: argparse.Namespace) -> int:
     """One part, in a process that has its packages."""
     import torch
 
-    from fedbench.core.interruption import Stopped
-    from fedbench.results.environment import machine as named
-    from fedbench.results.environment import versions
+    from fedbench.core.signals import Stopped
+    from fedbench.runs.environment import machine as named
+    from fedbench.runs.environment import versions
 
     torch.set_num_threads(1)
     gpu = given.device == "cuda"

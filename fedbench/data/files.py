@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import finite, positive
 from fedbench.core.cache import Arrays, cache_dir, cached_arrays, is_cached, source_key
-from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.core.progress import Report, silent
+from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Availability, Dataset, DataSource
 from fedbench.data.formats import GZIP_MAGIC

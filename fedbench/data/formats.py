@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.core.errors import DataCorrupt
-from fedbench.core.progress import Report, silent
+from fedbench.core.errors import DataCorrupt, Report, silent
 
 # The idx format of MNIST and its successors: magic, big-endian dimensions, then unsigned bytes.
 #

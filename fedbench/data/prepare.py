@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedbench.core.errors import ConfigError
-from fedbench.core.progress import Report, silent
+from fedbench.core.errors import ConfigError, Report, silent
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.datasets import DATASETS
 from fedbench.data.files import FileSource

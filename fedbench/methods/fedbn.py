@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedbench.config.fields import selectors
-from fedbench.engine.conformance import Conformance
+from fedbench.engine.contract import Conformance
 from fedbench.methods.fedavg import FedAvg
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedbench.config.fields import Registry
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.metrics import TimeToAccuracy, improvement, time_to_accuracy
-from fedbench.results.finished import Run
+from fedbench.runs.run import Run
 
 
 def reaches(run: Run, reference: float, test_set: str) -> TimeToAccuracy:

@@ -7,7 +7,7 @@ import torch
 from benchmarks import contestants
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.trainer import Trainer
 
 # Largest difference of a parameter after a client's round in float64, engine against plain loop.
 TOLERANCE = 1e-9

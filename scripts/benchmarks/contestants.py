@@ -10,12 +10,12 @@ from typing import Any
 from benchmarks import plain
 from fedbench.config.schema import HardwareConfig
 from fedbench.engine.contract import Clock
-from fedbench.engine.pick.hardware import pick_trainer, set_precision
+from fedbench.engine.hardware import pick_trainer, set_precision
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer, available_workers
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer, available_workers
 
 TF32 = "tf32"  # the stacked engine, multiplying in TensorFloat-32
 

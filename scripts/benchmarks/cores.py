@@ -19,8 +19,8 @@ from benchmarks import plain
 from benchmarks.rounds import timed
 from benchmarks.workloads import WORKLOADS
 from fedbench.engine.contract import Clock
-from fedbench.engine.pick.trial import opening
-from fedbench.engine.train.workers import WorkersTrainer, available_workers
+from fedbench.engine.setup import opening
+from fedbench.engine.workers import WorkersTrainer, available_workers
 
 CLIENTS = 2  # of a cohort, trained in each process
 

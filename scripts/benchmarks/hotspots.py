@@ -15,13 +15,12 @@ from fedbench.config.schema import HardwareConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.pick.hardware import stacked_engine
-from fedbench.engine.pick.trial import opening
+from fedbench.engine.hardware import stacked_engine
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.schedule import Order
-from fedbench.engine.setup import Setup
+from fedbench.engine.setup import Setup, opening
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.chunk import BatchPlan
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.stacked import BatchPlan
 
 SHOWN = 10  # operators
 REPEATS = 50

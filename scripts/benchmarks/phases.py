@@ -6,7 +6,7 @@ from typing import Any
 
 from fedbench.config.compose import compose
 from fedbench.data.dataset import Availability
-from fedbench.engine.pick.hardware import pick_trainer
+from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.simulation import Simulation
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build

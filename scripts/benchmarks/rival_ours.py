@@ -12,12 +12,12 @@ from torch import nn
 from benchmarks.rival_work import Answer, Work
 from fedbench.config.schema import HardwareConfig
 from fedbench.engine.contract import Clock
-from fedbench.engine.pick.hardware import stacked_engine
+from fedbench.engine.hardware import stacked_engine
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer, available_workers
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer, available_workers
 from fedbench.models.layers import Conv2d, MaxPool2
 
 

@@ -19,7 +19,7 @@ from benchmarks.rival_ours import export, ours
 from benchmarks.rival_work import Answer
 from benchmarks.workloads import WORKLOADS, Workload
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.workers import available_workers
+from fedbench.engine.workers import available_workers
 
 CLOSE = 0.05  # largest difference of two accuracies
 LEARNED = (

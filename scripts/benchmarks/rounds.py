@@ -12,15 +12,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from fedbench.engine.pick.arithmetic import StepWork, found_peaks
 
 from benchmarks import agreement, contestants
 from benchmarks.workloads import Workload
-from fedbench.engine.pick.arithmetic import StepWork, found_peaks
-from fedbench.engine.pick.calibrate import Contender, seconds_a_step
-from fedbench.engine.pick.footprint import Growth, fitting_chunk, gpu_peak
+from fedbench.engine.hardware import Contender, Growth, fitting_chunk, gpu_peak, seconds_a_step
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 
 STACKED = ("stacked", "captured")
 PROFILED = {*STACKED, contestants.TF32, "merged"}  # the others ask for too many kernels

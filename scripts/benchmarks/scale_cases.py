@@ -19,13 +19,12 @@ from fedbench.config.compose import compose
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
-from fedbench.engine import state as states
-from fedbench.engine.clients.storage import Storage
+from fedbench.engine import simulation as states
+from fedbench.engine.client_state import Storage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.runs.config import resolve
 
 MIB = 2**20

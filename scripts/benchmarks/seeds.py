@@ -12,13 +12,10 @@ import torch
 from benchmarks.rounds import timed
 from benchmarks.workloads import Workload
 from fedbench.config.schema import HardwareConfig
-from fedbench.engine.pick.hardware import pick_trainer, stacked_engine
+from fedbench.engine.hardware import pick_trainer, stacked_engine
+from fedbench.engine.seeds import JointSetup, Seating, together
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.joint import JointSetup
-from fedbench.engine.train.seat import Seating
-from fedbench.engine.train.together import together
+from fedbench.engine.simulation import Simulation, State
 
 SEEDS = 5
 TOLERANCE = 1e-3  # of a parameter after a round of eighty steps, along which rounding differences grow

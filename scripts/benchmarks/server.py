@@ -13,13 +13,12 @@ import torch
 from benchmarks import phases
 from fedbench.config.compose import compose
 from fedbench.core import trees
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedcollab.solver import solve
-from fedbench.methods.fedrema.mds import segment
-from fedbench.methods.parts.mixing import cosines
-from fedbench.methods.parts.simplex import project
-from fedbench.methods.parts.subspace import complementarity
+from fedbench.methods.fedrema import segment
+from fedbench.methods.parts.features import complementarity
+from fedbench.methods.parts.mixing import cosines, project
 from fedbench.methods.pfedsim import PFedSim
 from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve

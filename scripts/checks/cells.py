@@ -14,9 +14,9 @@ from checks.engines import first_line
 from checks.record import Deadline, Lines
 from fedbench.cli.reproduce import reproduce
 from fedbench.cli.request import Request
-from fedbench.core.interruption import handled
+from fedbench.core.signals import handled
 from fedbench.tables import spec, store
-from fedbench.tables.result import TableResult
+from fedbench.tables.store import TableResult
 
 COLUMNS = {"fedcollab_t1": "Label shift", "fedrema_t1": "Fashion-MNIST"}
 FIRST = (  # what the papers' claims rest on; the other rows follow, a table at a time

@@ -20,14 +20,13 @@ from checks.record import Deadline, Lines
 from fedbench.config import groups
 from fedbench.config.schema import HardwareConfig
 from fedbench.core.trees import Tree
-from fedbench.engine.pick.hardware import pick_trainer
+from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS
 from fedbench.models.base import Model
-from fedbench.testing.runs import everything
-from fedbench.testing.subject import KINDS, Subject
-from fedbench.testing.toys import federation, gap, setup, simulate
+from fedbench.testing.checks import everything
+from fedbench.testing.toys import KINDS, Subject, federation, gap, setup, simulate
 from tests.helpers.pair import UNLIKE, pair, serving
 
 TOLERANCE = 1e-6  # of everything that a run leaves behind, in float64

@@ -8,7 +8,7 @@ from fedbench.config import compose, groups, schema
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import FedbenchError
 from fedbench.runs.config import resolve, run_key
-from fedbench.runs.places import labels_of
+from fedbench.runs.execution import labels_of
 
 FILES = sorted(file.stem for file in (groups.conf_dir() / "protocol").glob("*.yaml"))
 

@@ -14,9 +14,9 @@ from fedbench.core.trees import Tree
 from fedbench.data.federation import Crop, Flip, Rotate, augment, augmentations, rotate
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import MLP

@@ -14,12 +14,12 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.errors import Diverged, FedbenchError
 from fedbench.engine.contract import Client
-from fedbench.engine.hooks import HookError
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import HookError
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.models.base import Model

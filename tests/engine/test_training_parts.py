@@ -11,8 +11,8 @@ from fedbench.core import rng, trees
 from fedbench.core.batch import Batch
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.pick.footprint import client_bytes, fitting_chunk
-from fedbench.engine.train.optim import Optimizer
+from fedbench.engine.hardware import client_bytes, fitting_chunk
+from fedbench.engine.optim import Optimizer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.models.layers import BatchNorm

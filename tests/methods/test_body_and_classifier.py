@@ -13,7 +13,7 @@ from fedbench.methods.fedbabu import FedBABU
 from fedbench.methods.fedpac import FedPAC
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.fedproto import FedProto
-from fedbench.methods.fedrema.fedrema import FedReMa
+from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
 from fedbench.methods.knnper import KNNPer

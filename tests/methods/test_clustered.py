@@ -13,7 +13,7 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.data.federation import Federation
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
+from fedbench.engine.simulation import State
 from fedbench.methods import METHODS
 from fedbench.methods.cfl import CFL
 from fedbench.methods.fedavg import FedAvg

@@ -13,9 +13,9 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.engine import schedule
 from fedbench.engine.contract import Stage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.feddyn import FedDyn
 from fedbench.methods.fednova import FedNova

@@ -15,7 +15,7 @@ from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.local import Local

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from fedbench.config import compose, groups
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Outcome
+from fedbench.engine.trainer import Outcome
 from fedbench.methods import METHODS
 from fedbench.models.base import Model
 from fedbench.models.small import MLP

@@ -7,7 +7,7 @@ import pytest
 from fedbench.core import trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
-from fedbench.engine.state import State
+from fedbench.engine.simulation import State
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedbabu import FedBABU
 from fedbench.methods.fedbn import FedBN

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedbench.config.schema import OptimizerConfig
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.apfl import APFL
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local

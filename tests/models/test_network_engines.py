@@ -12,8 +12,8 @@ from fedbench.core.errors import FedbenchError
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.layers import MaxPool2
 from fedbench.models.task import check_input

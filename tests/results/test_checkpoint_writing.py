@@ -11,7 +11,7 @@ import torch
 
 from fedbench.core.errors import CheckpointError
 from fedbench.core.files import sweep
-from fedbench.results import checkpoint
+from fedbench.engine import checkpoint
 from tests.results.toys import names
 
 KILLS = """

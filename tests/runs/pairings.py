@@ -13,7 +13,7 @@ import torch
 from fedbench.config import compose, groups
 from fedbench.core import rng, trees
 from fedbench.engine.contract import Clock
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.runs import execution
 from fedbench.runs.config import from_plain, resolve
 from tests.helpers.labelled_formats import write_labelled

@@ -16,7 +16,7 @@ import pytest
 from fedbench.core import source
 from fedbench.core.source import Definition
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.worker import serve
+from fedbench.engine.workers import serve
 from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import RunConfig
 from tests.helpers.runs import config
@@ -40,12 +40,12 @@ SILENT = (  # packages and modules that a run executes and that decide none of i
         "fedbench.results",
         "fedbench.engine.recording",
     ),
-    *("fedbench.engine.pick", "fedbench.engine.conformance"),  # which engine; all give the same numbers
+    *("fedbench.engine.pick", "fedbench.engine.contract"),  # which engine; all give the same numbers
     *("fedbench.data.files", "fedbench.testing"),
 )
 CHOOSING = {  # how an engine is chosen; all give the same numbers
     Definition("fedbench.engine.schedule", "all_steps"),
-    Definition("fedbench.engine.train.workers", "available_workers"),
+    Definition("fedbench.engine.workers", "available_workers"),
     Definition("fedbench", "__getattr__"),
 }
 

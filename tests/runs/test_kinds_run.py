@@ -13,8 +13,7 @@ import pytest
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import RunConfig, resolve, run_key
-from fedbench.runs.execution import build, execute
-from fedbench.runs.together import execute_together
+from fedbench.runs.execution import build, execute, execute_together
 from fedbench.tables import spec
 from tests.helpers.labelled_formats import LABELLED
 from tests.helpers.tiers import tiered

@@ -10,8 +10,8 @@ import torch
 from fedbench.config import groups
 from fedbench.core import rng
 from fedbench.core.errors import FedbenchError
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.runs import execution
 from fedbench.runs.config import from_plain
 from tests.helpers.tiers import tiered

@@ -14,13 +14,13 @@ from fedbench.engine.setup import Setup
 from fedbench.models.layers import GlobalMean
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import build
-from fedbench.tables.studies import STUDIES
-from fedbench.tables.studies.cost import multiply_adds
-from fedbench.tables.studies.similarity import (
+from fedbench.tables.studies import (
+    STUDIES,
     ClassifierSimilarity,
     StatisticsSimilarity,
     Trained,
     UpdateSimilarity,
+    multiply_adds,
 )
 
 TINY = ("dataset=synthetic", "dataset.train=300", "dataset.test=100", "protocol=quick", "protocol.rounds=2")

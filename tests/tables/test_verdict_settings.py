@@ -11,8 +11,7 @@ from fedbench.config import groups
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import spec
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT
-from fedbench.tables.margins import Margin, width
-from fedbench.tables.published import Published
+from fedbench.tables.spec import Margin, Published, width
 from fedbench.tables.verdict import Verdict, judge
 from tests.tables.toys import filled, value
 

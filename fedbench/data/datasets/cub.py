@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import at_least, finite, positive
 from fedbench.core.cache import Arrays
-from fedbench.core.errors import DataCorrupt
-from fedbench.core.progress import Report
+from fedbench.core.errors import DataCorrupt, Report
 from fedbench.data.dataset import Dataset
 from fedbench.data.files import FileSource, Part, Remote
 from fedbench.data.formats import lines_of, read_images

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import at_least, finite, positive, share
 from fedbench.core.cache import Arrays
-from fedbench.core.errors import ConfigError, DataCorrupt, unknown
-from fedbench.core.progress import Report
+from fedbench.core.errors import ConfigError, DataCorrupt, Report, unknown
 from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Dataset
 from fedbench.data.files import FileSource, Part, Remote

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import at_least, finite, positive
 from fedbench.core.cache import Arrays, cached_arrays, source_key
-from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.core.progress import Report, silent
-from fedbench.core.sealed import load_npz
+from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
+from fedbench.core.files import load_npz
 from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
 from fedbench.data.formats import IMAGE_SUFFIXES, read_images
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from fedbench.config.fields import finite, one_of, positive
 from fedbench.core.cache import Arrays, cached_arrays, source_key
-from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.core.progress import Report, silent
+from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
 from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
 from fedbench.data.files import FileSource, Part, Remote, data_dir
 from fedbench.data.formats import (

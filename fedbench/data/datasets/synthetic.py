@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.config.fields import at_least, share
-from fedbench.core.progress import Report, silent
+from fedbench.core.errors import Report, silent
 from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Availability, Dataset, DataSource
 
