@@ -55,7 +55,7 @@ fast: lint ## the first to run: lint, laws, equations, a method of each family (
 
 check-method: $(INSTALLED) ## every promise of a method: NAME=ditto, or NAME=package.module:Class for your own
 	@test -n "$(NAME)" || { echo "which method? make check-method NAME=ditto, or NAME=package.module:Class" >&2; exit 1; }
-	$(BIN)/python -m fedbench.testing $(NAME)
+	$(BIN)/python -m fedbench check-method $(NAME)
 
 test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (under five minutes on two cores)
 	$(CHECKS) -m "not slow"
@@ -90,20 +90,20 @@ docs: $(INSTALLED) ## rewrite the generated parts of README.md, docs/ and result
 # Variables of the command line (scale=quick, seeds=3, rows=..., model=...) are passed on, but for this file's own.
 .PHONY: $(addprefix reproduce-,$(TABLES))
 $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
-	$(BIN)/python -m fedbench.reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
 figures: $(INSTALLED) ## draw every figure of the papers, running what is missing: scale=quick takes half an hour
-	$(BIN)/python -m fedbench.figure all $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench figure all $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
 .PHONY: $(addprefix figure-,$(FIGURES))
 $(addprefix figure-,$(FIGURES)): figure-%: $(INSTALLED)
-	$(BIN)/python -m fedbench.figure $(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench figure $(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
 
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
-	$(BIN)/python -m fedbench.cli.redraw results
+	$(BIN)/python -m fedbench redraw results
 	$(BIN)/python scripts/by_client.py
-	$(BIN)/python -m fedbench.figure all render=true
-	$(BIN)/python -m fedbench.plot results/tables/fedcollab_t1 out=results/figures formats=svg
+	$(BIN)/python -m fedbench figure all render=true
+	$(BIN)/python -m fedbench plot results/tables/fedcollab_t1 out=results/figures formats=svg
 
 report: $(INSTALLED) ## write results/index.html: every filled table, its curves and matrices, on one page
 	$(BIN)/python -m fedbench report results

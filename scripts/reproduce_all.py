@@ -2,7 +2,7 @@
 
     python scripts/reproduce_all.py [TABLE ...] [scale=smoke] [substitute=fashion_mnist] [KEY=VALUE ...]
 
-Without names it runs all tables. Other arguments go to `python -m fedbench.reproduce`. The times go to
+Without names it runs all tables. Other arguments go to `python -m fedbench reproduce`. The times go to
 RESULTS/tables/times-SCALE-SUBSTITUTE.csv. Tables whose runs are all there take seconds, so an interrupted script
 goes on where it stopped.
 """
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         print(f"== {name}", flush=True)
         begin = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "fedbench.reproduce", f"table={name}", *arguments], check=False
+            [sys.executable, "-m", "fedbench", "reproduce", f"table={name}", *arguments], check=False
         )
         seconds = time.perf_counter() - begin
         earlier = times.get(name)

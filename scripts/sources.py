@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from status import VENUES, markdown
+from status import VENUES, as_markdown
 
 from fedbench.tables.account import PAPERS
 
@@ -51,7 +51,7 @@ def _sections(rows: Sequence[Mapping[str, str]], by: str, columns: Mapping[str, 
         found = [row for row in rows if (row[by] not in titles if other else row[by] == name)]
         lines = [[_cell(row, column, row[by] if other else "") for column in columns] for row in found]
         if lines:
-            parts.append(f"## {title}\n\n{markdown([list(columns.values()), *lines])}")
+            parts.append(f"## {title}\n\n{as_markdown([list(columns.values()), *lines])}")
     return "\n".join(parts)
 
 

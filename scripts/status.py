@@ -20,7 +20,7 @@ VENUES = {
 }
 
 
-def markdown(lines: Sequence[Sequence[Any]]) -> str:
+def as_markdown(lines: Sequence[Sequence[Any]]) -> str:
     """A table whose first line is its heading."""
     rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
@@ -41,21 +41,21 @@ def tables() -> str:
         by = f"{len(commits)} commits" if len(commits) > 1 else commits[0][:7]
         when = f"{made.date}, {by}, {made.seconds / 3600:.1f}"
         counts = sorted({len(account.seeds(table, row)) for row in account.ran(table, "row")})
-        seeds = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        spread = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         lines.append(
             [
                 f"[{name}](tables/{name}/table.md)",
                 account.setting(table),
                 account.data(table),
-                seeds,
+                spread,
                 summary.words(summary.judged({name: table})),
                 when,
             ]
         )
-    return markdown(lines)
+    return as_markdown(lines)
 
 
-def commands() -> str:
+def command_block() -> str:
     """The commands that fill the tables, as a block of shell."""
     return (
         "```\n"
@@ -80,4 +80,4 @@ def papers() -> str:
         )
         label = f"[{name} ({VENUES[paper]})](results/{paper}.md)"
         lines.append([label, text or "nothing yet", summary.words(found.get((paper, ""), ()))])
-    return markdown(lines)
+    return as_markdown(lines)

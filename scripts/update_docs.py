@@ -1,6 +1,6 @@
 """Rewrite the generated parts of README.md, docs/*.md and results/*.md: between <!-- KIND --> and <!-- /KIND -->.
 
-KIND is one that `python -m fedbench.list` knows, or one of these: `speed`, the latest benchmarks under results/bench/;
+KIND is one that `python -m fedbench list` knows, or one of these: `speed`, the latest benchmarks under results/bench/;
 `filled`, a line for every filled table; `commands`, what fills them; `papers`, a line for every paper;
 `readings` and `settings`, docs/readings.csv and docs/settings.csv.
 """
@@ -43,7 +43,7 @@ def updated(text: str) -> str:
 
 
 def listed(kind: str) -> str:
-    """A table of `python -m fedbench.list`."""
+    """A table of `python -m fedbench list`."""
     return listing(kind).markdown()
 
 
@@ -61,14 +61,14 @@ def speed() -> str:
             numbers = (row.get("two_processes"), row["stacking_efficiency"])
             shown = ["-" if number is None else f"{number:.2f}" for number in numbers]
             rounds.append([name, *ratios, *shown, f"{row['load_before']:.1f}"])
-        parts.append(head + status.markdown(rounds))
+        parts.append(head + status.as_markdown(rounds))
         parts += ["\n".join(made(found[key])) + "\n" for key, made in OTHERS.items() if found.get(key)]
         if found.get("server"):
             columns = list(found["server"][0])
             rows = [[f"{row[column]:g}" for column in columns] for row in found["server"]]
             names = [column.replace("_", " ") for column in columns]
             parts.append(
-                "The server alone, seconds a call on one thread:\n\n" + status.markdown([names, *rows])
+                "The server alone, seconds a call on one thread:\n\n" + status.as_markdown([names, *rows])
             )
     return "\n".join(parts)
 
@@ -77,7 +77,7 @@ MADE = {
     **{kind: partial(listed, kind) for kind in KINDS},
     "speed": speed,
     "filled": status.tables,
-    "commands": status.commands,
+    "commands": status.command_block,
     "papers": status.papers,
     "readings": sources.readings,
     "settings": sources.settings,

@@ -1,4 +1,4 @@
-"""The tables behind `python -m fedbench.list`: what can be chosen, with what it is and what it needs."""
+"""The tables behind `python -m fedbench list`: what can be chosen, with what it is and what it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m fedbench.collect RUNS... [--out FILE]`: any run folders as one tidy table, one row a run."""
+"""`python -m fedbench collect RUNS... [--out FILE]`: any run folders as one tidy table, one row a run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ seconds, versions, ...), the config as method.*, partition.*, protocol.*, ..., p
 the parts of the code that are not what made it.
 """
 EXAMPLE = """\
-example: python -m fedbench.collect runs --out runs.parquet, then pandas.read_parquet("runs.parquet")
+example: python -m fedbench collect runs --out runs.parquet, then pandas.read_parquet("runs.parquet")
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect, and write or print; returns the exit code."""
-    return command.run("python -m fedbench.collect", arguments, _main)
+    return command.run("python -m fedbench collect", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fedbench.collect", description=HELP, epilog=EXAMPLE)
+    parser = argparse.ArgumentParser(prog="python -m fedbench collect", description=HELP, epilog=EXAMPLE)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help=".parquet or .csv (default: CSV on standard output)"

@@ -13,32 +13,31 @@ from fedbench.config import groups, options
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName
 
-METHOD_COLUMNS = ("method", "family", "paper", "server → client", "client → server", "bytes ↓ / ↑")
-
 
 def methods() -> Listing:
-    """What each method sends, by running it."""
-    from fedbench.cli.traffic import probe
-
+    """List the methods, with what each says that it sends."""
     rows = []
     for name in options.names("method"):
-        config = options.load("method", name)
-        method = groups.registry("method").build(config)
-        found = probe(method)
-        once = f"; also before round {method.prepare_round + 1}" if found.prepares else ""
+        method = groups.registry("method").build(options.load("method", name))
         rows.append(
             {
                 "method": name,
                 "family": method.family,
                 "paper": method.paper,
-                "server → client": "; then ".join(found.down) + once,
-                "client → server": "; then ".join(found.up),
-                "bytes ↓ / ↑": f"{found.down_ratio:.2f} / {found.up_ratio:.2f}",
+                "server → client": _sent(type(method), "Message"),
+                "client → server": _sent(type(method), "Upload"),
             }
         )
-    return Listing(
-        "Methods; bytes a round relative to FedAvg (N clients, K classes, d features)", METHOD_COLUMNS, rows
+    title = (
+        "Methods, and the leaves that cross the network (* is the model; N clients, K classes, d features)"
     )
+    return Listing(title, tuple(rows[0]), rows)
+
+
+def _sent(method: type, what: str) -> str:
+    """Return what the docstring of a method, or of the nearest base that says so, has at `Message:` or `Upload:`."""
+    lines = (line.strip() for base in method.__mro__ for line in (base.__doc__ or "").splitlines())
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{what}:")), "-")
 
 
 def presets() -> Listing:

@@ -1,4 +1,4 @@
-"""`python -m fedbench.figure NAME ...`: run what figures lack, and draw them."""
+"""`python -m fedbench figure NAME ...`: run what figures lack, and draw them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from fedbench.figures.plan import FigurePlan, Wanted
 
 HELP = """\
-usage: python -m fedbench.figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
+usage: python -m fedbench figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
 
-  NAME                 fedsac_f1, say, or all; `python -m fedbench.list figures` lists them
+  NAME                 fedsac_f1, say, or all; `python -m fedbench list figures` lists them
   scale=paper          paper | open | quick: the paper's setting, data that anyone has, or minutes on digits; where the
                        paper's data are not here, paper draws the open setting and says so
   seeds=5              that many, or a list: seeds=[0,3]
@@ -54,7 +54,7 @@ class Request:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, run and draw figures; returns the exit code (1: one could not be made)."""
-    return command.run("python -m fedbench.figure", arguments, _main)
+    return command.run("python -m fedbench figure", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -92,7 +92,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
             values[key] = making.value(text, value)
     if not names:
         raise ConfigError(
-            "which figure? a name such as fedsac_f1, or all; see python -m fedbench.figure --help"
+            "which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help"
         )
     if "seeds" in values:
         values["seeds"] = making.seeds(values["seeds"])
@@ -168,7 +168,7 @@ def _render(request: Request) -> int:
 
     places = {name: store.place_of(request.folder, name) for name in request.names}
     if lacking := [name for name, place in places.items() if place is None]:
-        how = f"python -m fedbench.figure {' '.join(lacking)} scale=quick makes them"
+        how = f"python -m fedbench figure {' '.join(lacking)} scale=quick makes them"
         print(f"not made below {request.folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
     for place in filter(None, places.values()):
         print(store.redraw(place, request.formats).mirrors)

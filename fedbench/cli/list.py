@@ -1,4 +1,4 @@
-"""`python -m fedbench.list KIND`: the methods, their parameters, data sets, partitions, ... to choose from."""
+"""`python -m fedbench list KIND`: the methods, their parameters, data sets, partitions, ... to choose from."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedbench.cli import command
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one table, for people or as Markdown; return the exit code."""
-    return command.run("python -m fedbench.list", arguments, _main)
+    return command.run("python -m fedbench list", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
     from fedbench.cli.catalogue import KINDS, listing
 
-    parser = argparse.ArgumentParser(prog="python -m fedbench.list", description="Show what can be chosen.")
+    parser = argparse.ArgumentParser(prog="python -m fedbench list", description="Show what can be chosen.")
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument(
         "--markdown", action="store_true", help="as Markdown, without what depends on this machine"

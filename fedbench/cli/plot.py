@@ -1,4 +1,4 @@
-"""`python -m fedbench.plot PATH ...`: pictures of finished runs and filled tables."""
+"""`python -m fedbench plot PATH ...`: pictures of finished runs and filled tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedbench.cli import command
 from fedbench.core.errors import ConfigError, unknown
 
 HELP = """\
-usage: python -m fedbench.plot PATH [PATH ...] [KEY=VALUE ...]
+usage: python -m fedbench plot PATH [PATH ...] [KEY=VALUE ...]
 
   PATH                 a run's folder, a filled table's, or a folder of some (runs/digits/dir0.1)
   out=plots            where the pictures go
@@ -25,7 +25,7 @@ FORMATS = ("svg", "png", "pdf")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw what the paths hold; returns the exit code."""
-    return command.run("python -m fedbench.plot", arguments, _main)
+    return command.run("python -m fedbench plot", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if kind not in FORMATS:
             raise unknown("format", kind, FORMATS)
     if not paths:
-        raise ConfigError("which run or table? see python -m fedbench.plot --help")
+        raise ConfigError("which run or table? see python -m fedbench plot --help")
     return options, paths
 
 

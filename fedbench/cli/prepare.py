@@ -1,9 +1,9 @@
-"""`python -m fedbench.prepare`: download, verify and prepare data sets, or show what is here.
+"""`python -m fedbench prepare`: download, verify and prepare data sets, or show what is here.
 
-    python -m fedbench.prepare mnist cifar10              fetch what is missing, prepare it for runs
-    python -m fedbench.prepare cub text=true --root DIR   options of a data set follow its name
-    python -m fedbench.prepare --check                    the state of every data set
-    python -m fedbench.prepare --check cub text=true      of these; the exit code is 1 if one is missing
+    python -m fedbench prepare mnist cifar10              fetch what is missing, prepare it for runs
+    python -m fedbench prepare cub text=true --root DIR   options of a data set follow its name
+    python -m fedbench prepare --check                    the state of every data set
+    python -m fedbench prepare --check cub text=true      of these; the exit code is 1 if one is missing
 
 Downloads resume where they broke off. Without --root, data goes to the environment's FEDBENCH_DATA, else to
 ~/.cache/fedbench/data; runs look there too (with --root, give them dataset.root=DIR).
@@ -64,12 +64,12 @@ def check(console: Console, root: str | None, configs: Sequence[dict[str, Any]])
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 2 if a data set could not be prepared, 1 if one is missing."""
-    return command.run("python -m fedbench.prepare", arguments, _main)
+    return command.run("python -m fedbench prepare", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fedbench.prepare",
+        prog="python -m fedbench prepare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

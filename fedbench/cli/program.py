@@ -1,6 +1,6 @@
 """`fedbench COMMAND ...`: the commands under one name, and `fedbench GROUP=OPTION ...` for a run.
 
-Each command is also `python -m fedbench.COMMAND`; `fedbench tables` is `fedbench list tables`.
+`fedbench tables` is `fedbench list tables`. `python -m fedbench` is the same program.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ COMMANDS = {  # name -> (module whose `main` it is, what it is given first)
     "tables": ("fedbench.cli.list", ("tables",)),
     "prepare": ("fedbench.cli.prepare", ()),
     "reproduce": ("fedbench.cli.reproduce", ()),
-    "watch": ("fedbench.cli.watch", ()),
     "figure": ("fedbench.cli.figure", ()),
     "plot": ("fedbench.cli.plot", ()),
     "collect": ("fedbench.cli.collect", ()),
     "tta": ("fedbench.cli.tta", ()),
     "report": ("fedbench.report.build", ()),
+    "redraw": ("fedbench.cli.redraw", ()),
+    "check-method": ("fedbench.testing.command", ()),
 }
 KINDS = (  # of `list`
     "methods",

@@ -1,4 +1,4 @@
-"""`python -m fedbench.cli.redraw [RESULTS]`: draw every filled table again from its files; nothing is trained."""
+"""`python -m fedbench redraw [RESULTS]`: draw every filled table again from its files; nothing is trained."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from fedbench.tables.staleness import Count
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Redraw all tables below the folder that is given (default: results) and count verdicts; returns the exit code."""
-    return command.run("python -m fedbench.cli.redraw", arguments, _main)
+    return command.run("python -m fedbench redraw", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")
+        return 0
     results = arguments[0] if arguments else "results"
     folders = store.folders(results)
     behind = Count()
@@ -28,9 +31,5 @@ def _main(arguments: Sequence[str]) -> int:
     summary.write(Path(results))
     print(behind)
     if not folders:
-        print(f"no filled table below {results}; python -m fedbench.reproduce makes one", file=sys.stderr)
+        print(f"no filled table below {results}; python -m fedbench reproduce makes one", file=sys.stderr)
     return 0 if folders else 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

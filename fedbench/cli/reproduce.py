@@ -1,15 +1,14 @@
-"""`python -m fedbench.reproduce table=NAME ...`: run what a table lacks, set every cell beside the published value."""
+"""`python -m fedbench reproduce table=NAME ...`: run what a table lacks, set every cell beside the published value."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedbench.cli import command, making, telling
-from fedbench.cli.request import EVERY, Request, asked, planned, read
+from fedbench.cli.request import Request, planned, read
 from fedbench.config.messages import OK, REFUSED
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.errors import FedbenchError
 
 if TYPE_CHECKING:
     from fedbench.tables.job import Job
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
     from fedbench.tables.spec import TableSpec
 
 HELP = """\
-python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
+python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 
-  table=NAME           one of `python -m fedbench.list tables`; all, with --dry-run: the sum over all tables, modelled
+  table=NAME           one of `python -m fedbench list tables`
   scale=paper          paper | half | quick | smoke (conf/scale/); only paper gets verdicts
   rows=A,B columns=1,2 run only these, by label or number from 1; the others keep what they have
   seeds=5              that many, or a list: seeds=[0,3]
@@ -28,7 +27,6 @@ python -m fedbench.reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   results=results      where the filled table goes; the runs themselves go to runs_dir
   retry=false          true: run failed cells again
   dry_run=false        true, or --dry-run: show the plan with time, memory and disk on this machine, and stop
-  --device NAME        with --dry-run: model that GPU (h200 | h100 | a100 | l4 | rtx4090), whatever is finished here
   render=false         true: draw the table again from its files, look at no run
 
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
@@ -44,7 +42,7 @@ stopped.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, run, fill and draw one table; returns the exit code (INCOMPLETE: a cell asked for is not there)."""
-    return command.run("python -m fedbench.reproduce", arguments, _main)
+    return command.run("python -m fedbench reproduce", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -57,27 +55,21 @@ def _main(arguments: Sequence[str]) -> int:
 def reproduce(request: Request, overrides: Sequence[str]) -> int:
     """Fill one table; returns INCOMPLETE if a cell that was asked for is not there, else OK."""
     from fedbench.core.lock import held
-    from fedbench.tables import fill, staleness, store, under_way
+    from fedbench.tables import fill, staleness, store
     from fedbench.tables.render import write
 
-    if request.table == EVERY or request.device:
-        return _model(request, overrides)
     launcher, at_once = making.launcher(request.jobs, overrides)
     if request.render:
         write(planned(request, overrides)[2])
         return OK
     plan, wish, folder = planned(request, overrides)
     missing = [job for job in plan.missing() if request.retry or not job.failure]
-    with contextlib.ExitStack() as stack:
-        if missing and not request.dry_run:
-            command = [*request.arguments, *overrides]  # by which another terminal watches it
-            stack.enter_context(under_way.told(missing[0].config.settings.runs_dir, folder.name, command))
-        telling.announce(plan, missing, at_once)
-        if request.dry_run:
-            return OK
-        _require_cells(plan)
-        if missing:
-            _run(missing, launcher, plan.spec)
+    telling.announce(plan, missing, at_once)
+    if request.dry_run:
+        return OK
+    _require_cells(plan)
+    if missing:
+        _run(missing, launcher, plan.spec)
     with held(folder):
         if missing:
             plan = planned(request, overrides)[0]  # another call may have added cells meanwhile
@@ -89,24 +81,6 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
         write(folder)
     telling.show(staleness.load(folder)[0])  # as table.md has it: with margins and marks
     return telling.finish(plan, wish, folder, len(missing))
-
-
-def _model(request: Request, overrides: Sequence[str]) -> int:
-    """Show what a table, or every one, would take on a GPU."""
-    import dataclasses
-
-    from fedbench.cli import day
-    from fedbench.tables import scale, spec
-
-    if not request.dry_run:
-        raise ConfigError("table=all and --device only tell what it would take: add --dry-run")
-    every = request.table == EVERY
-    tables = [spec.load(name) for name in (spec.names() if every else [request.table])]
-    wish = asked(request, overrides, tables[0], scale.load(request.scale))
-    if every:  # no choice among the first one's rows
-        wish = dataclasses.replace(wish, rows=(), columns=())
-    day.show(tables, wish, request.device)
-    return 0
 
 
 def _require_cells(planned: Plan) -> None:

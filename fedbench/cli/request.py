@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fedbench.tables.scale import Scale
     from fedbench.tables.spec import TableSpec
 
-EVERY = "all"  # tables
-
 
 @dataclass(frozen=True)
 class Request:
@@ -34,18 +32,7 @@ class Request:
     results: str = "results"
     retry: bool = False
     dry_run: bool = False
-    device: str = ""
     render: bool = False
-
-    @property
-    def arguments(self) -> list[str]:
-        """The command line that asks for it."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        texts = {
-            key: ",".join(map(str, value)) if isinstance(value, tuple) else value
-            for key, value in given.items()
-        }
-        return [f"{key}=[{text}]" if key == "seeds" else f"{key}={text}" for key, text in texts.items()]
 
 
 def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
@@ -59,10 +46,11 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     own = {f.name for f in fields(Request)}
     values: dict[str, Any] = {}
     overrides = []
-    for text in _keyed(arguments):
+    for given in arguments:
+        text = "dry_run=true" if given == "--dry-run" else given
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"'{text}' is no KEY=VALUE; see python -m fedbench.reproduce --help")
+            raise ConfigError(f"'{text}' is no KEY=VALUE; see python -m fedbench reproduce --help")
         if key not in own:
             overrides.append(making.of_every_run(text))
         elif key in ("rows", "columns"):
@@ -72,17 +60,6 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     if "seeds" in values:
         values["seeds"] = making.seeds(values["seeds"])
     return typed(Request, values, "the command line"), overrides
-
-
-def _keyed(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `--dry-run` and `--device NAME` as KEY=VALUE."""
-    found: list[str] = []
-    for text in arguments:
-        if found and found[-1] == "--device":
-            found[-1] = f"device={text}"
-        else:
-            found.append("dry_run=true" if text == "--dry-run" else text)
-    return found
 
 
 def asked(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale) -> Wish:

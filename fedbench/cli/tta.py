@@ -1,4 +1,4 @@
-"""`python -m fedbench.tta RUN...`: rounds, seconds and bytes to an accuracy, and how many times fewer than a baseline.
+"""`python -m fedbench tta RUN...`: rounds, seconds and bytes to an accuracy, and how many times fewer than a baseline.
 
 As SosicFL, Section 5 and Table 5: the reference is a number, or the best accuracy of another run; the ratio is the
 baseline's rounds over the run's. A run that never gets there is censored: "> T", T its last scored round.
@@ -17,11 +17,11 @@ from fedbench.core.errors import ConfigError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one table; return the exit code."""
-    return command.run("python -m fedbench.tta", arguments, _main)
+    return command.run("python -m fedbench tta", arguments, _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fedbench.tta", description=__doc__.partition("\n\n")[2])
+    parser = argparse.ArgumentParser(prog="python -m fedbench tta", description=__doc__.partition("\n\n")[2])
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders of finished runs")
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--reference", type=float, metavar="PERCENT", help="the accuracy to reach")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedbench.config import yaml_files
 from fedbench.config.registry import Registry
 from fedbench.config.schema import HardwareConfig, ProtocolConfig
 from fedbench.core.errors import ConfigError
@@ -22,7 +24,6 @@ REGISTRIES = {  # config group -> where its registry is; imported when a compone
     "method": "fedbench.methods:METHODS",
 }
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
-NOT_OF_RUNS = ("figure", "scale", "table")  # folders of YAMLs that other commands read
 
 
 def conf_dir() -> Path:
@@ -32,6 +33,36 @@ def conf_dir() -> Path:
         if (folder / f"{CONFIG_NAME}.yaml").is_file():
             return folder
     raise ConfigError(f"no conf/ folder in or beside {package}; install fedbench-harness again")
+
+
+def conf_state() -> tuple[tuple[str, int], ...]:
+    """Return every YAML's name and time of change: what is read of them holds until this differs."""
+    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in conf_dir().rglob("*.yaml")))
+
+
+def load_yaml(path: Path) -> DictConfig:
+    """Return the content of a YAML, the caller's own; the same content is parsed once a process, in milliseconds.
+
+    Raises:
+        ConfigError: in one line what is wrong with the file.
+    """
+    return copy.deepcopy(_parsed(path, path.read_bytes()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(path: Path, content: bytes) -> DictConfig:
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return cast("DictConfig", OmegaConf.load(io.StringIO(content.decode())))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply, or refers to itself") from error
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:  # the last: a number alone
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def registry(group: str) -> Registry[Any]:
@@ -44,7 +75,7 @@ def family_field(group: str, file: Path) -> str | None:
     """The field that a number behind the name of the component in `file` sets; None if it is no family."""
     if group not in REGISTRIES:
         return None
-    name = cast("DictConfig", yaml_files.load(file)).get("name")
+    name = load_yaml(file).get("name")
     if name is None:  # a preset of another file's component
         return None
     return getattr(registry(group).get(name), "family_field", None) or None

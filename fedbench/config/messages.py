@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping
 
+import yaml
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -52,6 +53,11 @@ def one_line(error: BaseException) -> str | None:
         isinstance(error, ValueError) and _raised_by(error, ("hydra.",))  # `method=3`
     ):
         return _flat(str(error))
+    if isinstance(error, yaml.YAMLError):
+        return f"not valid YAML: {_flat(str(error))}"  # it names the file and the line
+    if isinstance(error, UnicodeDecodeError) and _raised_by(error, ("codecs",)):
+        before = error.object[max(0, error.start - 30) : error.start].decode(errors="replace")
+        return f"a file is not UTF-8 behind {before!r}; save it as UTF-8"
     if isinstance(error, OSError):
         return _system(error)
     return _by_others(error)
@@ -126,7 +132,7 @@ def _unknown_key(key: str, cause: OmegaConfBaseException) -> str:
     parent = cause.parent_node
     if not isinstance(parent, DictConfig):
         return f"unknown key '{key}'"
-    where = parent._get_full_key("")
+    where = (cause.full_key or "").rpartition(".")[0]
     missing = str(cause.key) if cause.key is not None else key.rpartition(".")[2]
     prefix = f"{where}." if where else ""
     if where in REGISTRIES and OmegaConf.is_interpolation(parent, "name"):  # model=auto
@@ -143,7 +149,9 @@ def _nearest(parent: DictConfig, prefix: str, missing: str, *, alone: bool) -> s
 
     Else those with a name close to it: of the same group, or of the whole config.
     """
-    keys = sorted(_keys(OmegaConf.to_container(parent._get_root())), key=lambda key: key.count("."))
+    # OmegaConf says in public where a node stands, but not in what; composing the config again would take 0.1 s.
+    root = parent._get_root()
+    keys = sorted(_keys(OmegaConf.to_container(root)), key=lambda key: key.count("."))
     if named := [key for key in keys if key.rpartition(".")[2] == missing]:
         return ", ".join(named)
     if alone and (elsewhere := _elsewhere(missing)):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from fedbench.config import groups, yaml_files
+from fedbench.config import groups
 from fedbench.core.errors import unknown
 
 HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters
@@ -24,7 +24,7 @@ def load(group: str, name: str) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    config = cast("dict[str, Any]", OmegaConf.to_container(yaml_files.load(file_of(group, name))))
+    config = cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(file_of(group, name))))
     merged = OmegaConf.create({})
     for entry in config.pop("defaults", ["_self_"]):
         if entry == "_self_":

@@ -12,38 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.core_plugins import file_config_source
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import GroupDefault, InputDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from fedbench.config import groups, yaml_files
+from fedbench.config import groups
 
 NESTED = re.compile(r"^method(/base)+(?=/|$)")  # group of the method inside a method, at any depth
 MEMBER = re.compile(r"(?P<family>[A-Za-z]\w*?)(?P<number>\d+(\.\d+)?(e-?\d+)?)")
-
-
-class FileConfigSource(file_config_source.FileConfigSource):
-    """Hydra's own source of files, which would expand an alias without end.
-
-    Of the same name, as Hydra registers its own again in a launcher's process and lets one of that name stand.
-    """
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """See ConfigSource.load_config; raises ConfigError as `yaml_files.load`."""
-        file = Path(self.path) / self._normalize_file_name(config_path)
-        return _result(self, file) if file.is_file() else super().load_config(config_path)
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """See ConfigSource.list; without the groups that no run is composed of."""
-        names: list[str] = super().list(config_path, results_filter)
-        return names if config_path else [name for name in names if name not in groups.NOT_OF_RUNS]
 
 
 class VirtualSource(ConfigSource):
@@ -112,39 +91,16 @@ def register() -> None:
     """Make Hydra use the source and the configs their functions; calling it again changes nothing."""
     register_resolvers()
     plugins: Any = Plugins.instance()
-    SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
     plugins.register(VirtualSource)
     plugins.register(VirtualSearchPath)
-
-
-class OfRuns(ConfigRepository):
-    """The configs without Hydra's own part, which chooses folders, a sweeper and a launcher, and no run depends on."""
-
-    def __init__(self, search_path: ConfigSearchPath) -> None:
-        super().__init__(search_path)
-        self._loaded: dict[str, ConfigResult | None] = {}
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        """See IConfigRepository.load_config; a composition asks for each several times."""
-        if config_path not in self._loaded:
-            found = self._loaded[config_path] = super().load_config(config_path)
-            if found is not None:
-                found.defaults_list = [each for each in found.defaults_list or () if not _is_hydra_s(each)]
-            if found is not None and isinstance(found.config, DictConfig):
-                found.config.pop("hydra", None)
-        return self._loaded[config_path]
-
-
-def _is_hydra_s(default: InputDefault) -> bool:
-    return isinstance(default, GroupDefault) and str(default.group).removeprefix("/").startswith("hydra/")
 
 
 def _result(source: ConfigSource, file: Path) -> ConfigResult:
     return ConfigResult(
         provider=source.provider,
         path=source.full_path(),
-        config=yaml_files.load(file),
-        header=source._get_header_dict(file.read_text(encoding="utf-8")),
+        config=groups.load_yaml(file),
+        header={"package": None},  # its group's own
     )
 
 
@@ -156,9 +112,16 @@ def _number(text: str) -> int | float:
     return int(text) if text.isdigit() else float(text)
 
 
+def _choices() -> str:
+    chosen = (*groups.REGISTRIES, *groups.SCHEMAS, "experiment")
+    files = {group: sorted((groups.conf_dir() / group).glob("*.yaml")) for group in chosen}
+    return "\n".join(f"{group}: {', '.join(file.stem for file in files[group])}" for group in chosen)
+
+
 def register_resolvers() -> None:
     """Functions that configs may call; calling it again changes nothing.
 
+    fedbench.choices: what a run can be composed of, for --help.
     fedbench.unique: a name for the folder that Hydra insists on for a sweep (the runs have their own).
     fedbench.where: `${fedbench.where:${partition.name},pathological,0.5,0.9}` is 0.5 where the partition is
     pathological, else 0.9.
@@ -171,5 +134,6 @@ def register_resolvers() -> None:
     def where(value: Any, name: Any, then: Any, otherwise: Any) -> Any:
         return then if value == name else otherwise
 
+    OmegaConf.register_new_resolver("fedbench.choices", _choices, replace=True)
     OmegaConf.register_new_resolver("fedbench.unique", unique, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("fedbench.where", where, replace=True)

@@ -209,12 +209,12 @@ class _Walk:
 
     def _class(self, node: ast.ClassDef, scope: Scope) -> str:
         outer = [*node.bases, *node.keywords, *node.decorator_list]
-        fields = self._inside(node, scope)  # which methods do not see
+        fields = self._inside(node, scope, local=False)  # which methods do not see
         body = (self._text(each, scope if isinstance(each, FUNCTIONS) else fields) for each in node.body)
         return f"({self._text(outer, scope)}): {','.join(each for each in body if each)}"
 
     def _inside(self, node: ast.AST, scope: Scope, *, local: bool = True) -> Scope:
-        """Return the scope inside `node`; if not `local`, the names that it assigns are the module's."""
+        """Return the scope inside `node`; if not `local`, a name that it assigns may stand for the module's as well."""
         found = dict(scope)
         for each in _region(node):
             if isinstance(each, (ast.Import, ast.ImportFrom)):

@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
-import lzma
 import shutil
 import stat
-import struct
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -26,21 +23,11 @@ from fedbench.core.progress import Report, silent
 from fedbench.data.formats.idx import GZIP_MAGIC
 
 Wanted = Callable[[str], bool]
-DAMAGE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    zlib.error,
-    EOFError,
-    RuntimeError,  # zipfile: encrypted, or an unknown compression
-    ValueError,  # names and numbers that cannot be
-    LookupError,
-    OverflowError,
-    struct.error,
-    lzma.LZMAError,
-)
-IMPOSSIBLE = (errno.EINVAL, errno.ENAMETOOLONG)  # places in the archive, and names, that only damage asks for
-TWICE = (FileExistsError, NotADirectoryError, IsADirectoryError)  # two members claim one place
+NOT_THIS_DISK = (
+    None,
+    errno.EINVAL,
+    errno.ENAMETOOLONG,
+)  # of an OSError: places and names that only damage asks for
 
 
 def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Report = silent) -> None:
@@ -62,12 +49,13 @@ def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Re
         entries = list(staging.iterdir())
         single = len(entries) == 1 and entries[0].is_dir() and entries[0].name == target.name
         (entries[0] if single else staging).rename(target)
-    except DAMAGE as error:
-        raise _damaged(archive, error) from error
-    except OSError as error:
-        if error.errno not in IMPOSSIBLE:
+    except DataCorrupt:
+        raise
+    except Exception as error:  # a damaged archive can fail in any way inside its reader
+        if isinstance(error, OSError) and error.errno not in NOT_THIS_DISK:
             raise
-        raise _damaged(archive, error) from error
+        reason = " ".join(str(error).split())
+        raise DataCorrupt(f"{archive} is damaged ({reason}); fetch it again") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -76,30 +64,18 @@ def _extract(archive: Path, staging: Path, wanted: Wanted | None, report: Report
     size = archive.stat().st_size
     members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
     for name, content, position in members(archive):
-        place = inside(archive, staging, name)
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if name.startswith("/") or ".." in parts or any(c in name for c in "\\:\0"):
+            raise _unsafe(archive, name, "would land outside")
         if content is not None and (wanted is None or wanted(name)):
+            place = staging.joinpath(*parts)
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with place.open("xb") as file:
                     shutil.copyfileobj(content, file, 1 << 20)
-            except TWICE as error:
-                raise DataCorrupt(f"{archive} is unsafe: '{name}' is there twice") from error
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                raise _unsafe(archive, name, "is there twice") from error
             report(f"unpacking {archive.name}", position, size)
-
-
-def inside(archive: Path, folder: Path, name: str) -> Path:
-    """Where member `name` belongs in `folder`.
-
-    Raises:
-        DataCorrupt: the name is absolute, climbs out with "..", or means something else on another system.
-    """
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    unsafe = name.startswith("/") or ".." in parts or any(c in name for c in "\\:\0")
-    if unsafe:
-        raise DataCorrupt(
-            f"{archive} is unsafe: its member '{name}' would land outside; nothing was unpacked"
-        )
-    return folder.joinpath(*parts)
 
 
 def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
@@ -109,7 +85,7 @@ def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
         for info in opened.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _no_file(archive, info.filename)
+                raise _unsafe(archive, info.filename, "is a link or a device")
             position += info.compress_size
             if info.is_dir():
                 yield info.filename, None, position
@@ -127,17 +103,11 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
         opened = stack.enter_context(tarfile.open(fileobj=stream, mode="r:"))
         for info in opened:
             if not (info.isreg() or info.isdir()) or info.issparse():
-                raise _no_file(archive, info.name)
+                raise _unsafe(archive, info.name, "is a link or a device")
             yield info.name, opened.extractfile(info) if info.isreg() else None, raw.tell()
         while stream.read(1 << 20):  # to the end, where gzip's checksum is
             pass
 
 
-def _damaged(archive: Path, error: Exception) -> DataCorrupt:
-    return DataCorrupt(f"{archive} is damaged ({' '.join(str(error).split())}); fetch it again")
-
-
-def _no_file(archive: Path, name: str) -> DataCorrupt:
-    return DataCorrupt(
-        f"{archive} is unsafe: its member '{name}' is a link or a device; nothing was unpacked"
-    )
+def _unsafe(archive: Path, name: str, reason: str) -> DataCorrupt:
+    return DataCorrupt(f"{archive} is unsafe: its member '{name}' {reason}; nothing was unpacked")

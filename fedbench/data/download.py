@@ -85,12 +85,16 @@ def _fetch(remote: Remote, part: Path, report: Report) -> None:
     while urls and fruitless < FRUITLESS:
         before = _size(part)
         for url in list(urls):
-            problem = _attempt(url, part, remote.name, report)
-            if problem is None:
+            try:
+                _transfer(url, part, remote.name, report)
+            except (OSError, http.client.HTTPException) as problem:  # noqa: PERF203 - a connection takes longer
+                reason = f"{url}: {(str(problem) or type(problem).__name__).splitlines()[0]}"
+                if isinstance(problem, urllib.error.HTTPError):
+                    problem.close()  # it is an open answer too
+                    if problem.code in GONE:
+                        urls.remove(url)
+            else:
                 return
-            reason = f"{url}: {_reason(problem)}"
-            if getattr(problem, "code", None) in GONE:
-                urls.remove(url)
         fruitless = 0 if _size(part) > before else fruitless + 1
         if urls and fruitless < FRUITLESS:
             time.sleep(PAUSE)
@@ -98,53 +102,40 @@ def _fetch(remote: Remote, part: Path, report: Report) -> None:
     raise DataMissing(reason + kept)
 
 
-def _attempt(url: str, part: Path, name: str, report: Report) -> Exception | None:
-    """One connection; what went wrong, where another may go right."""
-    try:
-        _transfer(url, part, name, report)
-    except (_NoSpace, ValueError) as problem:
-        raise DataMissing(f"{url}: {problem}") from problem
-    except urllib.error.HTTPError as problem:
-        problem.close()  # it is an open answer too
-        return problem
-    except (OSError, http.client.HTTPException) as problem:
-        return problem
-    return None
-
-
-class _NoSpace(OSError):
-    """The disk cannot take the file: no other address helps."""
-
-
 def _transfer(url: str, part: Path, name: str, report: Report) -> None:
-    """One connection: append what is missing of `part`, or start over where the server cannot resume.
+    """Append what is missing of `part` in one connection, or start over where the server cannot resume.
 
     Raises:
-        OSError: no connection, or it broke off; `part` keeps what came.
+        OSError, HTTPException: no connection, or it broke off; `part` keeps what came.
+        DataMissing: no other connection can help.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError("only http and https addresses are fetched")
+        raise DataMissing(f"{url}: only http and https addresses are fetched")
     have = _size(part)
     headers = {"User-Agent": f"fedbench/{__version__}", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
         answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    except ValueError as error:
+        raise DataMissing(f"{url}: {error}") from error
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        if _total(error.headers.get("Content-Range")) != have:
+        if (error.headers.get("Content-Range") or "").rpartition("/")[2] != str(have):  # "bytes */10"
             part.unlink()
             raise
         error.close()
         return  # nothing is missing
     with answer:
-        offset = have if answer.status == 206 and _start(answer.headers.get("Content-Range")) == have else 0
+        resumes = (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")  # "bytes 5-9/10"
+        done = have if answer.status == 206 and resumes else 0
         length = answer.headers.get("Content-Length")
-        total = None if length is None else offset + int(length)
-        _check_space(part, (total or 0) - have)
-        with part.open("ab" if offset else "wb") as file:
-            done = offset
+        total = None if length is None else done + int(length)
+        needed, free = (total or 0) - have, shutil.disk_usage(part.parent).free
+        if needed > free:
+            raise DataMissing(f"{url}: {needed:,} bytes are needed in {part.parent}, {free:,} are free")
+        with part.open("ab" if done else "wb") as file:
             while block := answer.read(BLOCK):
                 file.write(block)
                 done += len(block)
@@ -153,32 +144,8 @@ def _transfer(url: str, part: Path, name: str, report: Report) -> None:
         raise OSError(f"the connection broke off after {done:,} of {total:,} bytes")
 
 
-def _check_space(part: Path, needed: int) -> None:
-    free = shutil.disk_usage(part.parent).free
-    if needed > free:
-        raise _NoSpace(f"{needed:,} bytes are needed in {part.parent}, {free:,} are free")
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
-
-
-def _start(content_range: str | None) -> int | None:
-    """5 from "bytes 5-9/10"."""
-    first = (content_range or "").removeprefix("bytes ").partition("-")[0]
-    return int(first) if first.isdigit() else None
-
-
-def _total(content_range: str | None) -> int | None:
-    """10 from "bytes */10"."""
-    last = (content_range or "").rpartition("/")[2]
-    return int(last) if last.isdigit() else None
-
-
-def _reason(error: BaseException) -> str:
-    inner = getattr(error, "reason", None)  # URLError wraps the real one
-    text = str(inner if isinstance(inner, OSError) else error)
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 @contextlib.contextmanager

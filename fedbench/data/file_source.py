@@ -38,6 +38,16 @@ class Part:
     archive: bool = True  # unpack it
     wanted: Wanted | None = None  # which files of the archive; None: all
 
+    def fetch(self, root: Path, report: Report) -> None:
+        """Download it, and unpack it if it is an archive, which is removed then."""
+        path, target = download(self.remote, root / DOWNLOADS, report), root / self.to
+        if self.archive:
+            unpack(path, target, self.wanted, report)
+            path.unlink()
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+
 
 @dataclass(frozen=True)
 class FileSource(DataSource):
@@ -103,7 +113,7 @@ class FileSource(DataSource):
     def state(self) -> Availability:
         """See `DataSource.state`."""
         files = self.locate()
-        how = f"run `python -m fedbench.prepare {self.name}`, or add dataset.download=true to a run"
+        how = f"run `python -m fedbench prepare {self.name}`, or add dataset.download=true to a run"
         how += f", or `{self.package}`" if self.package else ""
         how += f"; {self.by_hand}" if self.by_hand else ""
         where = "" if files is None else str(files[0].parent)
@@ -165,21 +175,9 @@ class FileSource(DataSource):
         try:
             for part in self.parts:
                 if not (root / part.to).exists():
-                    _fetch(part, root, report)
+                    part.fetch(root, report)
         except (OSError, DataMissing) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise DataMissing(
                 f"data set '{self.name}' could not be downloaded to {root}: {reason}"
             ) from error
-
-
-def _fetch(part: Part, root: Path, report: Report) -> None:
-    """One part: an archive is removed once it is unpacked."""
-    path = download(part.remote, root / DOWNLOADS, report)
-    target = root / part.to
-    if part.archive:
-        unpack(path, target, part.wanted, report)
-        path.unlink()
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)

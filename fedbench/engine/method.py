@@ -139,13 +139,6 @@ class Method(Component, ABC):
 
     # ---- optional
 
-    def beginning(self, rounds: int) -> tuple[int, Method]:
-        """(r, the method whose run of `rounds` is the same for its first r rounds, their scores included).
-
-        Those that return one method have their first rounds in common, trained once (fedbench.runs.beginning).
-        """
-        return 0, self
-
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """Per-step randomness of a client's stage, leaves [steps, ...]; reaches the loss as batch.noise.
 

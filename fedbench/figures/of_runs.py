@@ -1,4 +1,4 @@
-"""Pictures of finished runs and filled tables, from their files: what `python -m fedbench.plot` writes.
+"""Pictures of finished runs and filled tables, from their files: what `python -m fedbench plot` writes.
 
 `run_figures`, `comparison_figures` and `table_figures` return figures by name, for a page that shows some.
 """

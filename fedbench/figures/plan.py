@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedbench import recorders
-from fedbench.config import groups, yaml_files
+from fedbench.config import groups
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.runs import recorded
@@ -107,7 +107,7 @@ def load_spec(name: str) -> FigureSpec:
         raise unknown("figure", name, spec_names())
     path = Path(groups.conf_dir()) / "figure" / f"{name}.yaml"
     return parse_spec(
-        cast("dict[str, Any]", OmegaConf.to_container(yaml_files.load(path), resolve=True)), name
+        cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(path), resolve=True)), name
     )
 
 
@@ -184,7 +184,7 @@ class FigurePlan:
         """Return the command line that makes the figure."""
         given = [f"scale={self.scale}"]
         given += [f"seeds={list(self.wanted.seeds)}".replace(" ", "")] if self.wanted.seeds else []
-        return " ".join(["python -m fedbench.figure", self.spec.name, *given, *self.wanted.changed])
+        return " ".join(["python -m fedbench figure", self.spec.name, *given, *self.wanted.changed])
 
 
 def make_plan(spec: FigureSpec, wanted: Wanted) -> FigurePlan:

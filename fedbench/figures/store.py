@@ -120,7 +120,7 @@ def load_figure(place: Path) -> tuple[Drawn, Arrays]:
 
 def files_of(place: Path) -> Sealed:
     """Return the files of the figures beside `place` (no suffix) that are read back."""
-    return Sealed(place.parent, f"python -m fedbench.figure {place.name} makes it again")
+    return Sealed(place.parent, f"python -m fedbench figure {place.name} makes it again")
 
 
 def _said(drawn: Drawn) -> bytes:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -32,7 +32,6 @@ from fedbench.core.batch import Population
 from fedbench.core.transfer import sent
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort
-from fedbench.engine.method import Method
 from fedbench.methods.parts.mixing import Library
 from fedbench.models.task import Task
 
@@ -71,10 +70,6 @@ class PFedSim(Library):
     def warm(self, clock: Clock) -> bool:
         """The generalisation phase."""
         return clock.round < math.floor(self.rho * clock.rounds)
-
-    def beginning(self, rounds: int) -> tuple[int, Method]:
-        """The generalisation phase but for its last round, after which mixtures are scored."""
-        return max(0, math.floor(self.rho * rounds) - 1), replace(self, rho=1.0)
 
     # ---- server
 

@@ -25,6 +25,7 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve x [B, I, H, W]."""
+        # torch has no public way to ask whether vmap is at work; a single network keeps torch's own program.
         if self.lowering == NATIVE or not torch._C._are_functorch_transforms_active():
             return super().forward(x)
         padding = (int(self.padding[0]), int(self.padding[1]))

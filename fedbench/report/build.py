@@ -99,7 +99,7 @@ def build(results: Path, out: Path) -> int:
     folders = store.folders(results)
     if not folders:
         raise FedbenchError(
-            f"no filled table below {results}; python -m fedbench.reproduce table=NAME makes one"
+            f"no filled table below {results}; python -m fedbench reproduce table=NAME makes one"
         )
     tables = {folder.name: staleness.load(folder)[0] for folder in folders}
     rows = {folder.name: store.load_rows(folder) for folder in folders}

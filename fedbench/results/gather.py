@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.config import yaml_files
 from fedbench.core.errors import FedbenchError
 from fedbench.results.run_files import CONFIG, RESULT, files_of
 
@@ -80,9 +79,7 @@ def _config(folder: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        text = files_of(folder).read(CONFIG)
-        yaml_files.check(folder / CONFIG, text)
-        content = yaml.safe_load(text)
+        content = yaml.safe_load(files_of(folder).read(CONFIG))
         kept = {group: content[group] for group in GROUPS if isinstance(content.get(group), Mapping)}
         return flat({**kept, **{key: content[key] for key in FURTHER if content.get(key) is not None}})
     except (FedbenchError, ValueError, AttributeError, yaml.YAMLError) as error:

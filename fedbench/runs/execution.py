@@ -31,7 +31,6 @@ from fedbench.results.finished import Run
 from fedbench.results.folder import RunFolder, Status
 from fedbench.results.observer import Observer
 from fedbench.runs import fingerprint, recorded
-from fedbench.runs.beginning import Beginning
 from fedbench.runs.config import RunConfig, run_key
 from fedbench.runs.observing import observers
 from fedbench.runs.places import folder_of, labels_of, standing
@@ -103,7 +102,6 @@ def _simulate(
     try:
         storage = Storage.of(setup, run.hardware, folder.path)
         simulation = Simulation(setup, trainer, observer, storage, run.recorders)
-        beginning = Beginning.of(run, trainer)
         device, resumed = setup.federation.device, folder.status() == "partial"
         state: State | None = None
         if resumed:
@@ -111,18 +109,13 @@ def _simulate(
             recorded.require(run, folder, state.arrays, state.round)
         else:
             folder.begin(fingerprint.code_of(run))
-            if not run.settings.force:
-                state = beginning.found(device, storage)
         observer.start(
             replace(labels_of(run), variant=purpose), run.protocol.rounds, state.round if state else 0
         )
         if state is None:
             state = simulation.begin()
-        elif not resumed:
-            for record in state.history.records:
-                observer.record(record)
         with state.memory:
-            _play(simulation, state, run.settings.checkpoint, folder, key, beginning)
+            _play(simulation, state, run.settings.checkpoint, folder, key)
             return write(run, key, folder, setup, partition, state, local, local_key)
     finally:
         trainer.close()
@@ -134,7 +127,6 @@ def _play(
     rule: CheckpointConfig,
     folder: RunFolder,
     key: str,
-    beginning: Beginning,
 ) -> None:
     """All rounds still to do, with a checkpoint whenever `rule` says that one is due, and when a signal ends them.
 
@@ -146,7 +138,6 @@ def _play(
         while not simulation.done(state):
             if not signals.asked:  # which it may be before the first round, by another run of this process
                 simulation.step(state)
-                beginning.keep(state)
             by_time = 0 < rule.seconds <= time.monotonic() - saved
             by_round = rule.rounds > 0 and state.round % rule.rounds == 0
             if signals.asked or ((by_time or by_round) and not simulation.done(state)):

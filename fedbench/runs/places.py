@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
-from fedbench.config import groups, options, yaml_files
+from fedbench.config import groups, options
 from fedbench.core.errors import FedbenchError, Stale
 from fedbench.results.folder import RunFolder, Status
 from fedbench.results.observer import Labels
@@ -62,7 +62,7 @@ def changed_since(folder: Path) -> list[str]:
     try:
         code = str(files.json(RESULT).get("code") or "")
         files.read(CONFIG)  # it is as it was written
-        config = cast("DictConfig", yaml_files.load(folder / CONFIG))
+        config = groups.load_yaml(folder / CONFIG)
     except FedbenchError:
         return []
     try:

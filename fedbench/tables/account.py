@@ -81,13 +81,13 @@ def commands(table: TableResult) -> Iterator[str]:
 
 
 def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> str:
-    """`python -m fedbench.reproduce ...` for one cell with its seeds; those of the table where it has none."""
+    """`python -m fedbench reproduce ...` for one cell with its seeds; those of the table where it has none."""
     chosen = [
         *_numbers("rows", table.spec.rows, {row}),
         *_numbers("columns", table.spec.columns, {column}),
         *(_seeds(table, own) if own else []),
     ]
-    words = ["python", "-m", "fedbench.reproduce", f"table={table.spec.name}", *_made(table), *chosen]
+    words = ["python", "-m", "fedbench", "reproduce", f"table={table.spec.name}", *_made(table), *chosen]
     return shlex.join(words)
 
 

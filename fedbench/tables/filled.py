@@ -35,7 +35,7 @@ class Filled:
         if name not in folders:
             near = f"; filled are {nearest(name, folders)}" if folders else ""
             raise FedbenchError(
-                f"no filled table '{name}' below {results}; python -m fedbench.reproduce table=NAME fills one{near}"
+                f"no filled table '{name}' below {results}; python -m fedbench reproduce table=NAME fills one{near}"
             )
         return cls(folders[name])
 

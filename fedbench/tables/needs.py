@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
-from fedbench.engine.pick.arithmetic import leaf_bytes
 from fedbench.engine.pick.footprint import client_bytes, free_bytes
 from fedbench.engine.setup import Setup
 from fedbench.results.units import human_bytes
@@ -108,7 +108,7 @@ def _memory(setup: Setup, state: float) -> float:
 
 def _model(setup: Setup) -> int:
     """Bytes of one model."""
-    return max(leaf_bytes(kind.task) for kind in setup.kinds)
+    return max(trees.row_bytes(trees.expand(kind.task.fresh().state_dict(), 1)) for kind in setup.kinds)
 
 
 def _short(wanted: float, free: float, way: str) -> str:

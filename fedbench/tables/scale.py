@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fedbench.config import cohort, groups, yaml_files
+from fedbench.config import cohort, groups
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
 
@@ -86,5 +86,5 @@ def load(name: str) -> Scale:
     known = sorted(file.stem for file in folder.glob("*.yaml"))
     if name not in known:
         raise unknown("scale", name, known)
-    content = OmegaConf.to_container(yaml_files.load(folder / f"{name}.yaml"), resolve=True)
+    content = OmegaConf.to_container(groups.load_yaml(folder / f"{name}.yaml"), resolve=True)
     return typed(Scale, cast("dict[str, Any]", content), f"scale '{name}'")

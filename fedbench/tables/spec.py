@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config import groups, yaml_files
+from fedbench.config import groups
 from fedbench.config.registry import typed
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.tables import margins
@@ -91,7 +91,7 @@ def load(name: str) -> TableSpec:
     if name not in names():
         raise unknown("table", name, names())
     path = Path(groups.conf_dir()) / "table" / f"{name}.yaml"
-    spec = parse(cast("dict[str, Any]", OmegaConf.to_container(yaml_files.load(path), resolve=True)))
+    spec = parse(cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(path), resolve=True)))
     labels = [row.label for row in spec.rows]
     for group, patterns in spec.groups.items():
         for pattern in patterns:

@@ -24,7 +24,7 @@ after outcomes had been seen, are counted apart. A value that stands in several 
 in the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
 
 """
-FOOT = "\nWritten by `python -m fedbench.cli.redraw results`; nothing is trained.\n"
+FOOT = "\nWritten by `python -m fedbench redraw results`; nothing is trained.\n"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
     check_method("my_package.fedavgm:FedAvgM") # a class; its fields' defaults
     check_method(FedAvgM(momentum=0.9))
 
-On the command line `python -m fedbench.testing ditto`, in pytest:
+On the command line `python -m fedbench check-method ditto`, in pytest:
 
     @parametrize_with_checks(["my_package.fedavgm:FedAvgM"])
     def test_fedavgm(check):

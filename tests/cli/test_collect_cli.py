@@ -1,4 +1,4 @@
-"""python -m fedbench.collect: run folders to one tidy file."""
+"""python -m fedbench collect: run folders to one tidy file."""
 
 from __future__ import annotations
 

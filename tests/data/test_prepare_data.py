@@ -117,7 +117,7 @@ def test_the_script_checks_prepares_and_reports(
         assert {line.split()[0] for line in lines[1:]} == set(DATASETS)
         return next(line for line in lines if line.split()[0] == "cifar100")
 
-    assert re.search(r"cifar100 +missing +run `python -m fedbench\.prepare cifar100`", row())
+    assert re.search(r"cifar100 +missing +run `python -m fedbench prepare cifar100`", row())
     assert Handler.asked == []
     assert script("cifar100", "partial=true", "--root", root) == 0
     done = capsys.readouterr()
@@ -135,7 +135,7 @@ def test_the_script_checks_prepares_and_reports(
         ["digits", "ready"],
     ]
     assert script("--check", "digits", "mnist", "--root", root) == 1
-    assert "fedbench.prepare mnist" in capsys.readouterr().out
+    assert "fedbench prepare mnist" in capsys.readouterr().out
     assert script("--check", "cifra100") == 2
     assert "nearest: cifar100" in capsys.readouterr().err
 

@@ -32,7 +32,7 @@ def test_a_figure_is_made_kept_and_drawn_again(
     drawn, arrays = store.load_figure(place)
     assert arrays["array/record/similarity/round/0/0"].tolist() == [[1, 2]]
     assert "verdict" not in (place.parent / "fedrema_f3.json").read_text(encoding="utf-8")
-    for word in ("FedReMa, Figure 3", "digits", "seed 0", "python -m fedbench.figure fedrema_f3 scale=quick"):
+    for word in ("FedReMa, Figure 3", "digits", "seed 0", "python -m fedbench figure fedrema_f3 scale=quick"):
         assert word in drawn.caption
     page = (tmp_path / "figures" / "README.md").read_text(encoding="utf-8")
     assert f"| {drawn.claim} | at a small scale | digits with protocol.local.epochs=1; 1 seed |" in page
@@ -41,7 +41,7 @@ def test_a_figure_is_made_kept_and_drawn_again(
     assert figure.main(["fedrema_f3", "render=true", f"results={tmp_path}"]) == 0
     assert (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes() == before
     (place.parent / "fedrema_f3.npz").write_bytes(b"other")
-    with pytest.raises(Damaged, match=r"python -m fedbench\.figure fedrema_f3"):
+    with pytest.raises(Damaged, match=r"python -m fedbench figure fedrema_f3"):
         store.load_figure(place)
 
 
@@ -64,7 +64,7 @@ def test_a_figure_that_was_not_made_says_which_command_makes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert figure.main(["fedsac_f7", "render=true", f"results={tmp_path}"]) == 1
-    assert "python -m fedbench.figure fedsac_f7 scale=quick makes them" in capsys.readouterr().err
+    assert "python -m fedbench figure fedsac_f7 scale=quick makes them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

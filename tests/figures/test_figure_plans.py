@@ -78,7 +78,7 @@ def test_the_other_settings_plan_too(name: str, tmp_path: Path) -> None:
 
 
 def test_without_the_papers_data_open_data_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "why_not_paper", lambda *_: "data missing (python -m fedbench.prepare cifar10)")
+    monkeypatch.setattr(plan, "why_not_paper", lambda *_: "data missing (python -m fedbench prepare cifar10)")
     wanted = plan.Wanted("paper", settings=(f"runs_dir={tmp_path}",))
     made = plan.make_plan(plan.load_spec("pfedsim_f3"), wanted)
     assert made.scale == "open"

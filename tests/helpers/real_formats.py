@@ -42,20 +42,6 @@ def write_emnist(folder: Path, train: int = 130, test: int = 62) -> list[Bytes]:
     return write_fashion(folder, train, test, stems=EMNIST_STEMS, classes=62)
 
 
-def write_emnist_matlab(folder: Path, arrays: Sequence[Bytes]) -> Path:
-    """The same images and labels as emnist-byclass.mat of matlab.zip: nested structs, rows of 784."""
-    from scipy.io import savemat
-
-    folder.mkdir(parents=True, exist_ok=True)
-    splits = {
-        name: {"images": x.reshape(len(x), -1), "labels": y[:, None], "writers": np.zeros((len(y), 1))}
-        for name, (x, y) in {"train": arrays[:2], "test": arrays[2:]}.items()
-    }
-    path = folder / "emnist-byclass.mat"
-    savemat(path, {"dataset": {**splits, "mapping": np.zeros((62, 2))}}, do_compression=True)
-    return path
-
-
 # --- CIFAR's pickles
 
 

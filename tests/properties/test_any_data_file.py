@@ -10,7 +10,6 @@ import gzip
 import io
 import pickle
 import tarfile
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -23,12 +22,10 @@ from fedbench.core.errors import DataCorrupt
 from fedbench.data.archives import unpack
 from fedbench.data.formats.idx import read_idx, read_pair
 from fedbench.data.formats.images import read_images
-from fedbench.data.formats.matlab import read_emnist
 from fedbench.data.formats.pickles import read_batch
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
 from tests.helpers.examples import tried
 from tests.helpers.raw_files import encoded, idx_bytes, images, python2_batch
-from tests.helpers.real_formats import write_emnist_matlab
 
 IMAGES, LABELS = images(3, (28, 28)), np.array([0, 9, 4], np.uint8)
 
@@ -77,29 +74,6 @@ def test_any_image(damage: Damage, form: str, resize: bool) -> None:
         found = read_or_refused(path, lambda file: read_images([file], 9, resize=resize))
         if found is not None:
             assert (found.shape, found.dtype) == ((1, 3, 9, 9), np.uint8)
-
-
-def matlab() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        arrays = [images(2, (28, 28)), LABELS[:2], images(1, (28, 28)), LABELS[:1]]
-        return write_emnist_matlab(Path(folder), arrays).read_bytes()
-
-
-MATLAB = matlab()
-
-
-@given(damages())
-@tried(8)
-def test_any_matlab_file(damage: Damage) -> None:
-    with holding(damage(MATLAB), "emnist.mat") as path:
-        for x, y in read_or_refused(path, lambda file: read_emnist(file, 62)) or ():
-            assert (x.dtype, x.shape, y.dtype, y.shape) == (
-                np.uint8,
-                (len(y), 1, 28, 28),
-                np.int64,
-                (len(y),),
-            )
-            assert 0 <= y.min(initial=0) <= y.max(initial=0) < 62
 
 
 ROWS = images(2, (3072,))

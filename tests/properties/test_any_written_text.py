@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedbench.config import yaml_files
+from fedbench.config import groups
 from fedbench.core.errors import Damaged
 from fedbench.tables import published
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
@@ -39,6 +39,6 @@ YAML = b"name: toy # a comment\nmu: 0.1\nprivate: ['@head', conv.*]\nbase: &b {n
 def test_any_yaml(content: bytes) -> None:
     with holding(content, "toy.yaml") as path:
         try:
-            yaml_files.load(path)
+            groups.load_yaml(path)
         except Exception as error:
             line_of(error)

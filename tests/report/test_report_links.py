@@ -29,7 +29,7 @@ def test_a_link_reopens_the_cell_it_was_copied_in(browser: Any, results: Path) -
         page.click("#copy-command")
         page.wait_for_function("() => navigator.clipboard.readText().then((text) => !text.includes('#'))")
         command = page.evaluate("navigator.clipboard.readText()")
-        assert command == "python -m fedbench.reproduce table=fedcollab_t1 rows=2 columns=1 seeds=3"
+        assert command == "python -m fedbench reproduce table=fedcollab_t1 rows=2 columns=1 seeds=3"
         page.keyboard.press("Escape")
         page.wait_for_function("() => !location.hash.includes('cell=')")
     for page in browsing.opened(browser, results, "#" + link.partition("#")[2]):

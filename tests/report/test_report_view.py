@@ -180,7 +180,7 @@ def test_the_command_of_a_cell_makes_its_seeds() -> None:
         "commands"
     ]
     assert commands["1-0"] == (
-        "python -m fedbench.reproduce table=fedcollab_t1 substitute=digits 'method.note='\"'\"'a b'\"'\"'' "
+        "python -m fedbench reproduce table=fedcollab_t1 substitute=digits 'method.note='\"'\"'a b'\"'\"'' "
         "rows=2 columns=1 seeds=3"
     )
 

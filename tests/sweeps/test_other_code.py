@@ -10,7 +10,7 @@ import pytest
 import fedbench
 from fedbench.cli import collect, tta
 from fedbench.cli.app import main
-from fedbench.config import groups, yaml_files
+from fedbench.config import groups
 from fedbench.core.errors import ConfigError
 from fedbench.results.units import STALE
 from fedbench.runs import places
@@ -99,7 +99,7 @@ def test_a_run_whose_settings_its_method_no_longer_takes_is_marked(
     def refuse(self: object, **values: object) -> None:
         raise ConfigError("no longer")
 
-    values = yaml_files.load(run.folder / "config.yaml")[part]
+    values = groups.load_yaml(run.folder / "config.yaml")[part]
     monkeypatch.setattr(groups.registry(part).get(values["name"]), "__init__", refuse)
     assert places.changed_since(run.folder) == there
 

@@ -10,7 +10,7 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.engine.conformance import Conformance
 from fedbench.methods.fedavg import FedAvg
 from fedbench.testing import CHECKS, check_method, hooks, parametrize_with_checks, run, runs
-from fedbench.testing.__main__ import main
+from fedbench.testing.command import main
 from fedbench.testing.subject import Subject
 from tests.helpers import outside
 

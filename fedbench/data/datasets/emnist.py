@@ -19,7 +19,6 @@ from fedbench.core.progress import Report
 from fedbench.data.download import Remote
 from fedbench.data.file_source import FileSource, Part
 from fedbench.data.formats.idx import idx_files, read_pair
-from fedbench.data.formats.matlab import read_emnist
 
 SPLIT = "emnist-byclass"
 STEMS = tuple(
@@ -34,17 +33,10 @@ def _wanted(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Emnist(FileSource):
-    """62 digits and letters: four idx files (gzip.zip), or one MATLAB file (matlab.zip)."""
+    """62 digits and letters in four idx files (gzip.zip)."""
 
     name: ClassVar[str] = "emnist"
-    folders: ClassVar[tuple[str, ...]] = (
-        "emnist",
-        "EMNIST/raw",
-        "EMNIST/gzip",
-        "gzip",
-        "matlab",
-        "EMNIST/matlab",
-    )
+    folders: ClassVar[tuple[str, ...]] = ("emnist", "EMNIST/raw", "EMNIST/gzip", "gzip")
     published: ClassVar[tuple[int, int]] = (697_932, 116_323)
     label_count: ClassVar[int] = 62
     parts: ClassVar[tuple[Part, ...]] = (
@@ -64,16 +56,12 @@ class Emnist(FileSource):
     std: tuple[float, ...] = positive((0.3317,))
 
     def files(self, folder: Path) -> list[Path] | None:
-        """Four idx files, or the MATLAB file."""
-        matlab = folder / f"{SPLIT}.mat"
-        return [matlab] if matlab.is_file() else idx_files(folder, STEMS)
+        """The four idx files."""
+        return idx_files(folder, STEMS)
 
     def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
         """Images, labels and the number of training samples."""
-        if len(files) == 1:
-            (train_x, train_y), (test_x, test_y) = read_emnist(files[0], self.label_count)
-        else:
-            train_x, train_y = read_pair(files[0], files[1], size=28, classes=self.label_count)
-            test_x, test_y = read_pair(files[2], files[3], size=28, classes=self.label_count)
+        train_x, train_y = read_pair(files[0], files[1], size=28, classes=self.label_count)
+        test_x, test_y = read_pair(files[2], files[3], size=28, classes=self.label_count)
         x, y = np.concatenate([train_x, test_x]), np.concatenate([train_y, test_y])
         return {"x": np.ascontiguousarray(x.swapaxes(2, 3)), "y": y, "num_train": np.array([len(train_x)])}

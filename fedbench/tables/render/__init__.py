@@ -30,8 +30,9 @@ def write(folder: Path) -> Count:
     from fedbench.tables.render import cells, latex, markdown
 
     table, count = staleness.load(folder)
-    for name, module in (("table.md", markdown), ("table.tex", latex), ("cells.csv", cells)):
-        write_text(folder / name, module.render(table))
+    drawings = (("table.md", markdown.render), ("table.tex", latex.render), ("cells.csv", cells.render))
+    for name, draw in drawings:
+        write_text(folder / name, draw(table))
     first, headline = table.spec.metrics[0], table.spec.headline
     tests: dict[str, Sequence[Any]] = {
         "significance.csv": significance.paired(table, first, headline) if headline else [],

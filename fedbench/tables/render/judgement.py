@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, cast
 
-from fedbench.config import groups, yaml_files
+from fedbench.config import groups
 from fedbench.tables import margins
 from fedbench.tables.bias import Bias
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEAST_SEEDS
@@ -16,9 +15,6 @@ from fedbench.tables.render.grid import Layout
 from fedbench.tables.result import TableResult
 from fedbench.tables.specificity import Match
 from fedbench.tables.verdict import KINDS, NONE, counts, judge
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 
@@ -92,7 +88,7 @@ def _keeps(override: str) -> bool:
     file = groups.conf_dir() / "partition" / f"{value}.yaml"
     if key != "partition" or not file.is_file():
         return key == "partition_seed"
-    return value == "file" or "file" in (cast("DictConfig", yaml_files.load(file)).get("defaults") or ())
+    return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
 
 
 def _counts(table: TableResult) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`python -m fedbench.testing METHOD...`: every check on a preset ("ditto") or a class ("package.module:Class")."""
+"""`python -m fedbench check-method METHOD...`: every check on a preset or a class ("package.module:Class")."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from fedbench.core.errors import FedbenchError
+from fedbench.cli import command
+from fedbench.config.messages import OK, REFUSED
 from fedbench.testing import CHECKS, Check, exception_of, run
 from fedbench.testing.subject import Subject
 
-USAGE = "usage: python -m fedbench.testing METHOD...   a preset (ditto) or package.module:Class"
+USAGE = "usage: python -m fedbench check-method METHOD...   a preset (ditto) or package.module:Class"
 
 
 def outcome(check: Check, subject: Subject) -> str:
@@ -42,18 +43,14 @@ def report(subject: Subject) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 if every check of every method holds, 1 if one does not, 2 for a method that is not there."""
-    names = list(sys.argv[1:] if arguments is None else arguments)
+    """Return 0 if every check of every method holds, 1 if one does not, 2 for a method that is not there."""
+    return command.run("python -m fedbench check-method", arguments, _main)
+
+
+def _main(names: Sequence[str]) -> int:
     if not names or names[0].startswith("-"):
-        print(USAGE, file=sys.stderr)
-        return 2
-    try:
-        subjects = [Subject.of(name) for name in names]
-    except FedbenchError as error:
-        print(error, file=sys.stderr)
-        return 2
+        asked = bool({"-h", "--help"} & set(names))
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
+        return OK if asked else REFUSED
+    subjects = [Subject.of(name) for name in names]
     return int(sum(report(subject) for subject in subjects) > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
