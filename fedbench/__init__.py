@@ -9,7 +9,7 @@ from fedbench.core.version import __version__
 if TYPE_CHECKING:
     from fedbench.api import load, run, sweep, table
     from fedbench.core.errors import FedbenchError
-    from fedbench.results.finished import Run
+    from fedbench.runs.run import Run
 
 __all__ = ["FedbenchError", "Run", "__version__", "load", "run", "sweep", "table"]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.core.errors import ConfigError, FedbenchError
-from fedbench.results.finished import Run
+from fedbench.runs.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.tables.filled import Filled
+    from fedbench.tables.render import Filled
 
 QUIET = {"progress": "none"}
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")  # text that Hydra reads as it is
@@ -53,7 +53,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
         FedbenchError: no run has a result; the reason of the first.
     """
     from fedbench.cli.app import outcomes_of
-    from fedbench.sweeps.table import swept, tidy
+    from fedbench.sweeps.session import swept, tidy
 
     listed = [
         f"{key}={','.join(map(_text, value))}"
@@ -77,15 +77,15 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
 
 
 def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
-    """All finished runs in or below `folders` (default: `runs`), one line each; see fedbench.results.gather.collect.
+    """All finished runs in or below `folders` (default: `runs`), one line each; see fedbench.runs.run.collect.
 
     `code_changed`: the parts of the code that are not what made it, "" where it was made by today's; so in `sweep`.
 
     Raises:
         FedbenchError: there is no such folder.
     """
-    from fedbench.results.gather import collect
-    from fedbench.runs.places import changed_since
+    from fedbench.runs.execution import changed_since
+    from fedbench.runs.run import collect
 
     found = collect(folders or ("runs",), config=config)
     if not found.empty:
@@ -99,7 +99,7 @@ def table(name: str, results: Path | str = "results") -> Filled:
     Raises:
         FedbenchError: it was not filled; says how.
     """
-    from fedbench.tables.filled import Filled
+    from fedbench.tables.render import Filled
 
     return Filled.named(name, results)
 

@@ -28,8 +28,8 @@ from benchmarks.render import markdown
 from benchmarks.rounds import WORKLOADS
 
 from fedbench.core.files import write_json, write_text
-from fedbench.engine.pick.hardware import set_precision
-from fedbench.results.environment import machine, versions
+from fedbench.engine.hardware import set_precision
+from fedbench.runs.environment import machine, versions
 
 Result = dict[str, Any]
 

@@ -23,10 +23,10 @@ from scipy import stats
 
 from fedbench.core.files import write_text
 from fedbench.data import authors
-from fedbench.metrics.fairness import fairness
+from fedbench.metrics import fairness
 from fedbench.tables import store
-from fedbench.tables.result import Circumstances
-from fedbench.tables.significance import LEVEL, holm
+from fedbench.tables.store import Circumstances
+from fedbench.tables.verdict import LEVEL, holm
 
 Floats = NDArray[np.float64]
 Frames = Mapping[str, pd.DataFrame]  # by a key of LABELS; percent, a line for each of S >= 2 seeds

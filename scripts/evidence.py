@@ -20,12 +20,12 @@ import numpy as np
 from fedbench.config.compose import compose
 from fedbench.core import rng
 from fedbench.core.files import write_text
-from fedbench.data.partitions.fold import Fold
+from fedbench.data.partitions.groups import Fold
 from fedbench.engine.contract import Clock
-from fedbench.engine.preparing import Preparing
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.methods.sosicfl import positions
+from fedbench.engine.simulation import Preparing
+from fedbench.methods.sosicfl import simplex
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
 
@@ -58,7 +58,7 @@ def fold_groups() -> Iterator[Line]:
 
 def nearest(counts: np.ndarray, endpoints: int, seed: int) -> float:
     """Of label counts [GROUPS * MEMBERS, K]."""
-    found = positions.topics(counts, endpoints, rng.derive(seed, "topics"))
+    found = simplex.topics(counts, endpoints, rng.derive(seed, "topics"))
     means = found.reshape(GROUPS, MEMBERS, -1).mean(1)
     return min(float(np.abs(means[a] - means[b]).sum()) for a in range(GROUPS) for b in range(a))
 

@@ -34,15 +34,14 @@ from benchmarks import seeds as five
 
 from fedbench.config import groups
 from fedbench.config.schema import HardwareConfig
-from fedbench.engine.pick import convolutions as lowerings
-from fedbench.engine.pick.hardware import pick_trainer
+from fedbench.engine import hardware as lowerings
+from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models import MODELS
-from fedbench.models.convolution import LOWERINGS
-from fedbench.testing.runs import everything
-from fedbench.testing.subject import KINDS, Subject
-from fedbench.testing.toys import federation, gap, setup, simulate
+from fedbench.models.layers import LOWERINGS
+from fedbench.testing.checks import everything
+from fedbench.testing.toys import KINDS, Subject, federation, gap, setup, simulate
 from tests.helpers.pair import UNLIKE, pair, serving
 
 Line = dict[str, Any]

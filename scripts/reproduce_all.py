@@ -20,7 +20,7 @@ from rich.table import Table
 from fedbench.cli.request import read
 from fedbench.core.errors import unknown
 from fedbench.core.files import read_csv, write_csv
-from fedbench.results.environment import machine
+from fedbench.runs.environment import machine
 from fedbench.tables import spec
 
 DEFAULTS = {"scale": "smoke", "substitute": "fashion_mnist"}

@@ -31,11 +31,11 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench.config.compose import compose
 from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
-from fedbench.engine.pick.hardware import pick_trainer
+from fedbench.engine.hardware import pick_trainer
 from fedbench.runs import fingerprint
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.execution import build
-from fedbench.testing.runs import everything
+from fedbench.testing.checks import everything
 from fedbench.testing.toys import simulate
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from status import VENUES, as_markdown
 
-from fedbench.tables.account import PAPERS
+from fedbench.tables.text import PAPERS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TITLES = {name: f"{name} ({VENUES[paper]})" for paper, name in PAPERS.items()}

@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedbench.tables import account, store, summary
-from fedbench.tables.result import TableResult
+from fedbench.tables import store
+from fedbench.tables.store import TableResult
+from fedbench.tables.text import PAPERS, commands, data, judged, ran, seeds, setting, tallies, words
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 VENUES = {
@@ -40,15 +41,15 @@ def tables() -> str:
         commits = made.commit.split(", ")
         by = f"{len(commits)} commits" if len(commits) > 1 else commits[0][:7]
         when = f"{made.date}, {by}, {made.seconds / 3600:.1f}"
-        counts = sorted({len(account.seeds(table, row)) for row in account.ran(table, "row")})
+        counts = sorted({len(seeds(table, row)) for row in ran(table, "row")})
         spread = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         lines.append(
             [
                 f"[{name}](tables/{name}/table.md)",
-                account.setting(table),
-                account.data(table),
+                setting(table),
+                data(table),
                 spread,
-                summary.words(summary.judged({name: table})),
+                words(judged({name: table})),
                 when,
             ]
         )
@@ -57,27 +58,23 @@ def tables() -> str:
 
 def command_block() -> str:
     """The commands that fill the tables, as a block of shell."""
-    return (
-        "```\n"
-        + "".join(f"{text}\n" for table in filled().values() for text in account.commands(table))
-        + "```\n"
-    )
+    return "```\n" + "".join(f"{text}\n" for table in filled().values() for text in commands(table)) + "```\n"
 
 
 def papers() -> str:
     """A line a paper: what of it was run, and the verdicts on the values of which it was run as published."""
     lines = [["paper", "what was run", "verdicts"]]
-    found = {(each.paper, each.setting): each.values for each in summary.tallies(summary.judged(filled()))}
-    for paper, name in account.PAPERS.items():
+    found = {(each.paper, each.setting): each.values for each in tallies(judged(filled()))}
+    for paper, name in PAPERS.items():
         of = [t for t in filled().values() if t.spec.paper == paper and not t.spec.varies]
         own = [t for t in of if t.circumstances.faithful and not t.circumstances.varied]
         runs: dict[str, list[str]] = {}
         for table in own or of:
-            what = f"{account.setting(table)}; {account.data(table)}"
+            what = f"{setting(table)}; {data(table)}"
             runs.setdefault(what, []).append(table.spec.table.removeprefix("T"))
         text = "<br>".join(
             f"Table{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {what}" for what, numbers in runs.items()
         )
         label = f"[{name} ({VENUES[paper]})](results/{paper}.md)"
-        lines.append([label, text or "nothing yet", summary.words(found.get((paper, ""), ()))])
+        lines.append([label, text or "nothing yet", words(found.get((paper, ""), ()))])
     return as_markdown(lines)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedbench.config import groups
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 from fedbench.core import source
 from tests.helpers import codes, examples, toys
 from tests.helpers.runner import FakeRunner

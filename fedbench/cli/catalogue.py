@@ -8,7 +8,7 @@ from functools import partial
 
 from fedbench.cli.components import components, methods, presets
 from fedbench.cli.listing import Listing
-from fedbench.config import groups, options
+from fedbench.config import groups
 from fedbench.core.errors import unknown
 
 
@@ -25,14 +25,14 @@ def listing(kind: str) -> Listing:
 
 def _datasets() -> Listing:
     rows = []
-    for name in options.names("dataset"):
-        source = groups.registry("dataset").build(options.load("dataset", name))
+    for name in groups.names("dataset"):
+        source = groups.registry("dataset").build(groups.load("dataset", name))
         state = source.state()
         ready = "ready" if state.prepared else "ready, read at first use"
         rows.append(
             {
                 "data set": name,
-                "content": options.about("dataset", name),
+                "content": groups.about("dataset", name),
                 "state": ready if state.ready else "missing",
                 "where": state.where or "-",
                 "how to get it": state.how,
@@ -60,9 +60,7 @@ def _tables() -> Listing:
             for text in (*table.base, *column.overrides)
             if text.startswith("dataset=")
         )
-        ready = [
-            d for d in used if groups.registry("dataset").build(options.load("dataset", d)).state().ready
-        ]
+        ready = [d for d in used if groups.registry("dataset").build(groups.load("dataset", d)).state().ready]
         unsupported = sum(
             bool(row.unsupported or column.unsupported) for row in table.rows for column in table.columns
         )

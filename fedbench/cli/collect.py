@@ -41,9 +41,9 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _collect(runs: Sequence[str], out: Path | None, config: bool) -> int:
     from fedbench.core.errors import ConfigError, FedbenchError
-    from fedbench.results.gather import collect
-    from fedbench.results.units import remark
-    from fedbench.runs.places import changed_since
+    from fedbench.runs.execution import changed_since
+    from fedbench.runs.progress import remark
+    from fedbench.runs.run import collect
 
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--out {out}: the name must end in .csv or .parquet")

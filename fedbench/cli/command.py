@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.interruption import Stopped, handled
+from fedbench.core.signals import Stopped, handled
 
 
 def run(program: str, arguments: Sequence[str] | None, body: Callable[[list[str]], int]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.cli.listing import Listing, domains
-from fedbench.config import groups, options
+from fedbench.config import groups
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName
 
@@ -17,8 +17,8 @@ from fedbench.core.errors import UnknownName
 def methods() -> Listing:
     """List the methods, with what each says that it sends."""
     rows = []
-    for name in options.names("method"):
-        method = groups.registry("method").build(options.load("method", name))
+    for name in groups.names("method"):
+        method = groups.registry("method").build(groups.load("method", name))
         rows.append(
             {
                 "method": name,
@@ -43,17 +43,17 @@ def _sent(method: type, what: str) -> str:
 def presets() -> Listing:
     """What is set in each YAML of a method; of a variant, what differs from the method's own; of a part, apart."""
     rows = []
-    for name in options.names("method"):
-        config = options.load("method", name)
+    for name in groups.names("method"):
+        config = groups.load("method", name)
         usual = str(config["name"])
-        variant = name != usual and usual in options.names("method")
+        variant = name != usual and usual in groups.names("method")
         parts = {
             key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value
         }
         whole = {key: value for key, value in config.items() if key not in parts}
-        changes = options.different(config, options.load("method", usual)) if variant else {}
+        changes = groups.different(config, groups.load("method", usual)) if variant else {}
         switched = {key: "null" if value is None else value for key, value in changes.items()}
-        shown = options.parameters(switched if variant else whole) or "-"
+        shown = groups.parameters(switched if variant else whole) or "-"
         said = domains(groups.registry("method").get(usual)).split(", ")
         own = ", ".join(text for text in said if text.partition(".")[0] not in parts)
         text = f"as {usual}, but {shown}" if variant else shown
@@ -61,7 +61,7 @@ def presets() -> Listing:
         for key, part in ({} if variant else parts).items():
             theirs = ", ".join(each.removeprefix(f"{key}.") for each in said if each.startswith(f"{key}."))
             rows.append(
-                {"method": f"{name}, {key}.*", "parameters": options.parameters(part), "domains": theirs}
+                {"method": f"{name}, {key}.*", "parameters": groups.parameters(part), "domains": theirs}
             )
     title = "Parameters of the methods; any of them is a key: method.mu=1"
     return Listing(title, ("method", "parameters", "domains"), rows)
@@ -71,21 +71,21 @@ def components(group: str, title: str) -> Listing:
     """A table of a group whose YAMLs say it all."""
     columns = (group, "content", "parameters", "domains", "source")
     rows = []
-    for name in options.names(group):
-        config = options.load(group, name)
-        told = options.parameters(_own(group, config))
-        row = {group: name, "parameters": told, "content": options.about(group, name)}
+    for name in groups.names(group):
+        config = groups.load(group, name)
+        told = groups.parameters(_own(group, config))
+        row = {group: name, "parameters": told, "content": groups.about(group, name)}
         cls = _class(group, config)
         if group not in SCHEMAS:  # whose rows would all say the same
             row["domains"] = (domains(cls) if cls else "") or "-"
-        rows.append({**row, "source": _source(cls, options.file_of(group, name))})
+        rows.append({**row, "source": _source(cls, groups.file_of(group, name))})
     return Listing(title, tuple(column for column in columns if column in rows[0]), rows)
 
 
 def _own(group: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Without the values that every config of the group has unless it says otherwise."""
     schema = SCHEMAS.get(group)
-    return config if schema is None else options.different(config, dataclasses.asdict(schema()))
+    return config if schema is None else groups.different(config, dataclasses.asdict(schema()))
 
 
 def _class(group: str, config: Mapping[str, Any]) -> type | None:

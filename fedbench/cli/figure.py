@@ -74,7 +74,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     """
     import dataclasses
 
-    from fedbench.config.registry import typed
+    from fedbench.config.fields import typed
     from fedbench.figures import plan
 
     given = ["dry_run=true" if text == "--dry-run" else text for text in arguments]

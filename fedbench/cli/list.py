@@ -30,7 +30,7 @@ def _main(arguments: Sequence[str]) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from fedbench.results.console import Output
+    from fedbench.runs.progress import Output
 
     shown = Table(title=table.title, title_justify="left")
     for column in table.columns:

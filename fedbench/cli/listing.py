@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fedbench.config.domain import DOMAIN, Component
+from fedbench.config.fields import DOMAIN, Component
 
 Row = dict[str, str]
 

@@ -10,7 +10,7 @@ from fedbench.config import compose
 from fedbench.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedbench.tables.job import Job
+    from fedbench.tables.plan import Job
 
 
 def value(text: str, given: str) -> Any:

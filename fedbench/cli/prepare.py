@@ -23,8 +23,7 @@ from rich.table import Table
 from fedbench.cli import command
 from fedbench.core.errors import FedbenchError
 from fedbench.data.prepare import parse_request, prepare, states
-from fedbench.results.console import Output
-from fedbench.results.units import human_seconds
+from fedbench.runs.progress import Output, human_seconds
 
 STEP = 10.0  # percent between two lines where there is no terminal
 
@@ -40,7 +39,7 @@ class Shown:
         self.printed: dict[str, float] = {}
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """See `fedbench.core.progress.Report`."""
+        """See `fedbench.core.errors.Report`."""
         if self.console.is_terminal:
             if what not in self.tasks:
                 self.tasks[what] = self.bar.add_task(what, total=total)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedbench.cli import command
-from fedbench.tables import store, summary
+from fedbench.tables import store, text
 from fedbench.tables.render import write
 from fedbench.tables.staleness import Count
 
@@ -28,7 +28,7 @@ def _main(arguments: Sequence[str]) -> int:
         behind += write(folder)
         store.seal(folder)
         print(folder)
-    summary.write(Path(results))
+    text.write(Path(results))
     print(behind)
     if not folders:
         print(f"no filled table below {results}; python -m fedbench reproduce makes one", file=sys.stderr)

@@ -11,8 +11,7 @@ from fedbench.config.messages import OK, REFUSED
 from fedbench.core.errors import FedbenchError
 
 if TYPE_CHECKING:
-    from fedbench.tables.job import Job
-    from fedbench.tables.plan import Plan
+    from fedbench.tables.plan import Job, Plan
     from fedbench.tables.spec import TableSpec
 
 HELP = """\
@@ -54,7 +53,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 def reproduce(request: Request, overrides: Sequence[str]) -> int:
     """Fill one table; returns INCOMPLETE if a cell that was asked for is not there, else OK."""
-    from fedbench.core.lock import held
+    from fedbench.core.files import held
     from fedbench.tables import fill, staleness, store
     from fedbench.tables.render import write
 
@@ -85,7 +84,7 @@ def reproduce(request: Request, overrides: Sequence[str]) -> int:
 
 def _require_cells(planned: Plan) -> None:
     """Refuse to write a table without a single cell, as where all of its data is missing."""
-    from fedbench.tables.result import PENDING
+    from fedbench.tables.store import PENDING
 
     if not any(entry.jobs for entry in planned.entries):
         reasons = dict.fromkeys(each.reason for each in planned.entries if each.reason != PENDING)

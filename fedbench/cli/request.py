@@ -12,10 +12,8 @@ from fedbench.core.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedbench.tables.cell_config import Wish
     from fedbench.tables.plan import Plan
-    from fedbench.tables.scale import Scale
-    from fedbench.tables.spec import TableSpec
+    from fedbench.tables.spec import Scale, TableSpec, Wish
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     Raises:
         ConfigError: an argument that is no KEY=VALUE, a value of the wrong type, or an override that no plan takes.
     """
-    from fedbench.config.registry import typed
+    from fedbench.config.fields import typed
 
     own = {f.name for f in fields(Request)}
     values: dict[str, Any] = {}
@@ -64,7 +62,7 @@ def read(arguments: Sequence[str]) -> tuple[Request, list[str]]:
 
 def asked(request: Request, overrides: Sequence[str], table: TableSpec, scale: Scale) -> Wish:
     """What the request says of the runs of `table`."""
-    from fedbench.tables.cell_config import Wish
+    from fedbench.tables.spec import Wish
 
     mine = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
     settings = tuple(text for text in mine if making.is_setting(text))
@@ -77,9 +75,9 @@ def asked(request: Request, overrides: Sequence[str], table: TableSpec, scale: S
 
 def planned(request: Request, overrides: Sequence[str]) -> tuple[Plan, Wish, Path]:
     """(what the request asks for, as it stands, the wish behind it, the folder of the filled table)."""
-    from fedbench.tables import plan, recorded, scale, spec, store
+    from fedbench.tables import plan, spec, store
 
     table = spec.load(request.table)
-    wish = asked(request, overrides, table, scale.load(request.scale))
+    wish = asked(request, overrides, table, spec.load_scale(request.scale))
     folder = store.folder_of(request.results, table.name, plan.circumstances(table, wish))
-    return plan.make(table, wish, recorded.read(folder)), wish, folder
+    return plan.make(table, wish, store.read(folder)), wish, folder

@@ -12,10 +12,9 @@ from fedbench.config.messages import INCOMPLETE, OK
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedbench.tables.cell_config import Wish
-    from fedbench.tables.job import Job
-    from fedbench.tables.plan import Entry, Plan
-    from fedbench.tables.result import TableResult
+    from fedbench.tables.plan import Entry, Job, Plan
+    from fedbench.tables.spec import Wish
+    from fedbench.tables.store import TableResult
 
 
 ELSEWHERE = "another process is at it, or was stopped; the same command goes on"
@@ -23,11 +22,11 @@ ELSEWHERE = "another process is at it, or was stopped; the same command goes on"
 
 def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     """The plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
-    from fedbench.results.console import Output
-    from fedbench.tables import naming
+    from fedbench.runs.progress import Output
     from fedbench.tables.equivalence import LEAST_SEEDS
-    from fedbench.tables.needs import told
-    from fedbench.tables.result import PENDING
+    from fedbench.tables.estimate import told
+    from fedbench.tables.plan import named
+    from fedbench.tables.store import PENDING
 
     console = Output(highlight=False)
     jobs = plan.jobs
@@ -50,7 +49,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
         if entry.reason and entry.reason != PENDING:
             reasons.setdefault(entry.reason, []).append(entry)
     for reason, entries in reasons.items():
-        console.print(f"{naming.named(plan, entries)}: {reason}", markup=False)
+        console.print(f"{named(plan, entries)}: {reason}", markup=False)
     if missing:
         print("measuring what the runs take on this machine ...", file=sys.stderr, flush=True)
         for line in told(plan, missing, at_once):
@@ -59,16 +58,16 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
 
 def show(filled: TableResult) -> None:
     """The table, as the terminal takes it."""
-    from fedbench.results.console import Output
-    from fedbench.tables.render import terminal
+    from fedbench.runs.progress import Output
+    from fedbench.tables import render
 
     console = Output() if sys.stdout.isatty() else Output(width=120)
-    console.print(terminal.render(filled))
+    console.print(render.draw_terminal(filled))
 
 
 def finish(plan: Plan, wish: Wish, folder: Path, made: int) -> int:
     """Say whether every cell that was asked for is there after `made` runs, and if not, why; returns the exit code."""
-    from fedbench.tables import naming
+    from fedbench.tables.plan import of_runs
 
     reasons: dict[str, list[Job]] = {}
     for job in (lacking := plan.missing()):
@@ -76,7 +75,7 @@ def finish(plan: Plan, wish: Wish, folder: Path, made: int) -> int:
         reasons.setdefault(word, []).append(job)
     for said, jobs in reasons.items():
         word, _, reason = said.partition(": ")
-        where = naming.of_runs(plan, {job.identity for job in jobs})
+        where = of_runs(plan, {job.identity for job in jobs})
         print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}", file=sys.stderr)
     cells = [
         entry for entry in plan.entries if wish.wants(entry.row, entry.column) and not _impossible(entry)

@@ -42,9 +42,8 @@ def show(runs: Sequence[Path], percent: float | None, baseline: Path | None, tes
     """
     from rich.table import Table
 
-    from fedbench.results.console import Output
-    from fedbench.results.units import remark
-    from fedbench.runs.places import changed_since
+    from fedbench.runs.execution import changed_since
+    from fedbench.runs.progress import Output, remark
 
     title, lines = rows(runs, percent, baseline, test_set)
     table = Table("run", "rounds", "seconds", "MB", "times fewer rounds", title=title, title_justify="left")
@@ -61,11 +60,11 @@ def rows(
     runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str
 ) -> tuple[str, list[tuple[str, ...]]]:
     """The title, and a line of text for the baseline, if there is one, and for each run."""
-    from fedbench.metrics.time_to_accuracy import improvement
-    from fedbench.results.finished import Run
-    from fedbench.results.run_files import RESULT
-    from fedbench.results.units import STALE
-    from fedbench.runs.places import changed_since
+    from fedbench.metrics import improvement
+    from fedbench.runs.execution import changed_since
+    from fedbench.runs.folder import RESULT
+    from fedbench.runs.progress import STALE
+    from fedbench.runs.run import Run
     from fedbench.tables.measures import reaches
 
     folders = [*([baseline] if baseline else []), *runs]

@@ -1,4 +1,4 @@
-"""From overrides to a config, and what its choices are called."""
+"""From overrides and the folder of YAMLs to a config, and what its choices are called."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.config import options
+from fedbench.config import groups
 from fedbench.config.groups import REGISTRIES, registry
 from fedbench.core.errors import CPU_MEMORY, FedbenchError, is_out_of_memory, nearest
 
@@ -166,8 +166,8 @@ def _elsewhere(missing: str) -> str:
     """`method.mu with method=fedprox|moon`: the keys of that name in any option of a group."""
     found: dict[str, list[str]] = {}
     for group in reversed(REGISTRIES):
-        for name in options.names(group):
-            for key in _keys(options.load(group, name), f"{group}."):
+        for name in groups.names(group):
+            for key in _keys(groups.load(group, name), f"{group}."):
                 if key.rpartition(".")[2] == missing:
                     found.setdefault(f"{key} with {group}=", []).append(name)
     return ", ".join(key + "|".join(names[:SHOWN]) for key, names in found.items())

@@ -5,14 +5,93 @@ Everything here validates on construction, so an impossible config fails before 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field
+from fractions import Fraction
 from typing import Any, ClassVar, TypeVar
 
-from fedbench.config import cohort
-from fedbench.config.domain import DOMAIN, Component, at_least, one_of, positive, share
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.config.fields import DOMAIN, Component, Domain, at_least, one_of, positive, share
+from fedbench.core.errors import ConfigError, FedbenchError, unknown
+
+# protocol.cohort, the clients of a round: a count (`5`), a share of all clients (`10%`), or `all`.
+
+ALL_CLIENTS = "all"
+COHORT_FORM = re.compile(r"([0-9]{1,15})|([0-9]{1,3}(?:\.[0-9]{1,15})?)\s*%")
+
+
+def parse_cohort(text: str) -> int | Fraction:
+    """A number of clients, or the share of all clients in (0, 1].
+
+    Raises:
+        ConfigError: neither.
+    """
+    match = COHORT_FORM.fullmatch("100%" if text == ALL_CLIENTS else text)
+    if match is None:
+        raise ConfigError(
+            f"protocol.cohort is a count (5), a share (10%) or all, got {text}{_share_meant(text)}"
+        )
+    count, percent = match.groups()
+    size = int(count) if count else Fraction(percent) / 100
+    if size == 0 or (percent and size > 1):
+        raise ConfigError(f"protocol.cohort={text}: a count of at least 1, or a share above 0% up to 100%")
+    return size
+
+
+class Cohorts(Domain):
+    """The field's domain; a number from Python counts as its text."""
+
+    def __init__(self) -> None:
+        super().__init__("be a count (5), a share (10%) or all", "a count, a share (10%) or all", self._says)
+
+    def error(self, key: str, value: object) -> FedbenchError:
+        """What `parse` raises."""
+        try:
+            parse_cohort(str(value))
+        except ConfigError as error:
+            return error
+        return super().error(key, value)
+
+    def _says(self, value: object) -> bool:
+        try:
+            parse_cohort(str(value))
+        except ConfigError:
+            return False
+        return True
+
+
+def cohort_size(text: str, clients: int) -> int:
+    """Clients drawn a round out of `clients` (at least one).
+
+    Raises:
+        ConfigError: more than there are.
+    """
+    wanted = parse_cohort(text)
+    if isinstance(wanted, Fraction):
+        return max(1, round(float(wanted) * clients))
+    if wanted > clients:
+        raise ConfigError(
+            f"protocol.cohort={wanted} is more than the {clients} clients of the partition; add protocol.cohort=all, "
+            "or a share: protocol.cohort=10%"
+        )
+    return wanted
+
+
+def cohort_key(text: str) -> float | str:
+    """What the key of a run holds: a number that is a share up to 1 and a count above, and a word for one client."""
+    wanted = parse_cohort(text)
+    return "1 client" if isinstance(wanted, int) and wanted == 1 else float(wanted)
+
+
+def _share_meant(text: str) -> str:
+    """Advice for a bare number such as 0.1, which may be meant as a share."""
+    try:
+        share = float(text)
+    except ValueError:
+        return ""
+    return f"; if that is a share: protocol.cohort={100 * share:g}%" if 0 < share <= 1 else ""
+
 
 T = TypeVar("T")
 
@@ -129,7 +208,7 @@ class ProtocolConfig(Component):
     name: str = "custom"
     rounds: int = at_least(1, 200)
     # clients a round: a count (5), a share (10%), or all
-    cohort: str = field(default=cohort.ALL, metadata={KEYED: cohort.keyed, DOMAIN: cohort.Cohorts()})
+    cohort: str = field(default=ALL_CLIENTS, metadata={KEYED: cohort_key, DOMAIN: Cohorts()})
     local: LocalConfig = field(default_factory=LocalConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
@@ -165,7 +244,7 @@ class ProtocolConfig(Component):
         Raises:
             ConfigError: more than there are.
         """
-        return cohort.size(self.cohort, clients)
+        return cohort_size(self.cohort, clients)
 
 
 @dataclass(frozen=True)
@@ -195,3 +274,99 @@ class HardwareConfig(Component):
         super().__post_init__()
         if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
             raise unknown("hardware.device", self.device, ("auto", "cpu", "cuda", "cuda:0"))
+
+
+# A run besides its components: seeds, which change results; folders, checkpoints, trackers, display, which do not.
+
+
+@dataclass(frozen=True)
+class CheckpointConfig(Component):
+    """When a run saves what it needs to go on after an interruption; 0 switches a rule off."""
+
+    section: ClassVar[str] = "checkpoint"
+
+    seconds: float = at_least(0, 20.0)  # at most this much training is lost
+    rounds: int = at_least(0, 0)  # one every so many rounds
+
+
+@dataclass(frozen=True)
+class WandbConfig(Component):
+    """Logging to Weights & Biases; a run never depends on it."""
+
+    section: ClassVar[str] = "wandb"
+
+    enabled: bool = False
+    project: str = "fedbench"
+    entity: str | None = None
+    mode: str = one_of("offline", "online", "disabled")
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorBoardConfig(Component):
+    """Event files in the run's folder; a run never depends on them."""
+
+    section: ClassVar[str] = "tensorboard"
+
+    enabled: bool = False
+
+
+@dataclass(frozen=True)
+class MlflowConfig(Component):
+    """Logging to MLflow; a run never depends on it."""
+
+    section: ClassVar[str] = "mlflow"
+
+    enabled: bool = False
+    uri: str | None = None  # of the tracking server; None: MLflow's own default
+    experiment: str = "fedbench"
+
+
+@dataclass(frozen=True)
+class SweepConfig(Component):
+    """A named sweep keeps its table and a figure; results do not depend on it."""
+
+    section: ClassVar[str] = "sweep"
+
+    name: str | None = None  # of the folder; None: nothing is kept
+    mirrors: str = ""  # the figure or table of a paper, for the title
+    folder: str = "results/sweeps"
+    # lines: over x | heatmap: of x and by | curves: over rounds, a line a value of x
+    figure: str = one_of("lines", "heatmap", "curves")
+    x: str = ""  # swept key; "": the first one
+    by: str = ""  # second swept key: a line each (lines), the vertical axis (heatmap), a panel each (curves)
+    y: str = "score"  # column of the result row, or of rounds.csv for curves
+
+
+@dataclass(frozen=True)
+class SettingsConfig(Component):
+    """What a run needs besides its components: the seed, and where and how results are kept and shown."""
+
+    seed: int = at_least(0, 0)
+    partition_seed: int | None = at_least(0, None)  # of the partition alone; None: the run's seed
+    # of the Local that IPR and RSD compare with; None: the run's seed
+    reference_seed: int | None = at_least(0, None)
+    runs_dir: str = "runs"
+    force: bool = False  # repeat a run that has finished
+    # what other code made, or has another Local: show it (and say so), ...
+    stale: str = one_of("show", "rerun", "error")
+    save_models: bool = False  # keep the final client models beside the results
+    record: tuple[str, ...] = ()  # what else to keep, as [cka,similarity@1,50]: fedbench.recorders
+    progress: str = one_of("auto", "bar", "lines", "none")
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
+    mlflow: MlflowConfig = field(default_factory=MlflowConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.runs_dir:
+            raise ConfigError("runs_dir must not be empty")
+
+    @property
+    def trackers(self) -> dict[str, dict[str, Any]]:
+        """Name of each enabled experiment tracker -> its options."""
+        known: dict[str, Any] = {"wandb": self.wandb, "tensorboard": self.tensorboard, "mlflow": self.mlflow}
+        options = {name: dataclasses.asdict(each) for name, each in known.items()}
+        return {name: given for name, given in options.items() if given.pop("enabled")}

@@ -1,7 +1,7 @@
 """Prepared arrays on disk, memory-mapped: what took seconds to unpack once is there in milliseconds after.
 
 The cache is only ever an acceleration. A folder that cannot be written, a full disk, an entry that is damaged (its
-checksums tell, fedbench.core.sealed), or another process that prepares the same data at the same time costs the time
+checksums tell, fedbench.core.files), or another process that prepares the same data at the same time costs the time
 saved, never the run.
 """
 
@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.core.checksum import checksum_of
-from fedbench.core.sealed import MANIFEST, manifest, write_manifest
+from fedbench.core.files import MANIFEST, checksum_of, manifest, write_manifest
 
 Arrays = dict[str, NDArray[Any]]
 

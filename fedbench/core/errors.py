@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 CPU_MEMORY = "DefaultCPUAllocator: "  # before what torch says where a CPU's memory ran out
 
@@ -73,3 +73,11 @@ def nearest(name: str, options: Iterable[str], count: int = 3) -> str:
 def unknown(kind: str, name: str, options: Iterable[str]) -> UnknownName:
     """The error for an unknown `kind` (method, data set, key, ...) called `name`."""
     return UnknownName(f"unknown {kind} '{name}'; nearest: {nearest(name, options)}")
+
+
+Report = Callable[[str, int, int | None], None]
+"""(what is going on, how far, out of how many if known)"""
+
+
+def silent(what: str, done: int, total: int | None) -> None:
+    """Report to nobody."""

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.config.domain import Component, at_least
-from fedbench.core.errors import DataCorrupt
-from fedbench.core.progress import Report, silent
+from fedbench.config.fields import Component, at_least
+from fedbench.core.errors import DataCorrupt, Report, silent
 from fedbench.core.rng import numpy_rng
 
 Ints = NDArray[np.int64]

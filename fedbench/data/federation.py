@@ -1,4 +1,4 @@
-"""A data set on the device, and which client owns which samples.
+"""A data set on the device, which client owns which samples, and what is done to batches there: rotation, augmentation.
 
 Images stay in one array (uint8 where the files are); a client is a list of indices. Batches are gathered and normalised
 on the device: no copies per client, no data loader.
@@ -7,6 +7,8 @@ on the device: no copies per client, no data loader.
 from __future__ import annotations
 
 import copy
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +16,51 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from fedbench.config.schema import parse_augmentation
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
-from fedbench.data.rotation import rotate_stored
+
+# Rotation of image batches on the device, for feature shift and augmentation.
+#
+# By any angle the corners of a rotated image lie outside the original; `corners` says what is put there:
+# mean   the data set's mean colour, which normalisation maps to zero: the corner says nothing (the default)
+# black  zero, as torchvision and PIL do
+# edge   the nearest pixel of the border
+# reflect  the image mirrored at its border
+
+ROTATION_PADDING = {"mean": "zeros", "black": "zeros", "edge": "border", "reflect": "reflection"}
+
+
+def rotate(x: Tensor, degrees: Tensor, fill: Tensor, corners: str = "mean") -> Tensor:
+    """Images x [n, C, H, W] turned counter-clockwise about their centre, bilinear; same shape and type.
+
+    `degrees` [n] an image; `fill` broadcasts to x: the value of corners under mean and black.
+    """
+    height, width = x.shape[-2:]
+    angle = degrees.to(x) * (math.pi / 180)
+    cos, sin = angle.cos().view(-1, 1, 1), angle.sin().view(-1, 1, 1)
+    down = torch.arange(height, device=x.device, dtype=x.dtype).view(1, -1, 1) - (height - 1) / 2
+    right = torch.arange(width, device=x.device, dtype=x.dtype).view(1, 1, -1) - (width - 1) / 2
+    source = [(cos * right - sin * down) * (2 / width), (sin * right + cos * down) * (2 / height)]
+    grid = torch.stack(source, dim=-1)  # [n, H, W, 2]: where each pixel comes from, in [-1, 1] over the image
+    filled = corners in ("mean", "black")
+    shifted = x - fill if filled else x
+    turned = functional.grid_sample(shifted, grid, "bilinear", ROTATION_PADDING[corners], align_corners=False)
+    return turned + fill if filled else turned
+
+
+def rotate_stored(x: Tensor, degrees: float, mean: Tensor, corners: str) -> Tensor:
+    """As `rotate`, all by one angle, of images as stored (uint8 or float); mean [1, C, 1, 1] in their units."""
+    images = x.to(torch.float32)
+    fill = mean.to(images) if corners == "mean" else torch.zeros((), device=x.device)
+    turned = rotate(images, torch.full((len(x),), degrees, device=x.device), fill, corners)
+    return turned.round().clamp(0, 255).to(x.dtype) if x.dtype == torch.uint8 else turned.to(x.dtype)
+
 
 ROTATED_AT_ONCE = 4096  # images: bounds the memory of their float copies
 
@@ -195,3 +236,99 @@ class Federation:
         for tensor in (self.x, self.y, *(each.values for each in self.sets.values())):
             tensor.share_memory_()
         return self
+
+
+# Augmentation on the device: whole batches, parameters drawn beforehand by keyed randomness.
+#
+# What is drawn depends on (seed, round, client, stage, step, position in the batch) alone, so every engine trains on
+# the same images. As in torchvision, what lies outside an image is black, also after normalisation.
+
+
+class Augmentation(ABC):
+    """One random transform of training images."""
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """Parameters of `shape` images, leaves [*shape, ...]."""
+
+    @abstractmethod
+    def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
+        """Images x [n, C, H, W] by `drawn` [n, ...]; `black` [1, C, 1, 1] is a normalised zero."""
+
+
+@dataclass(frozen=True)
+class Crop(Augmentation):
+    """Pad by `pad` pixels on every side, cut out a random window of the original size (crop4)."""
+
+    pad: int
+
+    def draw(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """Shifts (down, right) of the window, int16 [*shape, 2] in -pad..pad."""
+        bounds = (-self.pad, self.pad + 1)
+        return torch.randint(*bounds, (*shape, 2), generator=generator, dtype=torch.int16)
+
+    def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
+        """See Augmentation.apply."""
+        count, channels, height, width = x.shape
+        pad = self.pad
+        padded = black.expand(count, channels, height + 2 * pad, width + 2 * pad).clone()
+        padded[:, :, pad : pad + height, pad : pad + width] = x
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: every window of every image
+        down, right = (drawn.long() + pad).unbind(-1)
+        return windows[torch.arange(count, device=x.device), :, down, right]
+
+
+@dataclass(frozen=True)
+class Flip(Augmentation):
+    """Mirror left and right with probability one half (flip)."""
+
+    def draw(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """Whether to mirror, bool [*shape]."""
+        return torch.rand(shape, generator=generator) < 0.5
+
+    def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
+        """See Augmentation.apply."""
+        return torch.where(drawn.view(-1, 1, 1, 1), x.flip(-1), x)
+
+
+@dataclass(frozen=True)
+class Rotate(Augmentation):
+    """Rotate by an angle drawn uniformly from -degrees..degrees, bilinear (rotate15)."""
+
+    degrees: int
+
+    def draw(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """Angles in degrees, float32 [*shape]."""
+        return (2 * torch.rand(shape, generator=generator) - 1) * self.degrees
+
+    def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
+        """See Augmentation.apply."""
+        return rotate(x, drawn, black, "black")
+
+
+def augmentations(names: Sequence[str]) -> tuple[Augmentation, ...]:
+    """The transforms that a protocol's `augment` names, in order."""
+    return tuple(_augmentation(*parse_augmentation(name)) for name in names)
+
+
+def _augmentation(kind: str, number: int) -> Augmentation:
+    if kind == "flip":
+        return Flip()
+    return Crop(number) if kind == "crop" else Rotate(number)
+
+
+def draw_augmentation(
+    chain: Sequence[Augmentation], generator: torch.Generator, shape: tuple[int, ...]
+) -> Tree:
+    """Parameters of every transform for `shape` = (steps, batch) images: one leaf [*shape, ...] each."""
+    return {str(place): transform.draw(generator, shape) for place, transform in enumerate(chain)}
+
+
+def augment(chain: Sequence[Augmentation], x: Tensor, drawn: Tree, black: Tensor) -> Tensor:
+    """Images x [..., B, C, H, W] by `drawn` [..., at least B, ...]: the first B of each step are used."""
+    lead = x.shape[:-3]
+    flat = x.flatten(0, -4)
+    for place, transform in enumerate(chain):
+        parameters = drawn[str(place)].to(x.device).narrow(len(lead) - 1, 0, lead[-1])
+        flat = transform.apply(flat, parameters.flatten(0, len(lead) - 1), black)
+    return flat.view(x.shape)

@@ -1,8 +1,9 @@
-"""Which samples each client trains, validates and tests on, as a value with a hash and a file form."""
+"""Which samples each client trains, validates and tests on: the value, and how a partition's assignment becomes one."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.errors import ConfigError, DataCorrupt
+from fedbench.config.schema import TestConfig
+from fedbench.core.errors import ConfigError, DataCorrupt, unknown
 from fedbench.core.files import as_npz, write_bytes
-from fedbench.data.dataset import Ints
+from fedbench.core.rng import numpy_rng
+from fedbench.data.dataset import Dataset, Ints
+from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Pool
 from fedbench.data.partitions.file import read_arrays
 
 SETS = ("train", "val", "test")
@@ -30,7 +34,7 @@ class Partition:
     val: list[Ints]
     test: list[Ints]  # empty where only the global test set is scored, or where a client has a single sample
     rotation: np.ndarray | None = None  # float64 [N], degrees, counter-clockwise
-    corners: str = "mean"  # what a rotation puts where no pixel lands (fedbench.data.rotation)
+    corners: str = "mean"  # what a rotation puts where no pixel lands (fedbench.data.federation)
     label_map: Ints | None = None  # [N, classes]: a client sees label y as label_map[client, y]
 
     def __len__(self) -> int:
@@ -116,3 +120,151 @@ class Partition:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise DataCorrupt(f"{path} is no partition written by fedbench ({error})") from error
+
+
+# From a partition's assignment to the train, validation and test samples of every client.
+
+
+def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed: int) -> Partition:
+    """Divide `dataset` among clients: a function of its arguments alone.
+
+    Raises:
+        ConfigError: the settings are impossible, or would test on training samples.
+    """
+    pooled = test.pool or spec.pools
+    _refuse_contradictions(spec, dataset, test, pooled)
+    index = np.arange(len(dataset) if pooled else dataset.num_train)
+    domain = None if dataset.domain is None else dataset.domain[index]
+    origin = f"{dataset.name}-{dataset.fingerprint}"
+    pool = Pool(index, np.asarray(dataset.y[index]), dataset.classes, domain, origin)
+    assignment = spec.assign(pool, numpy_rng(seed, "partition", spec.label))
+    train, tests = _train_test(assignment, test, spec.label, seed)
+    val: Sequence[Ints] | None = assignment.val
+    if val is None:
+        train, val = _split(train, test.val_fraction, seed, spec.label, "val")
+    partition = Partition(
+        label=spec.label,
+        seed=seed,
+        dataset=origin,
+        classes=dataset.classes,
+        train=[np.sort(part) for part in train],
+        val=[np.sort(part) for part in val],
+        test=[np.sort(part) for part in tests],
+        rotation=assignment.rotation,
+        corners=assignment.corners,
+        label_map=assignment.label_map,
+    )
+    _check(partition, dataset, assignment.shared)
+    _check_test(partition, dataset, test)
+    return partition
+
+
+def _refuse_contradictions(spec: PartitionSpec, dataset: Dataset, test: TestConfig, pooled: bool) -> None:
+    if test.sets != "local" and pooled:
+        source = f"partition {spec.label} trains" if spec.pools else "protocol.test.pool=true trains"
+        raise ConfigError(
+            f"{source} on the test split too, so it cannot be the global test set; "
+            "use protocol.test.sets=local"
+        )
+    if test.sets != "local" and dataset.num_train == len(dataset):
+        raise ConfigError(f"{dataset.name} has no test split; use protocol.test.sets=local")
+    if test.sets != "global" and test.fraction == 0 and not spec.fixes_test:
+        raise ConfigError(
+            f"protocol.test.sets={test.sets} needs protocol.test.fraction above 0 with partition {spec.label}"
+        )
+
+
+def _train_test(
+    assignment: Assignment, test: TestConfig, label: str, seed: int
+) -> tuple[Sequence[Ints], Sequence[Ints]]:
+    if assignment.train is not None and assignment.test is not None:
+        return assignment.train, assignment.test
+    if assignment.clients is None:
+        raise ConfigError(f"partition {label} assigned neither clients nor train and test sets")
+    return _split(assignment.clients, 0.0 if test.sets == "global" else test.fraction, seed, label, "test")
+
+
+def _split(clients: Sequence[Ints], fraction: float, seed: int, *keys: str) -> tuple[list[Ints], list[Ints]]:
+    """(kept, held out) of each client: a random `held_out(n, fraction)` of its n samples are held out."""
+    if fraction == 0:
+        return [*clients], [np.zeros(0, dtype=np.int64)] * len(clients)
+    kept, held = [], []
+    for client, samples in enumerate(clients):
+        count = held_out(len(samples), fraction)
+        order = numpy_rng(seed, "split", *keys, client).permutation(np.sort(samples))
+        kept.append(order[count:])
+        held.append(order[:count])
+    return kept, held
+
+
+def held_out(samples: int, fraction: float) -> int:
+    """How many of `samples` are held out: the nearest number (half up), but at least one and never all.
+
+    None at fraction 0; a single sample is kept for training.
+    """
+    if fraction == 0 or samples < 2:
+        return 0
+    return min(max(int(fraction * samples + 0.5), 1), samples - 1)
+
+
+def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
+    """Every client trains on something, transforms fit, and no sample is handed out twice unless `shared`."""
+    label, clients = partition.label, len(partition)
+    empty = [client for client, part in enumerate(partition.train) if len(part) == 0]
+    if empty:
+        raise ConfigError(f"partition {label} leaves client {empty[0]} without a training sample")
+    used = np.concatenate([part for name in SETS for part in getattr(partition, name)])
+    if not 0 <= used.min() <= used.max() < len(dataset):
+        wrong = used.min() if used.min() < 0 else used.max()
+        raise ConfigError(f"partition {label} uses sample {wrong}, the data set has {len(dataset)}")
+    shapes = {"rotation": (clients,), "label_map": (clients, dataset.classes)}
+    for name, shape in shapes.items():
+        value = getattr(partition, name)
+        if value is not None and value.shape != shape:
+            raise ConfigError(f"partition {label}: {name} must have shape {shape}, got {value.shape}")
+    if partition.rotation is not None and not np.isfinite(partition.rotation).all():
+        raise ConfigError(f"partition {label}: rotation must be finite")
+    if partition.corners not in CORNERS:
+        raise unknown(f"corners of partition {label}", partition.corners, CORNERS)
+    names = partition.label_map
+    if names is not None and not 0 <= names.min() <= names.max() < dataset.classes:
+        raise ConfigError(f"partition {label}: label_map must hold labels below {dataset.classes}")
+    _check_leaks(partition, len(dataset))
+    owned = [
+        np.concatenate(parts) for parts in zip(*(getattr(partition, name) for name in SETS), strict=True)
+    ]
+    for samples in owned if shared else [used]:
+        if len(np.unique(samples)) != len(samples):
+            raise ConfigError(f"partition {label} hands out a sample more than once")
+
+
+def _check_leaks(partition: Partition, samples: int) -> None:
+    """No sample that a client trains or validates on is in any client's test set."""
+    trainer = np.full(samples, -1)  # a client that trains or validates on each sample
+    for client, parts in enumerate(zip(partition.train, partition.val, strict=True)):
+        trainer[np.concatenate(parts)] = client
+    for tester, tests in enumerate(partition.test):
+        leaked = tests[trainer[tests] >= 0]
+        if len(leaked):
+            raise ConfigError(
+                f"partition {partition.label} leaks: sample {leaked[0]} is for training on client "
+                f"{trainer[leaked[0]]} and for testing on client {tester}, so it is handed out more than once; a "
+                "sample belongs to one of them"
+            )
+
+
+def _check_test(partition: Partition, dataset: Dataset, test: TestConfig) -> None:
+    """There is something to score on, and nobody trains on it."""
+    needed = {"test": test.sets != "global", "val": test.val_fraction > 0}
+    for name, field in (("test", "fraction"), ("val", "val_fraction")):
+        if needed[name] and not any(map(len, getattr(partition, name))):
+            raise ConfigError(
+                f"partition {partition.label} leaves none of {len(partition)} clients a {name} sample, so nothing can "
+                f"be scored: a larger protocol.test.{field}, or fewer clients with more samples each"
+            )
+    trained = max(part.max(initial=-1) for part in (*partition.train, *partition.val))
+    if test.sets != "local" and trained >= dataset.num_train:
+        raise ConfigError(
+            f"partition {partition.label} leaks: sample {trained}, which it trains on, is in the global test set; "
+            "use protocol.test.sets=local"
+        )

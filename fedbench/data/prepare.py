@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedbench.core.errors import ConfigError
-from fedbench.core.progress import Report, silent
+from fedbench.core.errors import ConfigError, Report, silent
 from fedbench.data.dataset import Dataset, DataSource
 from fedbench.data.datasets import DATASETS
-from fedbench.data.file_source import FileSource
+from fedbench.data.files import FileSource
 
 
 def parse_request(words: Sequence[str]) -> list[dict[str, Any]]:

@@ -20,8 +20,7 @@ from fedbench.core import rng, trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
-from fedbench.engine.pick.trial import opening
-from fedbench.engine.setup import Setup
+from fedbench.engine.setup import Setup, opening
 
 PREFIX = "record"
 ROUND = "round"

@@ -9,20 +9,59 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedbench.config.groups import registry
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.transfer import fetched
-from fedbench.core.trees import Tree
-from fedbench.data import augment
-from fedbench.data.federation import Federation
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree, fetched
+from fedbench.data.dataset import Dataset
+from fedbench.data.federation import Augmentation, Federation, augment, augmentations, draw_augmentation
+from fedbench.data.partition import Partition
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
-from fedbench.engine.hooks import Calls, check_announced
-from fedbench.engine.method import Method
-from fedbench.engine.scored_sets import ScoredSets
-from fedbench.engine.selectors import check_selectors
-from fedbench.models.task import Task
+from fedbench.engine.method import Calls, Method, check_announced, check_selectors
+from fedbench.models.base import Model
+from fedbench.models.modalities import JointTask
+from fedbench.models.task import Task, check_input
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredSets:
+    """The sets of a federation as far as they count for each client.
+
+    Where the global test set is weighted by a client's label shares (`by_class`), classes that weigh nothing are left
+    out.
+    """
+
+    federation: Federation
+    by_class: bool
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Indices of the global test set, in the parts on which a client is scored or not: classes, or the whole."""
+        tests = self.federation.global_test
+        if not self.by_class:
+            return (tests,)
+        labels = self.federation.y[tests]
+        return tuple(tests[labels == label] for label in range(self.federation.classes))
+
+    def parts_of(self, client: int) -> list[int]:
+        """Places in `parts` of those that a client is scored on."""
+        return self.classes(client).nonzero().flatten().tolist() if self.by_class else [0]
+
+    def classes(self, client: int) -> Tensor:
+        """Classes of the global test set that a client is scored on, bool [K]."""
+        counts = self.federation.population.label_counts[client]
+        return counts > 0 if self.by_class else torch.ones_like(counts, dtype=torch.bool)
+
+    def indices(self, name: str, client: int) -> Tensor:
+        """Indices of the samples of set `name` (local, val, global) that a client is scored on."""
+        if name != "global":
+            return self.federation.indices(name, client)
+        parts = [self.parts[place] for place in self.parts_of(client)]
+        return torch.cat(parts) if parts else self.federation.global_test[:0]
+
 
 Drawn = tuple[schedule.Order, Tree]
 """(a client's mini-batches, per-step noise leaves [S, ...])."""
@@ -43,7 +82,9 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
     noise = call("draw", setup.method.draw, generator, len(order), call.view("draw", view))
     if setup.augmentations:
         generator = rng.torch_rng(seed, purpose + "/augment", *keys)
-        changes = augment.draw(setup.augmentations, generator, (len(order), setup.protocol.local.batch_size))
+        changes = draw_augmentation(
+            setup.augmentations, generator, (len(order), setup.protocol.local.batch_size)
+        )
         noise = {**noise, **trees.join(augment=changes)}
     return order, noise
 
@@ -158,18 +199,18 @@ class Setup:
         return ScoredSets(self.federation, self.protocol.test.weighting == "label_shares")
 
     @cached_property
-    def augmentations(self) -> tuple[augment.Augmentation, ...]:
+    def augmentations(self) -> tuple[Augmentation, ...]:
         """What the protocol does to training images."""
         if self.protocol.augment:
             self.federation.require_images("protocol.augment changes")
-        return augment.augmentations(self.protocol.augment)
+        return augmentations(self.protocol.augment)
 
     def augmented(self, x: Tensor, noise: Tree) -> tuple[Tensor, Tree]:
         """(samples [..., B, C, H, W] of a local step augmented by this step's `noise`, the method's part of it)."""
         if not self.augmentations:
             return x, noise
         drawn = trees.part(noise, "augment")
-        x = augment.apply(self.augmentations, x, drawn, self.federation.black)
+        x = augment(self.augmentations, x, drawn, self.federation.black)
         return x, {name: leaf for name, leaf in noise.items() if not name.startswith("augment/")}
 
     def client(
@@ -191,3 +232,130 @@ class Setup:
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
         )
+
+
+# A federation of several kinds of client, each with a network, a view of the data and batch shapes of its own.
+#
+# Each kind has a setup that knows all clients by their numbers, and is used for its own only. The trees of a
+# server and
+# of a cohort hold the leaves of all kinds; a leaf's row is nan where the client does not have it, so that a
+# private leaf
+# which crossed would be seen in every number after it. What is sent, and counted, are the leaves that a client has.
+
+
+@dataclass(frozen=True, eq=False)
+class KindSetup(Setup):
+    """The setup of one kind's clients; the method was checked with all of them."""
+
+    members: int = 0  # clients of the kind
+
+    def __post_init__(self) -> None:
+        return
+
+    @property
+    def at_once(self) -> int:
+        """Clients of a round, at most."""
+        return min(self.members, super().at_once)
+
+
+@dataclass(frozen=True, eq=False)
+class KindsSetup(Setup):
+    """What a simulation of several kinds needs; their sizes and labels are those of any kind's federation."""
+
+    parts: tuple[Setup, ...] = ()
+
+    def __post_init__(self) -> None:
+        """As of any setup.
+
+        Raises:
+            ConfigError: the method's server cannot serve clients whose networks differ.
+        """
+        super().__post_init__()
+        check_kinds(self.method, len(self.parts))
+
+    @property
+    def kinds(self) -> tuple[Setup, ...]:
+        """The setup of each kind."""
+        return self.parts
+
+    def client(
+        self, client: int, message: Tree, memory: Tree, clock: Clock, heard: Tree | None = None
+    ) -> Client:
+        """See Setup.client."""
+        kind = self.parts[int(self.task.kind_of(torch.tensor([client])))]
+        return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, heard)
+
+
+def check_kinds(method: Method, kinds: int) -> None:
+    """Refuse a method that cannot serve clients of so many kinds.
+
+    Raises:
+        ConfigError: with the reason, and the methods that can.
+    """
+    if kinds < 2 or not (reason := method.alike_only):
+        return
+    methods = registry("method")
+    able = [name for name in methods if methods.get(name).unlike]
+    raise ConfigError(
+        f"{reason}, here clients are of {kinds} kinds whose networks differ; choose one of {', '.join(able)}, "
+        "where method=per_kind runs any method/base=NAME inside each kind that does not prepare with all data"
+    )
+
+
+def assemble(
+    method: Method,
+    model: Model,
+    dataset: Dataset,
+    partition: Partition,
+    protocol: ProtocolConfig,
+    seed: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    bf16: bool = False,
+) -> Setup:
+    """The setup of `partition`'s clients with the networks of `model`, trained in bfloat16 if `bf16`.
+
+    Raises:
+        ConfigError: a network does not fit the data, a kind has no client, the method does not fit the kinds.
+    """
+    partition, kind = model.dealt(partition)
+    networks = model.networks
+    federations = [Federation(each.view(dataset), partition, device, dtype) for each in networks.values()]
+    protocol.cohort_size(len(partition))
+    tasks = [
+        each.task(federation.shape, federation.classes, bf16=bf16)
+        for each, federation in zip(networks.values(), federations, strict=True)
+    ]
+    batch = protocol.local.batch_size
+    for place, (task, federation) in enumerate(zip(tasks, federations, strict=True)):
+        sizes = federation.population.sizes[torch.from_numpy(kind == place)]
+        check_input(task, min(int(n) % batch or batch for n in sizes))
+    if len(tasks) == 1:
+        return Setup(method, tasks[0], federations[0], protocol, seed)
+    return joined(
+        method, JointTask(tasks, list(networks), torch.from_numpy(kind)), federations, protocol, seed
+    )
+
+
+def joined(
+    method: Method, task: JointTask, federations: Sequence[Federation], protocol: ProtocolConfig, seed: int
+) -> KindsSetup:
+    """The setup of the clients of `task`, whose samples each of `federations` has in one kind's view."""
+    members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)))
+    parts = tuple(
+        KindSetup(method, own, federation, protocol, seed, members=int(count))
+        for own, federation, count in zip(task.kinds, federations, members, strict=True)
+    )
+    return KindsSetup(method, task, federations[0], protocol, seed, parts=parts)
+
+
+# What a trial of an engine trains before the run has begun: clients as they would stand in a first round.
+
+
+@torch.no_grad()
+def opening(setup: Setup, ids: Tensor, clock: Clock) -> tuple[Tree, Tree]:
+    """(message, memory) of clients `ids` [C] as a first round without any preparation has them."""
+    server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
+    server, memory = (setup.federation.placed(tree) for tree in (server, trees.take(memory, ids)))
+    return setup.method.send(server, setup.cohort(ids, clock)), trees.clone(memory)

@@ -2,27 +2,289 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.core import rng
+from fedbench.core import rng, source, trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.cache import Arrays, cached_arrays
+from fedbench.core.errors import CheckpointError
 from fedbench.core.trees import Tree
-from fedbench.engine.clients.storage import Storage
-from fedbench.engine.clients.store import ClientStore
-from fedbench.engine.contract import Clock, Cohort
-from fedbench.engine.hooks import Calls
-from fedbench.engine.preparing import Preparing
+from fedbench.engine import checkpoint
+from fedbench.engine.client_state import ClientStore, Storage
+from fedbench.engine.contract import Clock, Cohort, Meter, Preparation
+from fedbench.engine.history import TRAINED, History, Observer, Record
+from fedbench.engine.method import Calls
 from fedbench.engine.recording import Moment, Recorder
-from fedbench.engine.scores import common_tally, competing, latest, scored_sets, tallies
 from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
-from fedbench.engine.train.trainer import Counts, Outcome, Trainer
-from fedbench.metrics.accuracy import Tally
-from fedbench.results.history import Record
-from fedbench.results.observer import Observer
+from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged
+from fedbench.metrics import Tally, weighted
+from fedbench.models.task import Task
+
+# What a method is given to prepare with: clients to train alone, their samples, and a meter for what they send.
+
+
+@dataclass(eq=False)
+class Preparing(Preparation):
+    """A preparation on an engine."""
+
+    setup: Setup
+    trainer: Trainer
+    clock: Clock
+    meter: Meter = field(default_factory=Meter)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    seconds: float = 0.0  # that earlier runs took for what this one did not make again
+
+    @property
+    def seed(self) -> int:
+        """See Preparation."""
+        return self.setup.seed
+
+    @property
+    def task(self) -> Task:
+        """See Preparation."""
+        return self.setup.task
+
+    @property
+    def population(self) -> Population:
+        """See Preparation."""
+        return self.setup.population
+
+    @property
+    def everyone(self) -> Cohort:
+        """See Preparation."""
+        return self.setup.cohort(self.setup.everyone, self.clock)
+
+    def round(
+        self, message: Tree, memory: Tree, *, rounds: int = 1, sends: Callable[[Tree], Tree] | None = None
+    ) -> Tree:
+        """See Preparation."""
+        ids = self.setup.everyone
+        self.meter.down += self.setup.traffic(message, ids)
+        for passed in range(rounds):
+            clock = replace(self.clock, round=self.clock.round + passed)
+            message = self.trainer.train(ids, message, memory, clock).uploads
+        return self.received(torch.vmap(sends)(message) if sends is not None else message)
+
+    def received(self, uploads: Tree) -> Tree:
+        """See Preparation."""
+        self.meter.received(uploads)
+        return uploads
+
+    def samples(self, *, unit: bool = False, kind: int = 0) -> Batch:
+        """See Preparation."""
+        federation = self.setup.kinds[kind].federation
+        train, members = federation.sets["train"], self.setup.task.kind_of(self.setup.everyone) == kind
+        owned = train.values[members.repeat_interleave(train.sizes).to(federation.device)]
+        x, y = federation.gather(owned)
+        return Batch(federation.unit(owned) if unit else x, y)
+
+    def once(
+        self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]
+    ) -> Arrays:
+        """See Preparation. The seconds are those of the run that made it."""
+        began, fresh = time.perf_counter(), []
+
+        def made() -> Arrays:
+            fresh.append(True)
+            meter = Meter()
+            arrays, crossed = make(meter), np.array([meter.up, meter.down])
+            return {**arrays, "bytes": crossed, "seconds": np.array(time.perf_counter() - began)}
+
+        found = {name: np.array(each) for name, each in cached_arrays(shared_key(code, given), made).items()}
+        up, down = found.pop("bytes").tolist()
+        self.meter.up, self.meter.down = self.meter.up + up, self.meter.down + down
+        seconds = float(found.pop("seconds"))
+        if not fresh:
+            self.seconds += seconds - (time.perf_counter() - began)
+        return found
+
+    def keep(self, name: str, array: np.ndarray) -> None:
+        """See Preparation."""
+        self.arrays[name] = np.asarray(array)
+
+
+def shared_key(code: Callable[..., object], given: Sequence[object]) -> str:
+    """Return a key that changes with any of `given`, a tensor's device and content, with `code`, and with torch.
+
+    With the number of threads as well, on which the order of sums depends.
+    """
+    made_by = source.digest([f"{code.__module__}:{code.__qualname__}"])
+    digest = hashlib.sha256(f"{made_by} {torch.__version__} {torch.get_num_threads()}".encode())
+    for each in given:
+        if isinstance(each, Tensor):
+            digest.update(f"|{each.dtype} {list(each.shape)} {each.device.type} ".encode())
+            digest.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(f"|{each!r}".encode())
+    return f"{code.__name__}-{digest.hexdigest()[:16]}"
+
+
+# From counts of right answers to what is recorded: each client's own, the global model's, those after training.
+
+COMMON_BATCH = 1024  # samples of the global test set a forward pass of the global model
+
+
+def scored_sets(setup: Setup) -> tuple[str, ...]:
+    """Names of the sets that clients' models are scored on."""
+    test = setup.protocol.test
+    sets = {"global": ("global",), "both": ("local", "global")}.get(test.sets, ("local",))
+    return (*sets, "val") if test.val_fraction > 0 else sets
+
+
+def tallies(setup: Setup, counts: Counts, ids: Tensor) -> dict[str, Tally]:
+    """Counts per class [C, K] of clients `ids` as counts per client, by the protocol's weighting of the global set."""
+    found: dict[str, Tally] = {}
+    for name, (correct, total) in counts.items():
+        if name == "global" and setup.protocol.test.weighting == "label_shares":
+            owned = setup.population.label_counts[ids]
+            shares = owned / owned.sum(1, keepdim=True)
+            found[name] = weighted(correct.numpy(), total.numpy(), shares.numpy())
+        else:
+            found[name] = Tally(correct.sum(1).numpy(), total.sum(1).numpy())
+    return found
+
+
+@torch.no_grad()
+def common_tally(setup: Setup, model: Tree, clock: Clock) -> Tally:
+    """The global model at `clock` on the global test set, in every kind's view of it.
+
+    Raises:
+        Diverged: its scores are not finite.
+    """
+    correct = total = 0.0
+    for kind in setup.kinds:
+        for indices in kind.federation.global_test.split(COMMON_BATCH):
+            x, y = kind.federation.gather(indices)
+            hits, seen = count_correct(kind.task.apply(model, x), y, kind.task.classes)
+            correct, total = correct + float(hits.sum()), total + float(seen.sum())
+    if np.isnan(total):
+        raise diverged(clock.round, "the server", "the global model's scores are")
+    return Tally(np.array([correct]), np.array([total]))
+
+
+def latest(
+    known: Mapping[str, Tally], fresh: Mapping[str, Tally], ids: Tensor, clients: int
+) -> dict[str, Tally]:
+    """Scores after training of all `clients`: those of `ids` are `fresh`, the others keep what is `known` of them."""
+    merged: dict[str, Tally] = {}
+    for name, tally in fresh.items():
+        unknown = np.zeros(clients)
+        before = known.get(name, Tally(unknown, unknown))
+        correct, total = before.correct.copy(), before.total.copy()
+        correct[ids.numpy()], total[ids.numpy()] = tally.correct, tally.total
+        merged[name] = Tally(correct, total)
+    return merged
+
+
+def competing(trained: Mapping[str, Tally], received: Mapping[str, Tally]) -> dict[str, Tally]:
+    """Scores after training for a record that also has those as `received`: by names of their own.
+
+    A client that has not trained yet counts with its model as received.
+    """
+    return {TRAINED + name: tally.or_else(received[name]) for name, tally in trained.items()}
+
+
+# The state of a simulation, and the same as one tree and JSON-able meta: what a checkpoint holds.
+
+
+@dataclass(eq=False)
+class State:
+    """All that a round changes, and so all that a checkpoint holds."""
+
+    server: Tree
+    memory: ClientStore
+    round: int = 0  # rounds completed
+    bytes_up: int = 0
+    bytes_down: int = 0
+    prepared: tuple[int, int] = (0, 0)  # bytes up and down of these that the method's preparation took
+    seconds: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Tally] = field(default_factory=dict)  # latest score of each client after training
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+
+
+def save(path: Path, state: State, key: str) -> None:
+    """Write a checkpoint of `state` for the run `key`.
+
+    Raises:
+        FedbenchError: it cannot be written; the previous one is kept, and whole.
+    """
+    checkpoint.save(path, *pack(state), key=key)
+    state.memory.settle()
+
+
+def load(path: Path, key: str, device: torch.device, storage: Storage) -> State:
+    """The state that `save` wrote.
+
+    Raises:
+        CheckpointError: missing, damaged, or of another configuration.
+    """
+    tree, meta = checkpoint.load(path, key=key)
+    if not {"clients", "prepared"} <= meta.keys():
+        raise CheckpointError(f"checkpoint {path} is of an earlier version; delete it to start over")
+    return unpack(tree, meta, device, storage)
+
+
+def models(state: State) -> Tree:
+    """The server's state and every client's memory [N, ...], whole."""
+    return trees.join(server=state.server, memory=state.memory)
+
+
+def pack(state: State) -> tuple[Tree, dict[str, Any]]:
+    """(tree, meta) of everything in `state`, to the bit."""
+    history, history_meta = state.history.state()
+    scores = {
+        f"{name}/{part}": torch.tensor(getattr(tally, part))
+        for name, tally in state.scores.items()
+        for part in ("correct", "total")
+    }
+    arrays = {name: torch.from_numpy(array) for name, array in state.arrays.items()}
+    memory = state.memory.state()
+    tree = {**trees.join(server=state.server, memory=memory, scores=scores, arrays=arrays), **history}
+    meta = {
+        "clients": state.memory.clients,
+        "round": state.round,
+        "bytes_up": state.bytes_up,
+        "bytes_down": state.bytes_down,
+        "prepared": state.prepared,
+        "seconds": state.seconds,
+        "scores": sorted(state.scores),
+        "history": history_meta,
+    }
+    return tree, meta
+
+
+def unpack(tree: Tree, meta: dict[str, Any], device: torch.device, storage: Storage | None = None) -> State:
+    """The state that `pack` described, models on `device`."""
+    scores = trees.part(tree, "scores")
+    clients = meta["clients"]
+    return State(
+        server=trees.map_leaves(lambda leaf: leaf.to(device), trees.part(tree, "server")),
+        memory=ClientStore.restore(
+            trees.part(tree, "memory"), clients, storage or Storage(most=clients), device
+        ),
+        round=meta["round"],
+        bytes_up=meta["bytes_up"],
+        bytes_down=meta["bytes_down"],
+        prepared=tuple(meta["prepared"]),
+        seconds=dict(meta["seconds"]),
+        scores={
+            n: Tally(scores[f"{n}/correct"].numpy(), scores[f"{n}/total"].numpy()) for n in meta["scores"]
+        },
+        arrays={name: leaf.numpy() for name, leaf in trees.part(tree, "arrays").items()},
+        history=History.restore(tree, meta["history"]),
+    )
+
 
 EVALUATION_CLIENTS = 256  # clients messaged at once when all are scored, ...
 EVALUATION_BYTES = 2**30  # ... or fewer, whose memory is not larger than this

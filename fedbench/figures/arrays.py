@@ -21,16 +21,16 @@ import torch
 from fedbench.core import rng
 from fedbench.core.errors import ConfigError
 from fedbench.data import authors
-from fedbench.data.split import make_partition
+from fedbench.data.partition import make_partition
 from fedbench.figures.plan import FigurePlan
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.fedcollab import FedCollab
-from fedbench.methods.sosicfl import region
+from fedbench.methods.sosicfl import simplex
 from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig
 from fedbench.runs.execution import build
-from fedbench.tables.job import Job
+from fedbench.tables.plan import Job
 
 Arrays = dict[str, np.ndarray]
 Grid = list[list[list[Job]]]  # [R][C][S]
@@ -182,9 +182,9 @@ def label_map(plan: FigurePlan, _arrays: Arrays) -> Arrays:
 def subregion_draws(plan: FigurePlan, arrays: Arrays) -> Arrays:
     """Return `draws` [clusters, points, 3], where the clients of a SosicFL cluster draw, within the L1 `radius`."""
     run, centres = _first_run(plan), arrays["array/centers/0/0"][0]
-    radius = _method_of(run, SosicFL).rho * region.mean_distance(centres)
+    radius = _method_of(run, SosicFL).rho * simplex.mean_distance(centres)
     clouds = [
-        region.uniform(DRAWN, torch.from_numpy(centre), radius, rng.torch_rng(run.seed, "figure", index))
+        simplex.uniform(DRAWN, torch.from_numpy(centre), radius, rng.torch_rng(run.seed, "figure", index))
         for index, centre in enumerate(centres)
     ]
     return {"draws": torch.stack(clouds).numpy(), "radius": np.array(radius)}

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbench.core.errors import FedbenchError
+from fedbench.engine.history import TEST_SETS
 from fedbench.plots import runs, style
-from fedbench.results.finished import Run
-from fedbench.results.history import TEST_SETS
-from fedbench.results.run_files import RESULT
-from fedbench.tables import significance, store
-from fedbench.tables.result import TableResult
+from fedbench.runs.folder import RESULT
+from fedbench.runs.run import Run
+from fedbench.tables import store, verdict
+from fedbench.tables.store import TableResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ def table_figures(folder: Path) -> Figures:
             labels, title = [row.label for row in table.spec.rows], f"{table.spec.title}: {column.label}"
             found[f"beside-{index}"] = runs.beside_published(published, labels, title)
     metric = table.spec.metrics[0]
-    if ranked := significance.ranks(table, metric):
+    if ranked := verdict.ranks(table, metric):
         found["ranks"] = runs.critical_difference(ranked.ranks, ranked.critical, ranked.blocks, metric.label)
     return found
 

@@ -11,17 +11,13 @@ import numpy as np
 
 from fedbench import recorders
 from fedbench.config import groups
-from fedbench.config.registry import typed
+from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.runs import recorded
+from fedbench.runs import execution
 from fedbench.tables import plan as tables
-from fedbench.tables.account import PAPERS
-from fedbench.tables.cell_config import Wish
-from fedbench.tables.job import Job
-from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
-from fedbench.tables.plan import Plan
-from fedbench.tables.scale import Scale
-from fedbench.tables.spec import TableSpec
+from fedbench.tables.plan import Job, Plan
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Scale, TableSpec, Wish
+from fedbench.tables.text import PAPERS
 
 PAPER, OPEN, QUICK = "paper", "open", "quick"
 SETTINGS = (PAPER, OPEN, QUICK)
@@ -177,7 +173,7 @@ class FigurePlan:
         """Return the runs to be made; one that is there without what is to be recorded is made again."""
         if not self.spec.runs:
             return []
-        without = [job for job in self.runs.jobs if job.finished and recorded.lacking(job.config)]
+        without = [job for job in self.runs.jobs if job.finished and execution.lacking(job.config)]
         return [*self.runs.missing(), *(rerun(job) for job in without)]
 
     def command(self) -> str:
@@ -221,7 +217,7 @@ def _plan(spec: FigureSpec, scale: str, wanted: Wanted) -> Plan:
 
 def rerun(job: Job) -> Job:
     """Return a finished run to be made anew, with what is to be recorded beside what it has."""
-    return with_recorders(job, recorded.kept(job.folder), force=True)
+    return with_recorders(job, execution.kept(job.folder), force=True)
 
 
 def with_recorders(job: Job, kept: Mapping[str, np.ndarray], *others: Job, force: bool = False) -> Job:
@@ -238,7 +234,7 @@ def merged(jobs: Sequence[Job]) -> list[Job]:
     for job in jobs:
         alike.setdefault(job.identity, []).append(job)
     return [
-        with_recorders(first, recorded.kept(first.folder) if first.finished else {}, *rest)
+        with_recorders(first, execution.kept(first.folder) if first.finished else {}, *rest)
         if any(each.config.recorders for each in (first, *rest))
         else first
         for first, *rest in alike.values()

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.files import as_npz, write_text
-from fedbench.core.sealed import Sealed
+from fedbench.core.files import Sealed, as_npz, write_text
 from fedbench.figures.plan import (
     OPEN,
     PAPER,

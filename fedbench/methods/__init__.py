@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 
 if TYPE_CHECKING:
     from fedbench.engine.method import Method
@@ -24,7 +24,7 @@ METHODS: Registry[Method] = Registry(
         "fedcollab": "fedbench.methods.fedcollab.fedcollab:FedCollab",
         "feddistill": "fedbench.methods.feddistill:FedDistill",
         "feddyn": "fedbench.methods.feddyn:FedDyn",
-        "fedfomo": "fedbench.methods.fedfomo.fedfomo:FedFomo",
+        "fedfomo": "fedbench.methods.fedfomo:FedFomo",
         "fedgen": "fedbench.methods.fedgen:FedGen",
         "fediot": "fedbench.methods.fediot:FedIoT",
         "fednova": "fedbench.methods.fednova:FedNova",
@@ -32,11 +32,11 @@ METHODS: Registry[Method] = Registry(
         "fedper": "fedbench.methods.fedper:FedPer",
         "fedproto": "fedbench.methods.fedproto:FedProto",
         "fedprox": "fedbench.methods.fedprox:FedProx",
-        "fedrema": "fedbench.methods.fedrema.fedrema:FedReMa",
+        "fedrema": "fedbench.methods.fedrema:FedReMa",
         "fedrep": "fedbench.methods.fedrep:FedRep",
         "fedrod": "fedbench.methods.fedrod:FedRoD",
         "fedsac": "fedbench.methods.fedsac:FedSaC",
-        "fedsac_multimodal": "fedbench.methods.fedsac_multimodal:MultimodalFedSaC",
+        "fedsac_multimodal": "fedbench.methods.fedsac:MultimodalFedSaC",
         "fesem": "fedbench.methods.fesem:FeSEM",
         "finetune": "fedbench.methods.finetune:Finetune",
         "ifca": "fedbench.methods.ifca:IFCA",
@@ -54,7 +54,7 @@ METHODS: Registry[Method] = Registry(
         "pfedsim": "fedbench.methods.pfedsim:PFedSim",
         "scaffold": "fedbench.methods.scaffold:Scaffold",
         "sosicfl": "fedbench.methods.sosicfl.sosicfl:SosicFL",
-        "sosicfl_plus": "fedbench.methods.sosicfl.sosicfl_plus:SosicFLPlus",
+        "sosicfl_plus": "fedbench.methods.sosicfl.sosicfl:SosicFLPlus",
     },
     __name__,
 )

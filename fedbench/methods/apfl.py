@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import positive, share
+from fedbench.config.fields import positive, share
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population

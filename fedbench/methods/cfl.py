@@ -25,16 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of, share
+from fedbench.config.fields import at_least, one_of, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
+from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts import grouping
-from fedbench.methods.parts.coalitions import Coalitions, members_of
+from fedbench.methods.parts import clustered
+from fedbench.methods.parts.clustered import Coalitions, members_of
 from fedbench.models.task import Task
 
 
@@ -117,7 +116,7 @@ class CFL(Coalitions):
             return server
         if len(updates) < 2:
             return server
-        similarity = grouping.cosines(updates.cpu().numpy())
+        similarity = clustered.cosines(updates.cpu().numpy())
         server = {**server, "distances": self._seen(server, members.ids, similarity)}
         leaving = self._leaving(similarity, members.sizes.numpy())
         if leaving is None:
@@ -127,7 +126,7 @@ class CFL(Coalitions):
         grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
         return {**server, "coalition": coalition, **trees.join(base=grown)}
 
-    def _seen(self, server: Tree, ids: Tensor, similarity: grouping.Array) -> Tensor:
+    def _seen(self, server: Tree, ids: Tensor, similarity: clustered.Array) -> Tensor:
         """1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
         clients = len(server["coalition"])
         seen = server.get("distances")
@@ -142,9 +141,9 @@ class CFL(Coalitions):
         """The distances that cuts were decided by, if there were any, and the clusters."""
         return {name: server[name] for name in ("distances", "coalition") if name in server}
 
-    def _leaving(self, similarity: grouping.Array, sizes: grouping.Array) -> np.ndarray | None:
+    def _leaving(self, similarity: clustered.Array, sizes: clustered.Array) -> np.ndarray | None:
         """Which members leave a cluster, bool [M], by similarity [M, M] and sizes [M]; None if none is to."""
-        side, across = grouping.bipartition(similarity, self.linkage)
+        side, across = clustered.bipartition(similarity, self.linkage)
         if not np.sqrt((1 - across) / 2) > self.gamma_max:
             return None
         return side if sizes[side].sum() < sizes[~side].sum() else ~side

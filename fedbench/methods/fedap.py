@@ -21,12 +21,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import selectors, share
+from fedbench.config.fields import selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort
-from fedbench.methods.parts import passes
+from fedbench.methods.parts.features import blocks
 from fedbench.methods.parts.mixing import Library
 from fedbench.models.task import Task
 
@@ -103,7 +103,7 @@ class FedAP(Library):
 def feature_statistics(model: Tree, client: Client) -> Tree:
     """Mean and variance [d] of the features of all training samples."""
     data = client.data
-    features = [(client.task.features(model, block.x), block) for block in passes.blocks(data)]
+    features = [(client.task.features(model, block.x), block) for block in blocks(data)]
     count = data.count.to(features[0][0].dtype)
     mean = torch.stack([block.sum(z) for z, block in features]).sum(0) / count
     variance = torch.stack([block.sum((z - mean).square()) for z, block in features]).sum(0) / count

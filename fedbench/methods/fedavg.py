@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.domain import selectors
+from fedbench.config.fields import selectors
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree

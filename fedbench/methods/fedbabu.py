@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.domain import at_least, positive, selectors
+from fedbench.config.fields import at_least, positive, selectors
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Population

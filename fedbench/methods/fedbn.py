@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.config.domain import selectors
-from fedbench.engine.conformance import Conformance
+from fedbench.config.fields import selectors
+from fedbench.engine.contract import Conformance
 from fedbench.methods.fedavg import FedAvg
 
 

@@ -17,8 +17,8 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import one_of
-from fedbench.methods.parts.class_means import ClassMeans
+from fedbench.config.fields import one_of
+from fedbench.methods.parts.features import ClassMeans
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import positive
+from fedbench.config.fields import positive
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
+from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
 from fedbench.models.task import Task

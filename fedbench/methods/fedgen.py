@@ -22,15 +22,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import at_least, positive, share
+from fedbench.config.fields import at_least, positive, share
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
+from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
-from fedbench.engine.train.fit import fit
+from fedbench.engine.optim import fit
 from fedbench.models.task import Task
 
 

@@ -20,18 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import at_least, positive, share
+from fedbench.config.fields import at_least, positive, share
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
-from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.core.trees import Tree, sent
+from fedbench.engine.contract import Client, Clock, Cohort, Conformance, Preparation, Stage
 from fedbench.engine.method import Method
-from fedbench.engine.preparation import Preparation
-from fedbench.engine.train.fit import fit
-from fedbench.methods.parts import passes
+from fedbench.engine.optim import fit
+from fedbench.methods.parts import features
 from fedbench.models.task import Task
 
 
@@ -144,7 +141,7 @@ def encoded(server: Tree, kind: Task) -> tuple[Tensor, Tensor]:
     own = trees.part(server, "labelled")
     x, y = own[f"{kind.prefix}x"], own[f"{kind.prefix}y"]
     model = trees.plain(server)
-    return torch.cat([kind.features(model, block.x) for block in passes.blocks(Batch(x, y))]), y
+    return torch.cat([kind.features(model, block.x) for block in features.blocks(Batch(x, y))]), y
 
 
 def _sent(server: Tree) -> Tree:

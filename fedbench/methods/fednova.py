@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedbench.core import trees
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
+from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts.updates import accumulation

@@ -21,15 +21,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, positive
+from fedbench.config.fields import at_least, positive
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.transfer import fetched, sent
-from fedbench.core.trees import Tree
+from fedbench.core.trees import Tree, fetched, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
-from fedbench.methods.parts import simplex_qp
+from fedbench.methods.parts import mixing
 from fedbench.models.task import Task
 
 
@@ -134,4 +133,4 @@ def weights(h: Tensor, V: Tensor) -> Tensor:
     gram, V = fetched([flat @ flat.t(), V])
     own = gram.diagonal()
     G = own.view(-1, 1, 1) - gram.unsqueeze(2) - gram.unsqueeze(1) + gram.unsqueeze(0)
-    return simplex_qp.minimise(G + torch.diag(V.double()))
+    return mixing.minimise(G + torch.diag(V.double()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.config.domain import selectors
+from fedbench.config.fields import selectors
 from fedbench.methods.fedavg import FedAvg
 
 

@@ -17,10 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import one_of
+from fedbench.config.fields import one_of
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client
-from fedbench.methods.parts.class_means import ClassMeans
+from fedbench.methods.parts.features import ClassMeans
 from fedbench.models.task import Task
 
 ABSENT = -1e30  # score of a class without a prototype

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedbench.config.domain import at_least
+from fedbench.config.fields import at_least
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree

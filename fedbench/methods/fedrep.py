@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.config.domain import at_least, selectors
+from fedbench.config.fields import at_least, selectors
 from fedbench.config.schema import LocalConfig
 from fedbench.core.errors import ConfigError
 from fedbench.engine.contract import Clock, Stage

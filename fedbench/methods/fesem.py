@@ -20,20 +20,17 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.domain import at_least, selectors
+from fedbench.config.fields import at_least, selectors
 from fedbench.config.schema import added
 from fedbench.core import rng, trees
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
-from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Cohort
+from fedbench.core.trees import Tree, sent
+from fedbench.engine.contract import Cohort, Conformance, Preparation
 from fedbench.engine.method import Method
-from fedbench.engine.preparation import Preparation
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts import alone, grouping
-from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
+from fedbench.methods.parts import clustered
+from fedbench.methods.parts.clustered import Coalitions, grouped, server_of
 from fedbench.models.task import Task
 
 
@@ -86,7 +83,7 @@ class FeSEM(Coalitions):
         """As KMeans, or every client in a cluster drawn for it."""
         if self.pretrain_rounds:
             message = self.send(server, preparation.everyone)
-            coalition = alone.groups(
+            coalition = clustered.groups(
                 preparation, message, memory, self.k, self.pretrain_rounds, self.compared
             )
             return grouped(server_of(server, 0), coalition, self.k), memory
@@ -94,8 +91,8 @@ class FeSEM(Coalitions):
         coalition = generator.integers(self.k, size=preparation.population.clients)
         preparation.keep("coalition", coalition)
         if self.drawn:
-            centres = alone.vectors(trees.part(server, "base"), preparation.task, self.compared)
-            apart = grouping.distances(centres.cpu().numpy())
+            centres = clustered.vectors(trees.part(server, "base"), preparation.task, self.compared)
+            apart = clustered.distances(centres.cpu().numpy())
             preparation.keep("distances", apart[coalition][:, coalition])  # of two clients' centres
             return {**server, "coalition": torch.from_numpy(coalition)}, memory
         return grouped(server_of(server, 0), coalition, self.k), memory
@@ -104,7 +101,8 @@ class FeSEM(Coalitions):
         """Centres from the cohort's models (M step), then the cohort's assignment to centres (E step)."""
         server = super().aggregate(server, uploads, cohort)
         models, centres = (
-            alone.vectors(each, cohort.task, self.compared) for each in (uploads, trees.part(server, "base"))
+            clustered.vectors(each, cohort.task, self.compared)
+            for each in (uploads, trees.part(server, "base"))
         )
         nearest = torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
         coalition = server["coalition"].clone()

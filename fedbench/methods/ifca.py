@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.domain import at_least
+from fedbench.config.fields import at_least
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
-from fedbench.methods.parts import passes
+from fedbench.methods.parts import features
 from fedbench.models.task import Task
 
 
@@ -67,7 +67,7 @@ class IFCA(Method):
     def start(self, client: Client) -> Tree:
         """The model with the least training loss, and which it is."""
         losses = [
-            passes.mean_loss(trees.row(client.message, j), client.data, client.task) for j in range(self.k)
+            features.mean_loss(trees.row(client.message, j), client.data, client.task) for j in range(self.k)
         ]
         choice = torch.stack(losses).argmin()
         rows = trees.map_leaves(lambda leaf: leaf.index_select(0, choice.view(1))[0], client.message)

@@ -14,14 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.config.domain import at_least, selectors
+from fedbench.config.fields import at_least, selectors
 from fedbench.config.schema import added
 from fedbench.core.trees import Tree
+from fedbench.engine.contract import Preparation
 from fedbench.engine.method import Method
-from fedbench.engine.preparation import Preparation
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts import alone
-from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
+from fedbench.methods.parts import clustered
+from fedbench.methods.parts.clustered import Coalitions, grouped, server_of
 
 
 @dataclass(frozen=True)
@@ -49,5 +49,7 @@ class KMeans(Coalitions):
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train every client alone, group the results; all groups start from the initial weights."""
         message = self.send(server, preparation.everyone)
-        coalition = alone.groups(preparation, message, memory, self.k, self.pretrain_rounds, self.compared)
+        coalition = clustered.groups(
+            preparation, message, memory, self.k, self.pretrain_rounds, self.compared
+        )
         return grouped(server_of(server, 0), coalition, self.k), memory

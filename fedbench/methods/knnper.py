@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import at_least, positive, share
+from fedbench.config.fields import at_least, positive, share
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts import passes
+from fedbench.methods.parts.features import blocks
 from fedbench.models.task import Task
 
 
@@ -45,7 +45,7 @@ class KNNPer(FedAvg):
     def model(self, work: Tree, client: Client) -> Tree:
         """The model beside the datastore: features [n, d], labels one-hot [n, K], and which rows are real [n]."""
         task, data = client.task, client.data
-        features = torch.cat([task.features(work, block.x) for block in passes.blocks(data)])
+        features = torch.cat([task.features(work, block.x) for block in blocks(data)])
         labels = functional.one_hot(data.y, task.classes).to(features.dtype)
         real = torch.ones_like(data.y, dtype=torch.bool) if data.mask is None else data.mask
         return {**work, **trees.join(store={"z": features, "y": labels, "real": real})}

@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbench.config.domain import at_least
+from fedbench.config.fields import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.preparation import Preparation
-from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
-from fedbench.methods.parts.inside import fedavg
+from fedbench.engine.contract import Preparation
+from fedbench.methods.parts.clustered import Coalitions, fedavg, grouped, server_of
 
 
 @dataclass(frozen=True)

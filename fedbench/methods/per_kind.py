@@ -16,11 +16,9 @@ from torch import Tensor
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Cohort
+from fedbench.engine.contract import Cohort, Conformance, Preparation
 from fedbench.engine.method import Method
-from fedbench.engine.preparation import Preparation
-from fedbench.methods.parts.inside import Inside, fedavg
+from fedbench.methods.parts.clustered import Inside, fedavg
 from fedbench.models.task import Task
 
 

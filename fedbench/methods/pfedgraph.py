@@ -15,12 +15,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedbench.config.domain import at_least, positive
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
+from fedbench.config.fields import at_least, positive
+from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Cohort
-from fedbench.methods.parts import simplex
-from fedbench.methods.parts.cosine import CosineMixing
+from fedbench.methods.parts import mixing
+from fedbench.methods.parts.mixing import CosineMixing
 
 
 @dataclass(frozen=True)
@@ -42,4 +41,4 @@ class PFedGraph(CosineMixing):
         """W from sizes and similarity."""
         similarity = self.similarities(server, uploads, cohort)
         p = sent(cohort.weights, similarity.device).to(similarity.dtype)
-        return {"*": simplex.closest(p, -similarity / self.alpha, solver=self.solver)}
+        return {"*": mixing.closest(p, -similarity / self.alpha, solver=self.solver)}

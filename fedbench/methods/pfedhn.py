@@ -20,13 +20,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, positive, selectors, share
+from fedbench.config.fields import at_least, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
-from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Cohort
+from fedbench.core.trees import Tree, sent
+from fedbench.engine.contract import Client, Cohort, Conformance
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.domain import at_least, positive
+from fedbench.config.fields import at_least, positive
 from fedbench.config.schema import LocalConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population

@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.domain import one_of, positive, selectors, share
+from fedbench.config.fields import one_of, positive, selectors, share
 from fedbench.core import trees
 from fedbench.core.batch import Population
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
+from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Clock, Cohort
 from fedbench.methods.parts.mixing import Library
 from fedbench.models.task import Task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 
 if TYPE_CHECKING:
     from fedbench.models.base import Model
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 MODELS: Registry[Model] = Registry(
     "model",
     {
-        "cnn5": "fedbench.models.cnn5:CNN5",
-        "cub_cnn": "fedbench.models.cub:CubCNN",
-        "fedrema_alexnet": "fedbench.models.fedrema:FedReMaAlexNet",
-        "fedrema_cnn": "fedbench.models.fedrema:FedReMaCNN",
-        "kinds": "fedbench.models.kinds:Kinds",
-        "lenet5": "fedbench.models.lenet5:LeNet5",
-        "mlp": "fedbench.models.mlp:MLP",
+        "cnn5": "fedbench.models.small:CNN5",
+        "cub_cnn": "fedbench.models.modalities:CubCNN",
+        "fedrema_alexnet": "fedbench.models.small:FedReMaAlexNet",
+        "fedrema_cnn": "fedbench.models.small:FedReMaCNN",
+        "kinds": "fedbench.models.modalities:Kinds",
+        "lenet5": "fedbench.models.small:LeNet5",
+        "mlp": "fedbench.models.small:MLP",
         "mobilenet_v2": "fedbench.models.vision:MobileNetV2",
         "resnet18": "fedbench.models.vision:ResNet18",
-        "simple_cnn": "fedbench.models.simple_cnn:SimpleCNN",
+        "simple_cnn": "fedbench.models.small:SimpleCNN",
         "squeezenet": "fedbench.models.vision:SqueezeNet",
-        "textcnn": "fedbench.models.cub:TextCNN",
-        "timm": "fedbench.models.library:TimmModel",
-        "torchvision": "fedbench.models.library:TorchvisionModel",
+        "textcnn": "fedbench.models.modalities:TextCNN",
+        "timm": "fedbench.models.vision:TimmModel",
+        "torchvision": "fedbench.models.vision:TorchvisionModel",
     },
     __name__,
 )

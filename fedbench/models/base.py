@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedbench.config.domain import Component, one_of
+from fedbench.config.fields import Component, one_of
 from fedbench.config.schema import added
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree

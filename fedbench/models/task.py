@@ -10,20 +10,135 @@ from any stage. Where it is split into body and classifier is one setting, `Mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
-from fedbench.core.trees import Tree
-from fedbench.models.convolution import Conv2d, replace_convolutions
-from fedbench.models.leaves import Leaves, leaf_groups
-from fedbench.models.norm import replace_batch_norm
-from fedbench.models.slices import Slice
+from fedbench.core.trees import Rows, Tree
+from fedbench.models.layers import BatchNorm, Conv2d, replace_batch_norm, replace_convolutions
+
+# Names of a network's leaves, what selects them, and which clients have them.
+
+
+class Leaves:
+    """The leaves of the clients' networks by name. Here all clients have all of them: see JointTask for others."""
+
+    parameters: frozenset[str]
+    buffers: frozenset[str]
+    groups: dict[str, frozenset[str]]  # "@head" -> its leaves
+
+    # ---- selectors
+
+    def select(self, names: Iterable[str], selectors: Iterable[str]) -> list[str]:
+        """The `names` that a selector matches, in order.
+
+        A selector is a glob ("conv.*", "personal/*") or a group (@head, @body, @classifier, @norm, @stats), either
+        after a namespace ("personal/@head") or without one.
+        """
+        wanted = list(selectors)
+        return [name for name in names if any(self._matches(name, selector) for selector in wanted)]
+
+    def split(self, tree: Tree, selectors: Iterable[str]) -> tuple[Tree, Tree]:
+        """(the leaves of `tree` that a selector matches, the rest)."""
+        return trees.split(tree, self.select(tree, selectors))
+
+    def _matches(self, name: str, selector: str) -> bool:
+        space, _, group = selector.rpartition("/")
+        if not group.startswith("@"):
+            return fnmatchcase(name, selector)
+        if group not in self.groups:
+            raise ConfigError(f"unknown leaf group '{group}'; one of: {', '.join(self.groups)}")
+        prefix, _, leaf = name.rpartition("/")
+        return prefix == space and leaf in self.groups[group]
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether a leaf (in any namespace) is a statistic that the forward pass moves, not the optimiser."""
+        return name.rpartition("/")[2] in self.buffers
+
+    def weights(self, tree: Tree) -> Tree:
+        """The leaves of `tree` that are no statistics: what a distance between models is over."""
+        return {name: leaf for name, leaf in tree.items() if not self.is_buffer(name)}
+
+    # ---- who has them
+
+    prefix: str = ""  # what the names begin with of leaves that only clients of this kind have
+
+    def own(self, tree: Tree) -> Tree:
+        """The leaves of `tree` that a client with this network has."""
+        return tree
+
+    def among(self, tree: Tree, ids: Tensor) -> Iterator[tuple[Rows, Tree]]:
+        """The leaves of a stacked tree [C, ...] of clients `ids` by who has them: (which clients, their rows)."""
+        yield slice(None), tree
+
+    def kind_of(self, ids: Tensor) -> Tensor:
+        """The kind of each of clients `ids`: a place in `kinds`, int64 [C]."""
+        return torch.zeros_like(ids)
+
+
+def leaf_groups(net: nn.Module, classifier: str) -> dict[str, frozenset[str]]:
+    """The leaves of `net` in each group that a selector may name; `classifier` is one of SPLITS (see Task)."""
+    buffers = frozenset(name for name, _ in net.named_buffers())
+    leaves = buffers | {name for name, _ in net.named_parameters()}
+
+    def inside(kind: type[nn.Module]) -> frozenset[str]:
+        layers = {name for name, module in net.named_modules() if isinstance(module, kind)}
+        return frozenset(name for name in leaves if any(name.startswith(f"{layer}.") for layer in layers))
+
+    last, every = frozenset(name for name in leaves if name.startswith("head.")), inside(nn.Linear)
+    head = every if classifier == "linear" else last
+    return {
+        "@head": head,
+        "@body": leaves - head,
+        "@classifier": last if classifier == "last" else every,
+        "@norm": inside(BatchNorm),  # affine parameters and statistics
+        "@stats": buffers,  # running statistics of batch normalisation alone
+    }
+
+
+# Some stages of a network as a pure function of its leaves.
+
+
+class Slice:
+    """Some stages of a network as a function of its leaves.
+
+    As torch.func.functional_call, but where each leaf goes is looked up once: for a small network that look-up costs
+    as much as the forward pass.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.norms = [module for module in net.modules() if isinstance(module, BatchNorm)]
+        self.slots: list[tuple[dict[str, Any], str, str, Tensor]] = []
+        for path, module in net.named_modules():
+            for store in (module._parameters, module._buffers):
+                for key, placeholder in store.items():
+                    if placeholder is not None:
+                        self.slots.append((store, key, f"{path}.{key}" if path else key, placeholder))
+
+    @contextmanager
+    def bound(self, model: Tree, mask: Tensor | None) -> Iterator[nn.Module]:
+        """The network with `model`'s leaves in place, batch normalisation told of padding by `mask`."""
+        for store, key, name, _ in self.slots:
+            store[key] = model[name]
+        for norm in self.norms:
+            norm.mask = mask
+        try:
+            yield self.net
+        finally:
+            for store, key, _, placeholder in self.slots:
+                store[key] = placeholder
+            for norm in self.norms:
+                norm.mask = None
+
 
 SPLITS = ("own", "last", "linear")
 
@@ -189,3 +304,30 @@ class Task(Leaves):
         if batch.mask is None:
             return functional.cross_entropy(logits, batch.y)
         return batch.mean(functional.cross_entropy(logits, batch.y, reduction="none"))
+
+
+# Whether a network fits its inputs, found out before anything is trained.
+
+
+def check_input(task: Task, smallest_batch: int) -> None:
+    """Run the forward pass of one training step of `task` on zeros, to refuse early what cannot work.
+
+    Raises:
+        ConfigError: the network does not fit the input's shape, or batch normalisation meets a single value.
+    """
+    model = task.init(torch.Generator().manual_seed(0))
+    x = torch.zeros(max(1, smallest_batch), *task.shape)
+    try:
+        logits = task.apply(model, x, train=True)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ConfigError(
+            f"batch normalisation cannot train on a batch of {smallest_batch} sample; use a model without it, "
+            "another batch size, or a partition with larger clients"
+        ) from error
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the model does not fit inputs of shape {tuple(task.shape)}: {reason}") from error
+    if logits.shape != (len(x), task.classes):
+        raise ConfigError(f"the model yields {tuple(logits.shape)}, expected {(len(x), task.classes)}")

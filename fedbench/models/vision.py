@@ -1,18 +1,11 @@
-"""torchvision's ResNet-18, MobileNetV2 and SqueezeNet 1.0, with ImageNet weights or without, as named stages.
-
-Weights come from `weights` (a file with torchvision's state dict), else from torch.hub's folder, where torchvision
-keeps what it downloads; `download` lets it do so now. Everything but the classifier is taken over, which starts anew.
-
-Deviations from torchvision: no dropout before the classifier (MobileNetV2 0.2, SqueezeNet 0.5): its noise would have to
-be keyed by client and step for engines to agree, and no paper here says that it kept it. With pretrained=false the
-first convolution takes as many channels as the images have.
-
-ResNet-18 with 20 classes has 11,186,772 parameters. FedCollab's Table 5 prints 11,181,642 for it: the same network with
-a classifier for 10 classes, 512 x 10 + 10 instead of 512 x 20 + 20, so only the last layer was counted wrongly.
-"""
+"""Large networks for images, of torchvision or timm, with published weights or drawn at random."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import hashlib
+import pickle
 from abc import abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -22,12 +15,81 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, nearest
 from fedbench.core.trees import Tree
-from fedbench.models import weights
 from fedbench.models.base import Model
-from fedbench.models.blocks import GlobalMean, Places, PlacesMean
-from fedbench.models.norm import replace_batch_norm
+from fedbench.models.layers import GlobalMean, Places, PlacesMean, replace_batch_norm
+
+# Files of ImageNet weights: where torchvision keeps them, fetching them, reading them without executing anything.
+
+
+def _official(architecture: str) -> Any:
+    from torchvision.models import get_model_weights
+
+    return get_model_weights(architecture).DEFAULT
+
+
+def hub_file(architecture: str) -> Path:
+    """Where torchvision keeps the weights; the name ends in the first digits of the content's SHA-256."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / str(_official(architecture).url).rpartition("/")[2]
+
+
+def fetch_weights(architecture: str) -> None:
+    """Let torchvision download the weights of `architecture`.
+
+    Raises:
+        DataMissing: no network, no space, or what came has another hash.
+    """
+    try:
+        _official(architecture).get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:  # no network, no space, a hash that differs
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataMissing(
+            f"the ImageNet weights of {architecture} could not be downloaded: {reason}; "
+            "set model.weights=FILE or model.pretrained=false"
+        ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The state dict in `path`, which is not executed: tensors only.
+
+    Raises:
+        DataCorrupt: it holds none that torch can read.
+    """
+    try:
+        state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise DataCorrupt(
+            f"{path} holds no weights that torch can read; delete it or set model.weights=FILE"
+        ) from error
+    return state
+
+
+@functools.lru_cache(maxsize=4)
+def weights_hash(path: Path) -> str:
+    """8 hexadecimal digits over a file's content.
+
+    Raises:
+        DataMissing: it cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    except OSError as error:
+        raise DataMissing(f"model.weights={path}: {error.strerror or error}") from error
+
+
+# torchvision's ResNet-18, MobileNetV2 and SqueezeNet 1.0, with ImageNet weights or without, as named stages.
+#
+# Weights come from `weights` (a file with torchvision's state dict), else from torch.hub's folder, where torchvision
+# keeps what it downloads; `download` lets it do so now. Everything but the classifier is taken over, which starts anew.
+#
+# Deviations from torchvision: no dropout before the classifier (MobileNetV2 0.2, SqueezeNet 0.5): its noise would have
+# to be keyed by client and step for engines to agree, and no paper here says that it kept it. With pretrained=false the
+# first convolution takes as many channels as the images have.
+#
+# ResNet-18 with 20 classes has 11,186,772 parameters. FedCollab's Table 5 prints 11,181,642 for it: the same network
+# with a classifier for 10 classes, 512 x 10 + 10 instead of 512 x 20 + 20, so only the last layer was counted wrongly.
 
 IMAGENET_CLASSES = 1000
 
@@ -50,8 +112,8 @@ class Vision(Model):
             return f"{self.name}_scratch"
         if self.weights is None:
             return self.name
-        found = weights.file_hash(Path(self.weights).expanduser())
-        return self.name if found in weights.hub_file(self.architecture).name else f"{self.name}-{found}"
+        found = weights_hash(Path(self.weights).expanduser())
+        return self.name if found in hub_file(self.architecture).name else f"{self.name}-{found}"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """The stages of a randomly initialised network."""
@@ -97,14 +159,14 @@ class Vision(Model):
         )
 
     def _file(self) -> Path:
-        return Path(self.weights).expanduser() if self.weights else weights.hub_file(self.architecture)
+        return Path(self.weights).expanduser() if self.weights else hub_file(self.architecture)
 
     def _state(self) -> dict[str, torch.Tensor]:
         if missing := self.lacking():
             raise DataMissing(missing)
         if not self._file().is_file():
-            weights.fetch(self.architecture)
-        return weights.read(self._file())
+            fetch_weights(self.architecture)
+        return read_weights(self._file())
 
 
 @dataclass(frozen=True)
@@ -178,3 +240,165 @@ def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
     if other.bias is not None:
         nn.init.zeros_(other.bias)
     return other
+
+
+# Any network of torchvision or timm by name, drawn at random or from a file of weights; two stages, body and head.
+#
+# The head is the network's last linear layer, and what comes before it is the body. Layers that draw random numbers
+# (dropout, stochastic depth) are left out: their noise would have to be keyed by client and step for engines to agree.
+# Where images have another number of channels than 3, the first convolution is drawn anew for them.
+
+RANDOM = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "StochasticDepth", "DropPath")
+AUXILIARY = ("googlenet", "inception_v3")  # have classifiers in the middle, which are left out
+
+
+@dataclass(frozen=True)
+class LibraryModel(Model):
+    """A network of a library, by the name that it has there."""
+
+    library: ClassVar[str]
+
+    architecture: str | None = None  # its name in the library
+    weights: str | None = None  # file with the library's state dict, of which the last layer is not taken
+
+    @property
+    def label(self) -> str:
+        """The library and the architecture, with a hash of its weights if there are any."""
+        found = "" if self.weights is None else weights_hash(self._file())
+        return "-".join(part for part in (self.library, self.architecture, found) if part)
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """What the library has.
+
+        Raises:
+            ConfigError: it is not installed.
+        """
+
+    @abstractmethod
+    def create(self, channels: int, classes: int) -> nn.Module:
+        """The library's network `architecture`."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: body, head.
+
+        Raises:
+            ConfigError: no such network, or one that does not end in a linear layer.
+        """
+        net = self._network(shape[0], classes)
+        place, last = self._last_linear(net)
+        _put(net, place, nn.Identity())
+        return nn.Sequential(OrderedDict(body=net, head=last))
+
+    def begin(self) -> Tree:
+        """The leaves of the body that `weights` holds."""
+        if self.weights is None:
+            return {}
+        if missing := self.lacking():
+            raise DataMissing(missing)
+        state = read_weights(self._file())
+        net = self._network(3, 2)
+        place, _ = self._last_linear(net)
+        _put(net, place, nn.Identity())
+        kept = copy.copy(state)  # with its versions, which some layers ask for
+        for name in [name for name in state if name.startswith(f"{place}.")]:
+            del kept[name]
+        try:
+            net.load_state_dict(kept)
+        except (RuntimeError, AttributeError, TypeError) as error:
+            raise DataCorrupt(
+                f"{self.weights} is no state dict of {self.library}'s {self.architecture}"
+            ) from error
+        return {f"body.{name}": leaf for name, leaf in replace_batch_norm(net).state_dict().items()}
+
+    def lacking(self) -> str:
+        """The file of weights, if one is named and not there."""
+        if self.weights is None or self._file().is_file():
+            return ""
+        return f"model.weights={self.weights}: there is no such file"
+
+    def _file(self) -> Path:
+        return Path(self.weights or "").expanduser()
+
+    def _network(self, channels: int, classes: int) -> nn.Module:
+        known = self.names()
+        if self.architecture not in known:
+            given = "" if self.architecture is None else f" '{self.architecture}'"
+            raise ConfigError(
+                f"model={self.library} takes the name of a network in model.architecture, and{given or ' none'} is "
+                f"not one; nearest: {nearest(str(self.architecture), known)}"
+            )
+        net = self.create(channels, classes)
+        for place, module in list(net.named_modules()):
+            if type(module).__name__ in RANDOM:
+                _put(net, place, nn.Identity())
+        return net
+
+    def _last_linear(self, net: nn.Module) -> tuple[str, nn.Linear]:
+        """(where it is, the layer) that yields the logits."""
+        layers = [(place, module) for place, module in net.named_modules() if not list(module.children())]
+        linear = [(place, module) for place, module in layers if isinstance(module, nn.Linear)]
+        after = [module for _, module in layers[layers.index(linear[-1]) + 1 :]] if linear else []
+        if not linear or any(not isinstance(module, nn.Identity) for module in after):
+            raise ConfigError(
+                f"{self.library}'s {self.architecture} does not end in a linear layer, which fedbench takes as the "
+                "head; write it as a model of your own: docs/writing-a-data-set-model-partition.md"
+            )
+        return linear[-1]
+
+
+@dataclass(frozen=True)
+class TorchvisionModel(LibraryModel):
+    """A classification network of torchvision."""
+
+    library: ClassVar[str] = "torchvision"
+
+    def names(self) -> list[str]:
+        """The networks of torchvision.models."""
+        from torchvision import models
+
+        return list(models.list_models(module=models))
+
+    def create(self, channels: int, classes: int) -> nn.Module:
+        """The network; its first convolution for `channels`."""
+        from torchvision.models import get_model
+
+        plain = {"aux_logits": False, "init_weights": True} if self.architecture in AUXILIARY else {}
+        net: nn.Module = get_model(str(self.architecture), weights=None, num_classes=classes, **plain)
+        convolutions = (item for item in net.named_modules() if isinstance(item[1], nn.Conv2d))
+        place, first = next(convolutions, ("", None))
+        if first is not None:
+            _put(net, place, for_channels(first, channels))
+        return net
+
+
+@dataclass(frozen=True)
+class TimmModel(LibraryModel):
+    """A network of timm (pip install timm)."""
+
+    library: ClassVar[str] = "timm"
+
+    def names(self) -> list[str]:
+        """What timm lists."""
+        return list(_timm().list_models())
+
+    def create(self, channels: int, classes: int) -> nn.Module:
+        """The network, for `channels`, without its random layers."""
+        net: nn.Module = _timm().create_model(
+            str(self.architecture), pretrained=False, num_classes=classes, in_chans=channels
+        )
+        return net
+
+
+def _timm() -> Any:
+    try:
+        import timm  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ConfigError("model=timm needs timm: pip install timm") from error
+    return timm
+
+
+def _put(net: nn.Module, place: str, module: nn.Module) -> None:
+    """Replace the module of `net` at the dotted `place`."""
+    outer, _, name = place.rpartition(".")
+    setattr(net.get_submodule(outer), name, module)

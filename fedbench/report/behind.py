@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.plots.style import cluster_order
-from fedbench.tables.result import TableResult
-from fedbench.tables.store import SEPARATOR
+from fedbench.tables.store import SEPARATOR, TableResult
 
 LEVELS = 1000  # between zero and the largest weight of a matrix
 CLIENTS = 150  # of a matrix that are drawn; more would be smaller than a pixel and weigh megabytes

@@ -23,14 +23,11 @@ from fedbench.core.files import write_text
 from fedbench.plots import runs as plots
 from fedbench.plots import style
 from fedbench.report.behind import Arrays, behind, packed
-from fedbench.tables import account, measures, significance, staleness, store, summary
+from fedbench.tables import measures, staleness, store, text, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
-from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
-from fedbench.tables.render.grid import DASH, Layout, Text
-from fedbench.tables.render.remarks import remarks
-from fedbench.tables.result import Cell, TableResult
-from fedbench.tables.spec import TableSpec
-from fedbench.tables.summary import Judged
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
+from fedbench.tables.store import Cell, TableResult
+from fedbench.tables.text import DASH, Judged, Layout, Text, remarks
 from fedbench.tables.verdict import NONE, judge
 
 PAGE = Path(__file__).with_name("page")
@@ -175,7 +172,7 @@ def _folder_view(
 
 def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
     """Return what the page can be filtered by: a name, its label and its options."""
-    papers = {each.paper: account.PAPERS.get(each.paper, each.paper) or OWN for each in views}
+    papers = {each.paper: text.PAPERS.get(each.paper, each.paper) or OWN for each in views}
     datasets = sorted(
         {name for each in views for column in each.content["columns"] for name in column["datasets"]}
     )
@@ -271,7 +268,7 @@ def table_view(
         folder=folder,
         title=_title(table),
         name=_name(table),
-        setting=f"{account.setting(table).replace('`', '')}; {account.data(table)}",
+        setting=f"{text.setting(table).replace('`', '')}; {text.data(table)}",
         paper=spec.paper,
         headline=spec.headline,
         groups=column_groups(less),
@@ -298,7 +295,7 @@ def _name(table: TableResult) -> str:
     own, substitute = table.spec, table.circumstances.substitute
     if not own.paper or own.varies or substitute:
         return f"{own.name} on {substitute}" if substitute else own.name
-    return f"{account.PAPERS.get(own.paper, own.paper)} {own.table}"
+    return f"{text.PAPERS.get(own.paper, own.paper)} {own.table}"
 
 
 def _cell(layout: Layout, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> dict[str, Any]:
@@ -417,7 +414,7 @@ def _commands(table: TableResult, whole: TableSpec) -> dict[str, str]:
             seeds = {
                 seed for m in table.spec.metrics for seed in table.cell(row.label, column.label, m.name).seeds
             }
-            found[f"{i}-{j}"] = account.command(every, row.label, column.label, tuple(sorted(seeds)))
+            found[f"{i}-{j}"] = text.command(every, row.label, column.label, tuple(sorted(seeds)))
     return found
 
 
@@ -457,7 +454,7 @@ class RankDiagram:
 def rank_diagram(table: TableResult, name: str) -> RankDiagram | None:
     """Draw ranks by the table's first metric, None where they mean nothing; the same table gives the same image."""
     metric = table.spec.metrics[0]
-    if not table.circumstances.trained or not (found := significance.ranks(table, metric)):
+    if not table.circumstances.trained or not (found := verdict.ranks(table, metric)):
         return None
     out = io.StringIO()
     with style.styled(name):
@@ -500,14 +497,14 @@ class Overview:
 
 def overview(tables: Mapping[str, TableResult], rows: Mapping[str, ResultRows]) -> Overview:
     """Return what of each paper was run, how well it agrees and at what cost; `tables` and `rows` by folder name."""
-    found = summary.judged(tables)
-    tallies = summary.tallies(found)
+    found = text.judged(tables)
+    tallies = text.tallies(found)
     lines = [
         _overview_line(
             tables,
             rows,
             each.paper,
-            account.spelled(each.setting.split()) or PUBLISHED,
+            text.spelled(each.setting.split()) or PUBLISHED,
             each.tables,
             each.values,
         )
@@ -524,7 +521,7 @@ def overview(tables: Mapping[str, TableResult], rows: Mapping[str, ResultRows]) 
     for (paper, setting), rest in settings.items():
         values = {(each.keys, each.metric): each for each in found if each.folder in rest}
         lines.append(_overview_line(tables, rows, paper, setting, rest, list(values.values())))
-    papers = (*account.PAPERS, "")
+    papers = (*text.PAPERS, "")
     lines.sort(key=lambda line: papers.index(line.paper) if line.paper in papers else len(papers))
     own = [line.confirmed for line in lines if line.setting == PUBLISHED]
     return Overview(tuple(lines), empty, sum(own, Counter()), *_cost(rows, list(tables)))
@@ -541,15 +538,15 @@ def _overview_line(
     chosen = [tables[name] for name in folders]
     runs: dict[str, list[str]] = {}
     for table in chosen:
-        runs.setdefault(account.data(table), []).append(_short_name(table))
+        runs.setdefault(text.data(table), []).append(_short_name(table))
     return OverviewLine(
         paper,
-        account.PAPERS.get(paper, paper) or OWN,
+        text.PAPERS.get(paper, paper) or OWN,
         setting,
         "; ".join(f"{', '.join(dict.fromkeys(names))}: {data}" for data, names in runs.items()),
         tuple(folders),
-        summary.counts(values),
-        summary.counts(values, exploratory=True),
+        text.kinds_of(values),
+        text.kinds_of(values, exploratory=True),
         sum(_open(table) for table in chosen),
         *_cost(rows, folders),
     )
@@ -569,7 +566,7 @@ def _differences(table: TableResult) -> Iterator[str]:
         yield "on other data"
     if made.scale != "paper":
         yield f"shorter: {made.scale} scale"
-    if words := account.spelled((*made.changed, *made.varied)):
+    if words := text.spelled((*made.changed, *made.varied)):
         yield words
     if table.spec.varies and made.faithful:
         yield "several settings tried"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -12,20 +13,39 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import groups
 from fedbench.config.compose import label
+from fedbench.config.fields import typed
 from fedbench.config.groups import REGISTRIES, SCHEMAS
-from fedbench.config.registry import typed
-from fedbench.config.schema import HardwareConfig, ProtocolConfig
-from fedbench.config.settings import SettingsConfig
+from fedbench.config.schema import ADDED, KEYED, RETIRED, HardwareConfig, ProtocolConfig, SettingsConfig
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import DataSource
 from fedbench.data.partitions.base import PartitionSpec
-from fedbench.runs.canonical import canonical
 
-if TYPE_CHECKING:  # `--help` gets by without torch
+if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from fedbench.engine.method import Method
     from fedbench.engine.recording import Recorder
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def canonical(value: Any) -> Any:
+    """Plain JSON for a component: its class and fields, nested ones too."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            f.name: canonical(f.metadata.get(KEYED, _as_it_is)(getattr(value, f.name)))
+            for f in dataclasses.fields(value)
+            if f.init and not (f.metadata.get(ADDED) and getattr(value, f.name) == f.default)
+        }
+        return {**getattr(value, RETIRED, {}), **fields, "class": type(value).__name__}
+    if isinstance(value, Mapping):
+        return {str(key): canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [canonical(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
 
 NOT_RESULT = {  # fields that change no result; what is in a file is in the component's label
     "dataset": ("root", "download", "model", "path"),
@@ -149,7 +169,7 @@ def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
     run = RunConfig(plain, **kept, **made, **schemas, settings=settings)
     _ = settings.record and run.recorders  # refuses what there is none of
     if len(run.model.networks) > 1:
-        from fedbench.engine.kinds import check_kinds
+        from fedbench.engine.setup import check_kinds
 
         check_kinds(run.method, len(run.model.networks))
     return run

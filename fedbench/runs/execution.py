@@ -2,39 +2,215 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
-from fedbench.config.settings import CheckpointConfig
-from fedbench.core.errors import FolderInUse
-from fedbench.core.interruption import held, pause
+from fedbench.config import groups
+from fedbench.config.schema import CheckpointConfig
+from fedbench.core.errors import FedbenchError, FolderInUse, Stale
+from fedbench.core.signals import held, pause
 from fedbench.data.dataset import Dataset
-from fedbench.data.partition import Partition
-from fedbench.data.split import make_partition
-from fedbench.engine import state as states
-from fedbench.engine.clients.storage import Storage
-from fedbench.engine.kinds import assemble
-from fedbench.engine.pick.hardware import pick_device, pick_trainer
-from fedbench.engine.recording import check
-from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.trainer import Trainer
-from fedbench.metrics.accuracy import Floats
+from fedbench.data.partition import Partition, make_partition
+from fedbench.engine import simulation as states
+from fedbench.engine.client_state import Storage
+from fedbench.engine.hardware import pick_device, pick_trainer, set_threads, stacked_engine
+from fedbench.engine.history import Labels, Observer, Observers
+from fedbench.engine.method import Calls
+from fedbench.engine.recording import Arrays, check
+from fedbench.engine.seeds import JointSetup, together
+from fedbench.engine.setup import Setup, assemble
+from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.trainer import Engine, Trainer, by_kind
+from fedbench.metrics import Floats
 from fedbench.plots.runs import partition_svg
-from fedbench.results.environment import environment
-from fedbench.results.finished import Run
-from fedbench.results.folder import RunFolder, Status
-from fedbench.results.observer import Observer
-from fedbench.runs import fingerprint, recorded
-from fedbench.runs.config import RunConfig, run_key
-from fedbench.runs.observing import observers
-from fedbench.runs.places import folder_of, labels_of, standing
-from fedbench.runs.writing import write
+from fedbench.runs import fingerprint
+from fedbench.runs.config import RunConfig, resolve, run_key
+from fedbench.runs.environment import environment, versions
+from fedbench.runs.folder import CONFIG, RESULT, RunFolder, Status, files_of
+from fedbench.runs.progress import Progress
+from fedbench.runs.run import Run
+from fedbench.runs.summary import Reading, client_rows, summarise
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
+    """All of them as one, for the run with `key` whose files are in `folder`."""
+    chosen: list[Observer] = [Progress(mode=run.settings.progress)]
+    for name, options in run.settings.trackers.items():
+        chosen.append(_tracker(name)(key, folder.path, run.plain, **options))
+    return Observers(chosen)
+
+
+def _tracker(name: str) -> Callable[..., Observer]:
+    """The class of an experiment tracker; each imports its library when a run starts."""
+    from fedbench.runs import trackers
+
+    classes = (trackers.WandbTracker, trackers.TensorBoardTracker, trackers.MlflowTracker)
+    return {each.name: each for each in classes}[name]
+
+
+# Where a run's files are, and whether what is there may be used: it is of other samples, or of other code.
+
+
+def folder_of(run: RunConfig) -> RunFolder:
+    """Where the run's files are."""
+    try:
+        data = fingerprint.content(run.dataset)
+    except (
+        FedbenchError
+    ):  # raised again where samples are needed; what was found with them may still be shown
+        data = ""
+    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
+
+
+def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
+    """`folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
+
+    `tell`: warn of one that is shown.
+
+    Raises:
+        Stale: there is one, and stale=error.
+    """
+    status = folder.status()
+    parts = fingerprint.changed(folder.code, fingerprint.code_of(run)) if status != "new" else []
+    if not parts:
+        return status
+    if run.settings.stale == "rerun":
+        return "new"
+    what = "was made" if status == "finished" else "was begun"
+    reason = f"{folder.path} {what} by other code ({', '.join(parts)} changed since)"
+    if run.settings.stale == "error":
+        raise Stale(f"{reason}; stale=rerun makes it again, stale=show keeps it")
+    if tell:
+        fingerprint.warn_once(f"{reason}; stale=rerun makes it again")
+    return status
+
+
+def changed_since(folder: Path) -> list[str]:
+    """The parts of today's code that are not what made the finished run in `folder`, by its own config.
+
+    None where that config is damaged or its data set or a class of its own is elsewhere.
+    """
+    files = files_of(folder)
+    try:
+        code = str(files.json(RESULT).get("code") or "")
+        files.read(CONFIG)  # it is as it was written
+        config = groups.load_yaml(folder / CONFIG)
+    except FedbenchError:
+        return []
+    try:
+        return fingerprint.changed(code, fingerprint.code_of(resolve(config)))
+    except FedbenchError:
+        return [part for part in ("method", "model", "partition") if _refuses(part, config)]
+
+
+def _refuses(part: str, config: DictConfig) -> bool:
+    """Whether a component that there is does not take the settings that it had."""
+    components = groups.registry(part)
+    values = config.get(part)
+    if not values or values.get("name") not in components:
+        return False
+    try:
+        components.build(cast("dict[str, Any]", OmegaConf.to_container(values, resolve=False)))
+    except FedbenchError:
+        return True
+    return False
+
+
+def labels_of(run: RunConfig) -> Labels:
+    """What people call the run; of a protocol also what is not as its preset says."""
+    names = {group: run.labels[group] for group in ("dataset", "partition", "method")}
+    changed = groups.changed("protocol", run.plain["protocol"])
+    protocol = run.labels["protocol"] + (f" ({changed})" if changed else "")
+    return Labels(**names, model=run.model.label, protocol=protocol, seed=run.seed)
+
+
+# Whether a run has what its config asks to be recorded; it may have been made without, as its key does not tell.
+
+
+def lacking(run: RunConfig) -> list[str]:
+    """The recorders that `run`, which is finished, asks for and was made without."""
+    return _lacking(run, kept(folder_of(run)), run.protocol.rounds)
+
+
+def kept(folder: RunFolder) -> Arrays:
+    """Return what a finished run keeps in arrays.npz."""
+    return Run(folder.path).arrays
+
+
+def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -> None:
+    """Refuse to show a run, or to go on with it after `completed` rounds, if `arrays` lack what was to be recorded.
+
+    Raises:
+        FedbenchError: says how to make the run again.
+    """
+    if lost := _lacking(run, arrays, completed):
+        raise FedbenchError(f"{folder.path} was made without record={lost[0]}; force=true makes it again")
+
+
+def _lacking(run: RunConfig, arrays: Arrays, completed: int) -> list[str]:
+    return [each.name for each in run.recorders if each.lacks(arrays, completed, run.protocol.rounds)]
+
+
+def write(
+    run: RunConfig,
+    key: str,
+    folder: RunFolder,
+    setup: Setup,
+    partition: Partition,
+    state: State,
+    local: Floats | None,
+    local_key: str,
+) -> dict[str, Any]:
+    """All files of a finished run; its row is written last."""
+    reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
+    folder.write_history(state.history)
+    sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
+    kinds = _kinds(run, setup)
+    folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds))
+    method, call = setup.method, Calls(setup.method, None, ())
+    matrix = call("collaboration", method.collaboration, state.server, setup.population)
+    if matrix is not None:
+        folder.write_collaboration(matrix.numpy())
+    own = call("record", method.record, state.server)
+    found = {name: array.cpu().numpy() for name, array in own.items()}
+    if arrays := {**state.arrays, **found}:
+        folder.write_arrays(arrays)
+    row = summarise(
+        labels_of(run),
+        key,
+        state.history,
+        reading,
+        partition_hash=partition.hash,
+        local=local,
+        local_key=local_key,
+        kinds=kinds,
+        prepared=state.prepared,
+        versions={**_made(run), "code": folder.code, **versions()},
+    )
+    folder.finish(row, states.models(state) if run.settings.save_models else None)
+    return folder.result()
+
+
+def _kinds(run: RunConfig, setup: Setup) -> list[str]:
+    """The kind of each client; nothing where there is one."""
+    names = list(run.model.networks)
+    return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []
+
+
+def _made(run: RunConfig) -> dict[str, str]:
+    """Of the samples which, and the precision where it is not float32."""
+    coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
+    return {"data": fingerprint.content(run.dataset), **coarse}
+
 
 PATIENCE = 0.5  # seconds between looks at a reference that another process makes
 REFERENCE = "(the reference of IPR and RSD)"
@@ -44,7 +220,7 @@ DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel 
 def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
     """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
 
-    `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.together.
+    `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.execution.
     `purpose` is shown beside the method's name: what the run is for.
 
     Raises:
@@ -61,7 +237,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
                         folder.clear()
                     row = _simulate(run, key, folder, observer, seating, purpose)
         if status == "finished":
-            recorded.require(run, folder, recorded.kept(folder), run.protocol.rounds)
+            require(run, folder, kept(folder), run.protocol.rounds)
             row = folder.result()
             observer.recall(row)
         observer.finish(row)
@@ -106,7 +282,7 @@ def _simulate(
         state: State | None = None
         if resumed:
             state = states.load(folder.checkpoint, key, device, storage)
-            recorded.require(run, folder, state.arrays, state.round)
+            require(run, folder, state.arrays, state.round)
         else:
             folder.begin(fingerprint.code_of(run))
         observer.start(
@@ -178,3 +354,24 @@ def _make_or_wait(reference: RunConfig) -> None:
         execute(reference, purpose=REFERENCE)
     except FolderInUse:
         pause(PATIENCE)
+
+
+def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
+    """`execute` each of `runs`, all on the stacked engine; an error ends its own run and is returned in its place."""
+    references = [run.local for run in runs if run.local is not None]
+    lacking = {run_key(each): each for each in references if standing(each, folder_of(each)) != "finished"}
+    if (
+        lacking
+    ):  # once each, as runs may share one; an error comes up again, in the run that needs the reference
+        execute_together(list(lacking.values()))
+
+    def joint(setups: Sequence[Setup]) -> Trainer:
+        return by_kind(
+            setups[0], [alike(each) for each in zip(*(setup.kinds for setup in setups), strict=True)]
+        )
+
+    def alike(setups: Sequence[Setup]) -> Engine:
+        return stacked_engine(JointSetup.of(setups), runs[0].hardware)
+
+    set_threads(runs[0].hardware)  # of this thread, which trains for those of the runs
+    return together([functools.partial(execute, run) for run in runs], joint)

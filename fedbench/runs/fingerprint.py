@@ -24,29 +24,29 @@ log = logging.getLogger("fedbench")
 SAME_NUMBERS = Path(__file__).with_name("same_numbers.csv")  # codes that are known to give the same numbers
 ENGINE = (
     "fedbench.engine.simulation:Simulation",
-    "fedbench.engine.kinds:assemble",
-    "fedbench.engine.train.by_kind:by_kind",
-    "fedbench.engine.train.joint:JointSetup",
-    "fedbench.engine.train.joint:merged",
-    "fedbench.engine.train.joint:split",
-    "fedbench.engine.train.looped:LoopedTrainer",
-    "fedbench.engine.train.stacked:StackedTrainer",
-    "fedbench.engine.train.workers:WorkersTrainer",
-    "fedbench.engine.train.worker:serve",
-    "fedbench.engine.train.fit:fit",
-    "fedbench.results.summary:summarise",  # which round's numbers, and of what
+    "fedbench.engine.setup:assemble",
+    "fedbench.engine.trainer:by_kind",
+    "fedbench.engine.seeds:JointSetup",
+    "fedbench.engine.seeds:merged",
+    "fedbench.engine.seeds:split",
+    "fedbench.engine.looped:LoopedTrainer",
+    "fedbench.engine.stacked:StackedTrainer",
+    "fedbench.engine.workers:WorkersTrainer",
+    "fedbench.engine.workers:serve",
+    "fedbench.engine.optim:fit",
+    "fedbench.runs.summary:summarise",  # which round's numbers, and of what
 )
-PARTITION = ("fedbench.data.split:make_partition",)
+PARTITION = ("fedbench.data.partition:make_partition",)
 SILENT = frozenset(  # what the code that decides numbers calls, and what decides none: files, checks, errors
     source.Definition(*name.split(":"))
     for name in (
-        "fedbench.config.domain:Component",
+        "fedbench.config.fields:Component",
         "fedbench.config.groups:registry",
         "fedbench.core.cache:cached_arrays",
         "fedbench.core.errors:is_out_of_memory",
         "fedbench.core.errors:unknown",
-        "fedbench.core.sealed:load_npz",
-        "fedbench.engine.hooks:HookError",
+        "fedbench.core.files:load_npz",
+        "fedbench.engine.method:HookError",
     )
 )
 

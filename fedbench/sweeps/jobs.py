@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,14 +13,49 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError, FolderInUse
-from fedbench.core.interruption import Stopped, pause, stop_if_asked, working_for
-from fedbench.sweeps import counting
+from fedbench.core.signals import Stopped, passed_on, pause, stop_if_asked, working_for
+from fedbench.runs.progress import human_seconds
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
-    from fedbench.results.finished import Run
     from fedbench.runs.config import RunConfig
+    from fedbench.runs.run import Run
+
+
+@dataclass
+class Count:
+    """Where a sweep whose jobs run in this process, one after the other, stands."""
+
+    first: int  # number of its first job
+    jobs: int
+    made: list[float] = field(default_factory=list)  # seconds of those that were run
+
+    def line(self, number: int) -> str:
+        """What to say before the job with this number."""
+        done = number - self.first
+        left = sum(self.made) / len(self.made) * (self.jobs - done) if self.made else float("nan")
+        ending = f", about {human_seconds(left)} left" if self.made else ""
+        return f"run {done + 1} of {self.jobs}{ending}"
+
+
+@contextmanager
+def counted(first: int, jobs: int) -> Iterator[None]:
+    """Within it jobs that run in this process say which of how many they are, and how long the rest takes."""
+    token = _count.set(Count(first, jobs))
+    try:
+        yield
+    finally:
+        _count.reset(token)
+
+
+def current() -> Count | None:
+    """The count of the sweep that this process runs, if it runs one."""
+    return _count.get()
+
+
+_count: ContextVar[Count | None] = ContextVar("_count", default=None)
 
 
 @dataclass(frozen=True)
@@ -128,7 +163,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
 def _counted(run: RunConfig) -> Run:
     """The run's result; says which job of a sweep it is, and notes its time unless it only read what was there."""
-    count = counting.current()
+    count = current()
     if count is not None and run.settings.progress != "none":
         print(count.line(_hydra().job.num), flush=True)
     begin = time.monotonic()
@@ -198,3 +233,29 @@ def _task() -> list[str]:
 
 
 sources.register_resolvers()  # on import: a launcher's process reads the config before it calls `perform`
+
+
+def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+    """What a launcher's jobs, numbered from `first`, return; `folder` is theirs (hydra.sweep.dir).
+
+    Raises:
+        Stopped: a signal came; the jobs under way have saved what they can.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with passed_on(folder) as signals:
+        returned: list[JobReturn] = []
+        try:
+            returned = list(launcher.launch(batch, initial_job_idx=first))
+        except Exception:
+            if not signals.asked:
+                raise
+        if signals.asked:
+            raise signals.stopped("\n".join(filter(None, map(_saved, returned))))
+    return returned
+
+
+def _saved(job: JobReturn) -> str:
+    try:
+        return str(job.return_value.stopped)
+    except Exception:  # noqa: BLE001 - whatever ended its process saved nothing
+        return ""

@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.config.registry import typed
+from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import JobOutcome
-from fedbench.sweeps.space import split
+from fedbench.sweeps.session import SEEDS
 
 if TYPE_CHECKING:
     import pandas as pd
     from hydra.core.override_parser.types import Override
+
+
+def split(
+    overrides: Sequence[Override], distributions: Any
+) -> tuple[list[str], list[list[str]], dict[str, Any]]:
+    """(overrides of every run, the combinations of swept seeds, key -> Optuna's distribution)."""
+    fixed, seeds, space = {}, [], {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            fixed[key] = f"{key}={override.get_value_element_as_str()}"
+        elif key.lstrip("+") in SEEDS:  # repeats of every trial, not choices
+            seeds.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            space[key] = distribution(override, distributions)
+    return list(fixed.values()), [list(each) for each in itertools.product(*seeds)], space
+
+
+def distribution(override: Override, distributions: Any) -> Any:
+    """Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step), or a choice."""
+    from hydra.core.override_parser.types import IntervalSweep, RangeSweep
+
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        bounds: list[Any] = [value.start, value.end]
+        whole = all(isinstance(bound, int) for bound in bounds)
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        return kind(value.start, value.end, log="log" in value.tags)
+    if isinstance(value, RangeSweep):
+        values: list[float] = list(value.range())
+        whole = all(isinstance(each, int) for each in values)
+        if values and whole and value.step > 0:
+            return distributions.IntDistribution(values[0], values[-1], step=int(value.step))
+        return distributions.CategoricalDistribution(values)
+    return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
 @dataclass(frozen=True)
@@ -137,8 +173,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
     """Print the five best trials and what the best scores on test data; write the files of a named sweep."""
     from rich.table import Table
 
-    from fedbench.results.console import Output
-    from fedbench.results.units import decimals
+    from fedbench.runs.progress import Output, decimals
 
     ranked = sorted((t for t in trials if t.score == t.score), key=lambda trial: -trial.score)
     if not ranked:
@@ -163,18 +198,18 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     """trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
     from fedbench.core.files import write_text
     from fedbench.plots.runs import tuning_trials
-    from fedbench.sweeps import picture, table
+    from fedbench.sweeps import session
 
     frame = trials_table(trials, params)
     finished = [outcome for trial in trials for outcome in trial.outcomes if outcome.row is not None]
     name = str(best.outcomes[0].plain["sweep"]["name"])
-    folder = Path(str(best.outcomes[0].plain["sweep"]["folder"])) / table.folder_name(
+    folder = Path(str(best.outcomes[0].plain["sweep"]["folder"])) / session.folder_name(
         f"{name}-optuna", finished, [key.lstrip("+") for key in params]
     )
     folder.mkdir(parents=True, exist_ok=True)
-    table.write_frame(frame, folder / "trials.csv")
+    session.write_frame(frame, folder / "trials.csv")
     write_text(
         folder / "best.txt", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params) + "\n"
     )
-    picture.write(tuning_trials(frame, params, name), folder)
+    session.write_picture(tuning_trials(frame, params, name), folder)
     return folder

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
-from fedbench.core.interruption import Stopped, stop_if_asked, working_for
+from fedbench.core.signals import Stopped, stop_if_asked, working_for
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain, run_key
-from fedbench.sweeps.jobs import JobOutcome
-from fedbench.sweeps.launching import launch
-from fedbench.tables.job import Job
+from fedbench.sweeps.jobs import JobOutcome, launch
+from fedbench.tables.plan import Job
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -61,7 +60,7 @@ def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 
     None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it.
     """
-    from fedbench.engine.pick.hardware import stacks
+    from fedbench.engine.hardware import stacks
 
     groups: dict[str, list[Job]] = {}
     for job in jobs:
@@ -71,7 +70,7 @@ def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _together(jobs: Sequence[Job]) -> None:
-    from fedbench.runs.together import execute_together
+    from fedbench.runs.execution import execute_together
 
     for job, result in zip(jobs, execute_together([job.config for job in jobs]), strict=True):
         if isinstance(result, Exception):
@@ -130,8 +129,7 @@ def perform(plains: Sequence[Mapping[str, Any]], _: DictConfig) -> JobOutcome:
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from fedbench.runs.execution import execute
-    from fedbench.runs.places import folder_of
+    from fedbench.runs.execution import execute, folder_of
 
     config = HydraConfig.get()
     run = from_plain(plains[config.job.num])

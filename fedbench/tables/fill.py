@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.errors import FedbenchError
-from fedbench.results.environment import machine, source_commit
+from fedbench.runs.environment import machine, source_commit
 from fedbench.tables import measures, store
-from fedbench.tables.job import Job
-from fedbench.tables.parts import MetricSpec
-from fedbench.tables.plan import Entry, Plan
-from fedbench.tables.result import PENDING, Cell, Circumstances, TableResult
+from fedbench.tables.plan import Entry, Job, Plan
+from fedbench.tables.spec import MetricSpec
+from fedbench.tables.store import PENDING, Cell, Circumstances, TableResult
 
 POINTS = 50  # of a learning curve that are kept
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.metrics.time_to_accuracy import TimeToAccuracy, improvement, time_to_accuracy
-from fedbench.results.finished import Run
+from fedbench.metrics import TimeToAccuracy, improvement, time_to_accuracy
+from fedbench.runs.run import Run
 
 
 def reaches(run: Run, reference: float, test_set: str) -> TimeToAccuracy:

@@ -2,21 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fedbench.config import groups
-from fedbench.core.errors import DataMissing, Stale
+from fedbench.core.errors import DataMissing, FedbenchError, Stale
 from fedbench.runs import fingerprint
-from fedbench.runs.config import from_plain
-from fedbench.tables.cell_config import Wish, compose_cell
-from fedbench.tables.job import Job, local_twin, unique
-from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
-from fedbench.tables.recorded import Recorded
-from fedbench.tables.result import PENDING, Circumstances
-from fedbench.tables.spec import TableSpec
+from fedbench.runs.config import RunConfig, from_plain, run_key
+from fedbench.runs.execution import folder_of, labels_of, standing
+from fedbench.runs.folder import RunFolder
+from fedbench.runs.run import Run
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec, Wish, compose_cell
+from fedbench.tables.store import PENDING, Circumstances, Recorded
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, or study, with one seed."""
+
+    overrides: tuple[str, ...]  # the command line that repeats it
+    config: RunConfig
+    study: str = ""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.config.seed
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of what determines the result."""
+        return run_key(self.config)
+
+    @property
+    def identity(self) -> str:
+        """Tells runs and studies apart, and those of one configuration."""
+        return f"{self.study} {self.key}"
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        """Where the result is kept."""
+        if not self.study:
+            return folder_of(self.config)
+        runs = Path(self.config.settings.runs_dir) / "studies" / self.study
+        return RunFolder(runs, self.key, labels_of(self.config), self.data)
+
+    @cached_property
+    def data(self) -> str:
+        """Hash of the samples; "" if they are not on this machine."""
+        try:
+            return fingerprint.content(self.config.dataset)
+        except FedbenchError:
+            return ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its result is there, and of today's code if the config wants no other."""
+        return standing(self.config, self.folder, tell=False) == "finished"
+
+    @property
+    def run(self) -> Run:
+        """The finished run.
+
+        Raises:
+            Damaged: its row is not as it was written.
+            FedbenchError: its folder is of another configuration, or of other samples.
+        """
+        self.folder.result()
+        return Run(self.folder.path)
+
+    @property
+    def failure(self) -> str:
+        """Why it failed when it was last run; "" if it did not."""
+        return self.folder.failure()
+
+
+def local_twin(job: Job) -> Job:
+    """The Local run that `job` is measured against; a Local run itself needs none other."""
+    if job.config.local is None:
+        return job
+    values = job.config.local_values
+    changed = {key: value for key, value in values.items() if job.config.plain.get(key) != value}
+    kept = [text for text in job.overrides if re.split(r"[./=]", text.lstrip("+~"))[0] not in changed]
+    return Job((*kept, *(f"{key}={_option(value)}" for key, value in changed.items())), job.config.local)
+
+
+def _option(value: Any) -> str:
+    """A value of a plain config as a command line gives it; of a group its name."""
+    return str(value["name"]) if isinstance(value, Mapping) else json.dumps(value)
+
+
+def unique(jobs: Sequence[Job]) -> list[Job]:
+    """The first of each identity."""
+    return list({job.identity: job for job in reversed(jobs)}.values())[::-1]
 
 
 @dataclass(frozen=True)
@@ -197,3 +280,38 @@ def _jobs(
 ) -> tuple[Job, ...]:
     config = from_plain(plain)
     return tuple(Job((*overrides, f"seed={seed}"), config.changed(seed=seed), study) for seed in seeds)
+
+
+# Cells of a plan in words: as whole columns where every row that is asked for is among them.
+
+MOST = 4  # cells that are named one by one
+
+
+def named(plan: Plan, entries: Sequence[Entry]) -> str:
+    """`5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`."""
+    concerned = set(map(id, entries))
+    asked = [entry for entry in plan.entries if entry.asked or id(entry) in concerned]
+    if len(entries) == len(asked):
+        return f"all {len(asked)} cells" if len(asked) > 1 else "the one cell"
+    columns = []
+    for column in plan.spec.columns:
+        here = [entry for entry in asked if entry.column is column]
+        if len(here) > 1 and all(id(entry) in concerned for entry in here):
+            columns.append(column)
+    alone = [f"{entry.row.label} / {entry.column.label}" for entry in entries if entry.column not in columns]
+    words = [f"all of {', '.join(column.label for column in columns)}"] if columns else []
+    words += alone[:MOST] + ([f"{len(alone) - MOST} more"] if len(alone) > MOST else [])
+    count = f"{len(entries)} cells" if len(entries) > 1 else "1 cell"
+    return f"{count} ({'; '.join(words)})"
+
+
+def of_runs(plan: Plan, identities: Collection[str]) -> str:
+    """The cells that runs with these identities fill."""
+    return named(
+        plan,
+        [
+            entry
+            for entry in plan.entries
+            if any(job.identity in identities for job in (*entry.jobs, *entry.baselines))
+        ],
+    )

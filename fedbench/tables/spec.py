@@ -2,20 +2,250 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import functools
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config import groups
-from fedbench.config.registry import typed
-from fedbench.core.errors import ConfigError, unknown
-from fedbench.tables import margins
-from fedbench.tables.margins import Margin
-from fedbench.tables.parts import ColumnSpec, Finding, MetricSpec, RowSpec
-from fedbench.tables.published import Published, find
+from fedbench.config import schema
+from fedbench.config.compose import compose
+from fedbench.config.fields import typed
+from fedbench.config.groups import conf_dir, load_yaml
+from fedbench.core.errors import ConfigError, Damaged, unknown
+
+# How far ours may be from a published value and still agree for practical purposes, in the metric's own unit.
+#
+# Fixed before any number is looked at. By default one point of accuracy or of RSD, one client of all for IPR,
+# and ten per
+# cent of the published value for ratios, times and counts. A table's YAML may set another margin for a metric,
+# with the
+# reason: `margins: {acc: {value: 2, why: "accuracy is of 50 test images"}}`.
+
+
+@dataclass(frozen=True)
+class Margin:
+    """A margin of the table's own."""
+
+    value: float
+    why: str = ""
+    relative: bool = False  # `value` is in per cent of the published mean
+
+
+POINT = Margin(1.0)  # accuracy, RSD
+TENTH = Margin(10.0, relative=True)
+
+
+def width(metric: str, own: Mapping[str, Margin], published: float, clients: int | None) -> float | None:
+    """The margin around a published value; None if it cannot be told (IPR without N, a share of 0).
+
+    `own` holds the table's margins by metric, `published` is the mean, `clients` the number of clients.
+    """
+    if metric == "ipr" and metric not in own:
+        return 100 / clients if clients else None
+    margin = own.get(metric) or default(metric)
+    return (abs(published) * margin.value / 100 or None) if margin.relative else margin.value
+
+
+def default(metric: str) -> Margin:
+    """The margin of a metric, other than IPR, for which a table sets none."""
+    return POINT if metric == "rsd" or "acc" in metric.split("_") else TENTH
+
+
+def parse_margins(content: Mapping[str, Any], metrics: list[str], where: str) -> dict[str, Margin]:
+    """The margins of a YAML by metric.
+
+    Raises:
+        UnknownName: of a metric that the table lacks.
+        ConfigError: a margin that is no positive number, or one without a reason.
+    """
+    found = {}
+    for metric, entry in content.items():
+        if metric not in metrics:
+            raise unknown(f"metric in the margins of {where}", str(metric), metrics)
+        margin = typed(Margin, entry, f"{where}, margin of {metric}")
+        if not 0 < margin.value < math.inf:
+            raise ConfigError(
+                f"{where}: the margin of {metric} is {margin.value:g}; it must be above 0, and finite"
+            )
+        if not margin.why.strip():
+            raise ConfigError(
+                f"{where}: say why the margin of {metric} is {margin.value:g} (margins.{metric}.why)"
+            )
+        found[metric] = margin
+    return found
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """One number of a cell: how it is measured on a finished run (fedbench.tables.measures)."""
+
+    name: str  # as in published.csv: acc, ipr, rsd, acc_global, ...
+    label: str = "Acc %"
+    better: str = "higher"  # higher | lower | neither: which end is printed bold and ranks first
+    decimals: int = 2
+    timing: bool = False  # seconds: they depend on the machine, so they get no verdict
+    measure: dict[str, Any] = field(default_factory=lambda: {"name": "result"})  # the protocol's accuracy
+
+    def measured(self, row: RowSpec, column: ColumnSpec) -> dict[str, Any]:
+        """How it is measured in a cell: `measure`, and what the column's and the row's own say otherwise."""
+        own = [line.measures.get(self.name) or {} for line in (column, row)]
+        return {**self.measure, **own[0], **own[1]}
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """A row: usually a method."""
+
+    label: str
+    overrides: tuple[str, ...] = ()  # of the run's config, after the column's
+    published: dict[str, str] = field(default_factory=dict)  # filter; method: the label by default
+    baseline: tuple[str, ...] = ()  # overrides instead of `overrides`: the run that a ratio is taken to
+    study: str = ""  # what fills the cell instead of a training run (fedbench.tables.studies)
+    measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this row's own
+    unsupported: str = ""  # why the row cannot be run
+    # Why its verdicts are counted apart: its setting was chosen after seeing outcomes.
+    exploratory: str | None = None
+    exploratory_but: tuple[
+        str, ...
+    ] = ()  # overrides of the command line with which that choice decides nothing
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """A column: usually a data set and a partition."""
+
+    label: str
+    group: str = ""  # heading over several columns
+    overrides: tuple[str, ...] = ()
+    published: dict[str, str] = field(default_factory=dict)  # filter: dataset, partition, setting
+    # Further overrides when another data set takes the place of the column's; a choice among them, as model=lenet5,
+    # drops the earlier options of its group.
+    substitute: tuple[str, ...] = ()
+    measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this column's own
+    rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> further overrides there
+    unsupported: str = ""
+    exploratory: str | None = None  # as a row's
+    note: str = ""
+
+    def own(self, row: str) -> tuple[str, ...]:
+        """The overrides that only the row labelled `row` has in this column (after the row's)."""
+        return tuple(text for names, texts in self.rows.items() if fnmatchcase(row, names) for text in texts)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came out, in words; said only below a table that was made so."""
+
+    text: str
+    changed: tuple[
+        str, ...
+    ] = ()  # overrides of the command line with which it holds; none: the paper's setting
+
+
+# The published values, 904 of them, as the papers print them (published.csv beside this file).
+#
+# Columns: paper, table, dataset, partition, method, metric, mean, std (empty: none printed), and setting (what
+# else a value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty: nothing).
+
+FILE = Path(__file__).with_name("published.csv")
+FILTERS = ("dataset", "partition", "method", "metric", "setting")
+
+
+@dataclass(frozen=True)
+class Published:
+    """One value of a paper's table; percent for accuracies, IPR and RSD."""
+
+    paper: str
+    table: str
+    dataset: str
+    partition: str
+    method: str
+    metric: str
+    setting: str
+    mean: float
+    std: float | None
+    decimals: int  # digits printed after the point
+    bound: str = ""  # ">": the paper prints only that it is more than `mean`
+
+    @property
+    def text(self) -> str:
+        """As printed: mean, and ± std where there is one."""
+        spread = "" if self.std is None else f" ± {self.std:.{self.decimals}f}"
+        return f"{self.bound}{self.mean:.{self.decimals}f}{spread}"
+
+
+@functools.cache
+def published() -> tuple[Published, ...]:
+    """All published values, in the order of the file."""
+    return read(FILE)
+
+
+def read(path: Path) -> tuple[Published, ...]:
+    """The values in a file of this form.
+
+    Raises:
+        Damaged: it is no such file; says which line.
+    """
+    line = 1
+    try:
+        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""), strict=True)
+        found = []
+        for row in rows:
+            line = rows.line_num
+            found.append(_value(row))
+    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        raise Damaged(
+            f"{path} is damaged in line {line}; bring it back: git restore, or install fedbench again"
+        ) from error
+    return tuple(found)
+
+
+def find(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
+    """The value of `paper`'s `table` that agrees with `where` in dataset, partition, method, metric and setting.
+
+    A setting is compared as a set of words; `where` without one asks for values that have none.
+
+    Returns:
+        None if the table has no such value (the papers leave cells blank).
+
+    Raises:
+        ConfigError: several values agree.
+    """
+    wanted = {key: where[key] for key in FILTERS if key in where and key != "setting"}
+    words = set(where.get("setting", "").split())
+    found = [
+        value
+        for value in published()
+        if (value.paper, value.table) == (paper, table)
+        and all(getattr(value, key) == text for key, text in wanted.items())
+        and set(value.setting.split()) == words
+    ]
+    if len(found) > 1:
+        raise ConfigError(f"{paper} {table}: {dict(where)} means {len(found)} published values, not one")
+    return found[0] if found else None
+
+
+def _value(row: Mapping[str, str]) -> Published:
+    number = row["mean"].removeprefix(">")
+    if not all(math.isfinite(float(text or 0)) for text in (number, row["std"])):
+        raise ValueError("a value that is not finite")
+    _, _, fraction = number.partition(".")
+    names = ("paper", "table", "dataset", "partition", "method", "metric", "setting")
+    return Published(
+        **{name: row[name] for name in names},
+        mean=float(number),
+        std=float(row["std"]) if row["std"] else None,
+        decimals=len(fraction),
+        bound=">" if number != row["mean"] else "",
+    )
+
 
 LineT = TypeVar("LineT", RowSpec, ColumnSpec)
 PARTS: dict[str, type[Any]] = {"metrics": MetricSpec, "rows": RowSpec, "columns": ColumnSpec}
@@ -76,7 +306,7 @@ class TableSpec:
 
 def names() -> list[str]:
     """Every table that has a YAML."""
-    return sorted(file.stem for file in (groups.conf_dir() / "table").glob("*.yaml"))
+    return sorted(file.stem for file in (conf_dir() / "table").glob("*.yaml"))
 
 
 def load(name: str) -> TableSpec:
@@ -90,8 +320,8 @@ def load(name: str) -> TableSpec:
 
     if name not in names():
         raise unknown("table", name, names())
-    path = Path(groups.conf_dir()) / "table" / f"{name}.yaml"
-    spec = parse(cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(path), resolve=True)))
+    path = Path(conf_dir()) / "table" / f"{name}.yaml"
+    spec = parse(cast("dict[str, Any]", OmegaConf.to_container(load_yaml(path), resolve=True)))
     labels = [row.label for row in spec.rows]
     for group, patterns in spec.groups.items():
         for pattern in patterns:
@@ -125,7 +355,7 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
         rest[key] = rest.get(key) or {}
         if not isinstance(rest[key], Mapping):
             raise ConfigError(f"{where}: '{key}' must be a mapping")
-    rest["margins"] = margins.parse(rest["margins"], names, where)
+    rest["margins"] = parse_margins(rest["margins"], names, where)
     rest["groups"] = {name: _group(name, rows, where) for name, rows in rest["groups"].items()}
     rest["exploratory"] = dict(rest["exploratory"])
     for override, reason in rest["exploratory"].items():
@@ -176,3 +406,136 @@ def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple
     if not wanted:
         return lines
     return tuple(line for i, line in enumerate(lines, 1) if line.label in wanted or str(i) in wanted)
+
+
+LEAST_ROUNDS = 2  # so that what crosses the network between rounds is exercised
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What to change in a run's config; the defaults change nothing."""
+
+    name: str
+    rounds: float = 1.0  # factor
+    epochs: int | None = None  # at most so many a round
+    iterations: int | None = None  # at most so many a round, where the protocol counts iterations
+    evaluations: int | None = None  # at most so many, evenly spread
+    seeds: int | None = None  # instead of the table's
+    limit: int | None = None  # training samples of the data set
+    clients: int | None = None  # at most so many; a cohort that is a count shrinks with them
+    trained: bool = True  # false: too little for the methods' order to mean anything
+    partition: dict[str, Any] = field(default_factory=dict)  # name -> fields, for partitions of fixed sizes
+    method: dict[str, Any] = field(default_factory=dict)  # name -> fields, for methods of fixed local work
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rounds <= 1:
+            raise ConfigError(f"scale.rounds is a share of the rounds in [0, 1], got {self.rounds}")
+
+    @property
+    def words(self) -> str:
+        """What it changes, in a sentence; "" if nothing."""
+        limits = {
+            "epochs a round": self.epochs,
+            "mini-batches a round, where they are counted": self.iterations,
+            "training samples": self.limit,
+            "clients": self.clients,
+        }
+        parts = [f"{self.rounds:.0%} of the rounds but at least {LEAST_ROUNDS}"] if self.rounds < 1 else []
+        parts += [f"{what} at most {most}" for what, most in limits.items() if most is not None]
+        return f"Scale {self.name}: {'; '.join(parts)}." if parts else ""
+
+    def overrides(self, plain: Mapping[str, Any]) -> list[str]:
+        """Overrides that bring the resolved config `plain` to this scale."""
+        protocol, local = plain["protocol"], plain["protocol"]["local"]
+        rounds = max(min(LEAST_ROUNDS, protocol["rounds"]), math.ceil(self.rounds * protocol["rounds"]))
+        found = [] if rounds == protocol["rounds"] else [f"protocol.rounds={rounds}"]
+        if self.evaluations is not None:
+            every = max(protocol["eval_every"], math.ceil(rounds / self.evaluations))
+            found += [] if every == protocol["eval_every"] else [f"protocol.eval_every={every}"]
+        kind = "iterations" if local["iterations"] else "epochs"
+        most = getattr(self, kind)
+        if most is not None and local[kind] > most:
+            found.append(f"protocol.local.{kind}={most}")
+        limit = plain["dataset"].get("limit")
+        if self.limit is not None and (limit is None or limit > self.limit):
+            found.append(f"dataset.limit={self.limit}")
+        clients = plain["partition"].get("num_clients")
+        if self.clients is not None and clients and clients > self.clients:
+            found.append(f"partition.num_clients={self.clients}")
+            drawn = schema.parse_cohort(str(protocol["cohort"]))
+            if isinstance(drawn, int):
+                found.append(f"protocol.cohort={max(1, drawn * self.clients // clients)}")
+        for group in ("partition", "method"):
+            fields = getattr(self, group).get(plain[group]["name"], {})
+            found += [f"{group}.{key}={value}" for key, value in fields.items()]
+        return found
+
+
+def load_scale(name: str) -> Scale:
+    """The scale in conf/scale/`name`.yaml.
+
+    Raises:
+        UnknownName: no such scale, or an unknown key.
+    """
+    from omegaconf import OmegaConf
+
+    folder = conf_dir() / "scale"
+    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    if name not in known:
+        raise unknown("scale", name, known)
+    content = OmegaConf.to_container(load_yaml(folder / f"{name}.yaml"), resolve=True)
+    return typed(Scale, cast("dict[str, Any]", content), f"scale '{name}'")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asked for besides the table."""
+
+    scale: Scale
+    seeds: tuple[int, ...] = ()  # none: 0, 1, ... as many as the scale or the table says
+    substitute: str = ""  # data set in place of the table's own
+    changed: tuple[str, ...] = ()  # overrides of every run that change results, as model=lenet5
+    settings: tuple[str, ...] = ()  # overrides that do not: runs_dir, hardware, progress
+    rows: tuple[str, ...] = ()  # labels of the rows to run; none: all
+    columns: tuple[str, ...] = ()
+
+    def wants(self, row: RowSpec, column: ColumnSpec) -> bool:
+        """Whether the cell is to be run."""
+        chosen = ((row.label, self.rows), (column.label, self.columns))
+        return all(not labels or label in labels for label, labels in chosen)
+
+
+def compose_cell(
+    table: TableSpec, column: ColumnSpec, row: Sequence[str], wish: Wish
+) -> tuple[list[str], dict[str, Any]]:
+    """(overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
+    from omegaconf import OmegaConf
+
+    overrides = [*table.base, *column.overrides, *row]
+    if wish.substitute:
+        chosen = [f"dataset={wish.substitute}", *column.substitute]
+        overrides = [*_without(overrides, chosen), *chosen]
+    overrides += [*wish.changed, *wish.settings]
+    where = f"table {table.name}, {' '.join(overrides)}"
+    try:
+        config = compose(overrides)
+        plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    except Exception as error:
+        from fedbench.config.messages import one_line
+
+        raise ConfigError(f"{where}: {one_line(error) or error}") from error
+    own = {_key(text) for text in wish.changed}  # what the user says stands against the scale
+    scaled = [text for text in wish.scale.overrides(plain) if _key(text) not in own]
+    config.merge_with(OmegaConf.from_dotlist(scaled))
+    plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    return [*overrides, *scaled], plain
+
+
+def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """The overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
+    groups = {key for text in chosen if "." not in (key := _key(text))}
+    return [text for text in overrides if _key(text).partition(".")[0] not in groups]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]

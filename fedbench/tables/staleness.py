@@ -2,7 +2,7 @@
 
 Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded before code
 was; it stands by its commit, and by the tests that hold the numbers of what has changed since. Of Local: see
-fedbench.tables.reference.
+fedbench.tables.store.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from pathlib import Path
 from fedbench.core.errors import FedbenchError
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
-from fedbench.tables import scale, store
-from fedbench.tables.cell_config import Wish, compose_cell
-from fedbench.tables.reference import LOCAL, another_local
-from fedbench.tables.result import TableResult
+from fedbench.tables import spec, store
+from fedbench.tables.spec import Wish, compose_cell
+from fedbench.tables.store import LOCAL, TableResult, another_local
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +76,9 @@ def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]
 def _today(table: TableResult, row: str, column: str) -> str:
     """Hashes of today's code for a cell; "" if the cell can no longer be composed here."""
     made = table.circumstances
-    wish = Wish(scale.load(made.scale), substitute=made.substitute, changed=(*made.changed, *made.varied))
+    wish = Wish(
+        spec.load_scale(made.scale), substitute=made.substitute, changed=(*made.changed, *made.varied)
+    )
     try:
         chosen = table.spec.only([row], [column])
         own = (*chosen.rows[0].overrides, *chosen.columns[0].own(row))

@@ -2,7 +2,7 @@
 
 table.json holds the specification, the cells and the circumstances; rows.csv one line a run with its whole result
 row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;
-clients.npz the accuracy of every client. All are sealed (fedbench.core.sealed).
+clients.npz the accuracy of every client. All are sealed (fedbench.core.files).
 """
 
 from __future__ import annotations
@@ -12,16 +12,113 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbench.core.files import as_csv, as_json, as_npz
-from fedbench.core.sealed import Sealed
-from fedbench.tables import spec
-from fedbench.tables.result import Cell, Circumstances, TableResult
-from fedbench.tables.spec import LineT
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import Sealed, as_csv, as_json, as_npz
+from fedbench.metrics import fairness
+from fedbench.tables import measures, spec
+from fedbench.tables.spec import ColumnSpec, LineT, MetricSpec, Published, RowSpec, TableSpec
+
+PENDING = "not run yet"  # why a cell has no value that was not asked for, or not yet
+SEVERAL = "one of several settings tried beside the same published value"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table over seeds; nan values (censored) are kept and counted."""
+
+    row: str  # label
+    column: str
+    metric: str  # name
+    values: tuple[float, ...] = ()  # [seeds that ran]
+    seeds: tuple[int, ...] = ()  # of the values
+    keys: tuple[str, ...] = ()  # run keys of the values
+    published: Published | None = None
+    reason: str = ""  # why there is no value, or not one for every seed; "" if all ran
+    baselines: tuple[str, ...] = ()  # keys of the runs that the values are relative to, if the row has some
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds; nan without a value."""
+        return float(np.mean(self.values)) if self.values else float("nan")
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation over seeds; nan for fewer than two."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else float("nan")
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a reader must know of how a table was made, and so whether its cells get verdicts (`faithful`)."""
+
+    scale: str = "paper"
+    substitute: str = ""  # data set in place of the table's own; "" if none
+    changed: tuple[str, ...] = ()  # further overrides given on the command line
+    varied: tuple[str, ...] = ()  # those of what the paper leaves open, which void no verdict
+    trained: bool = True  # false: too short for an order of the methods to mean anything
+    machine: str = ""
+    commit: str = ""
+    date: str = ""
+    seconds: float = float("nan")  # of all runs together
+
+    def named(self, title: str) -> str:
+        """`title` with a substitute data set, a reduced scale and changed settings named in it."""
+        parts = [f"on {self.substitute} instead of the paper's data"] if self.substitute else []
+        parts += [] if self.scale == "paper" else [f"{self.scale} scale"]
+        further = (*self.changed, *self.varied)
+        parts += [f"with {' '.join(further)}"] if further else []
+        return f"{title} ({'; '.join(parts)})" if parts else title
+
+    @property
+    def faithful(self) -> bool:
+        """Whether the numbers may be compared with the published ones."""
+        return self.scale == "paper" and not self.substitute and not self.changed
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """A table with its cells, one for every row, column and metric, in that order."""
+
+    spec: TableSpec
+    cells: tuple[Cell, ...]
+    circumstances: Circumstances = field(default_factory=Circumstances)
+    clients: Mapping[str, int] = field(
+        default_factory=dict
+    )  # column -> clients of its runs, where they are known
+    # (row, column) -> what is not as in the table's other rows or today's code (fedbench.tables.staleness)
+    stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def exploratory(self, row: str, column: str) -> str:
+        """Why the verdicts on a row in a column are counted apart; "" if they are not."""
+        for override, reason in self.spec.exploratory.items():
+            if override in self.circumstances.varied:
+                return reason
+        (marked,) = (each for each in self.spec.rows if each.label == row)
+        if marked.exploratory and not set(marked.exploratory_but) & set(self.circumstances.varied):
+            return marked.exploratory
+        (place,) = (each for each in self.spec.columns if each.label == column)
+        if place.exploratory:
+            return place.exploratory
+        return SEVERAL if self.spec.varies else ""
+
+    def cell(self, row: str, column: str, metric: str) -> Cell:
+        """The cell of these labels. Raises KeyError if there is none."""
+        for cell in self.cells:
+            if (cell.row, cell.column, cell.metric) == (row, column, metric):
+                return cell
+        raise KeyError((row, column, metric))
+
+    @property
+    def title(self) -> str:
+        """The table's title, and what is not as published."""
+        return self.circumstances.named(self.spec.title)
+
 
 TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
@@ -196,3 +293,143 @@ def _cell(content: Mapping[str, Any]) -> Cell:
 
 def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
+
+
+# Which runs of a filled table have IPR and RSD against another result of Local than the one that the table shows.
+#
+# A run is measured against the Local that lay beside it. Where that Local was gone and was run again for a
+# later run, on
+# a machine that rounds otherwise, the table shows the new one under the same run key; what was measured before
+# is told
+# by the accuracies of the clients (clients.npz), where they are kept.
+
+LOCAL = "Local"  # why a cell is marked
+TOLERANCE = 1e-3  # percentage points; accuracies are kept as float32
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
+    """Keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
+    kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in rows}
+    found = set()
+    for row in rows:
+        own, local = kept[row["key"]], kept.get(row.get("local_key") or "")
+        if own is None or local is None or not (row.get("ipr") and row.get("rsd")):
+            continue
+        fair = fairness(*(np.asarray(each, dtype=np.float64) / 100 for each in (own, local)))
+        recorded = float(row["ipr"]), float(row["rsd"])
+        if not np.allclose(recorded, (fair.ipr, fair.rsd), rtol=0, atol=TOLERANCE):
+            found.add(str(row["key"]))
+    return frozenset(found)
+
+
+# What earlier calls left in a table's folder: values that stand although their runs are gone or were not asked for.
+#
+# A value counts as long as the run keys under which it was recorded, the run's own and that of its baseline,
+# are those
+# that the cell has today, and the cell is still measured in the same way.
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A table as it was stored; nothing, if it never was."""
+
+    table: TableResult | None = None
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by run key
+    curves: tuple[Mapping[str, str], ...] = ()
+    matrices: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    clients: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    # keys of the runs measured against another result of Local than the recorded
+    apart: frozenset[str] = frozenset()
+
+    @property
+    def made(self) -> Circumstances | None:
+        """The circumstances of the stored table."""
+        return self.table.circumstances if self.table else None
+
+    def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
+        """The seeds of which a cell has a value in any metric; none if the row or column is another today."""
+        return tuple(sorted({seed for cell in self._cells(row, column) for seed in cell.seeds}))
+
+    def value(
+        self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str
+    ) -> float | None:
+        """The metric of the run `key`, nan if censored; None if it is not recorded. `base`: see Entry.keys."""
+        for cell in self._cells(row, column):
+            if cell.metric == metric.name and key in cell.keys and self._measured_so(metric, row, column):
+                place = cell.keys.index(key)
+                return cell.values[place] if base == (cell.baselines or cell.keys)[place] else None
+        return None
+
+    def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
+        """The thinned learning curve of a run, as stored."""
+        wanted = (row, column, str(seed))
+        return [
+            dict(point) for point in self.curves if (point["row"], point["column"], point["seed"]) == wanted
+        ]
+
+    def matrix(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
+        """The collaboration matrix [N, N] of a run."""
+        return self.matrices.get(place_of(row, column, seed))
+
+    def accuracies(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
+        """The accuracy of each client [N] of a run, in percent."""
+        return self.clients.get(place_of(row, column, seed))
+
+    def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
+        """Whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
+        today = metric.measured(row, column)
+        if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
+            return False
+        return any(
+            old.name == metric.name and _alike(old.measured(*stored), today)
+            for old in self.table.spec.metrics
+        )
+
+    def _cells(self, row: RowSpec, column: ColumnSpec) -> list[Cell]:
+        if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
+            return []
+        if (stored[0].baseline, stored[0].study) != (row.baseline, row.study):  # what no run key covers
+            return []
+        return [cell for cell in self.table.cells if (cell.row, cell.column) == (row.label, column.label)]
+
+
+def read(folder: Path) -> Recorded:
+    """What is stored in `folder`, which may be missing.
+
+    Raises:
+        FedbenchError: table.json is there and unreadable.
+    """
+    if not (folder / TABLE).is_file():
+        return Recorded()
+    lines = load_rows(folder)
+    rows = {line["key"]: _result(line) for line in lines}
+    curves = tuple(load_curves(folder))
+    clients = load_clients(folder)
+    apart = another_local(lines, clients)
+    return Recorded(load_table(folder), rows, curves, load_matrices(folder), clients, apart)
+
+
+def _result(line: Mapping[str, str]) -> dict[str, Any]:
+    """A line of rows.csv as a result row: without the table's own columns, an empty field is None."""
+    return {name: text or None for name, text in line.items() if name not in ("row", "column")}
+
+
+def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
+    """Whether a stored measure is today's, whichever of its defaults either writes out."""
+    if old == today:
+        return True
+    wanted = measures.build(today)
+    try:
+        return measures.build(old) == wanted
+    except FedbenchError:  # a measure, or a parameter, that there no longer is
+        return False
+
+
+def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, ColumnSpec] | None:
+    """The row and the column of a stored table that have these labels; None if it lacks one."""
+    rows = {each.label: each for each in spec.rows}
+    columns = {each.label: each for each in spec.columns}
+    if row.label not in rows or column.label not in columns:
+        return None
+    return rows[row.label], columns[column.label]

@@ -1,6 +1,6 @@
 """The verdict on a cell: does what we measured agree with what the paper prints?
 
-An equivalence test with a margin that is fixed in advance (fedbench.tables.margins); the rule and its formulas are in
+An equivalence test with a margin that is fixed in advance (fedbench.tables.spec); the rule and its formulas are in
 fedbench.tables.equivalence, an account of both in docs/verdicts.md.
 
 - The test is over training seeds. They vary initial weights and batch order, and the partition unless it is kept
@@ -14,14 +14,17 @@ fedbench.tables.equivalence, an account of both in docs/verdicts.md.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 
-from fedbench.tables import margins
+from fedbench.tables import spec
 from fedbench.tables.equivalence import (
     DIFFERENT,
     EQUIVALENT,
@@ -34,8 +37,8 @@ from fedbench.tables.equivalence import (
     seeds_needed,
     share_of,
 )
-from fedbench.tables.published import Published
-from fedbench.tables.result import Cell, TableResult
+from fedbench.tables.spec import MetricSpec, Published
+from fedbench.tables.store import Cell, TableResult
 
 NONE = "none"
 KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE, NONE)
@@ -83,7 +86,7 @@ def judge(table: TableResult, cell: Cell) -> Verdict:
 def against(table: TableResult, cell: Cell, published: Published) -> Comparison | None:
     """The test of a cell with two values or more against any published value; None if there is no margin."""
     clients = table.clients.get(cell.column)
-    margin = margins.width(cell.metric, table.spec.margins, published.mean, clients)
+    margin = spec.width(cell.metric, table.spec.margins, published.mean, clients)
     if margin is None:
         return None
     return compare(*samples_of(table, cell, published), margin, bound=bool(published.bound))
@@ -134,3 +137,350 @@ def _told(alone: float, both: float) -> str:
     if math.isfinite(both):
         return f"{both:.0f} seeds on both sides would decide"
     return f"{MOST_SEEDS} seeds would not decide"
+
+
+# Is a difference between rows more than one lucky seed? Paired intervals, average ranks, critical difference.
+#
+# Paired differences to a reference row are over the seeds of a column (same partition, initial weights and batches),
+# with Student's t and p adjusted by Holm over all comparisons. Average ranks are over blocks, a column with a
+# seed, with
+# Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
+
+LEAST_PAIRS = 3
+LEVEL = 0.05
+EXACT = 9  # decimals of a percentage: what is equal so far is a tie, whose sums were rounded differently
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The reference row minus another row, in one column, over the seeds that both have."""
+
+    column: str
+    row: str
+    seeds: int
+    difference: float  # mean over seeds, in the metric's unit; positive: the reference is larger
+    low: float  # 95 % confidence interval
+    high: float
+    p: float  # two-sided, adjusted by Holm over all comparisons of the table
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Average ranks of the rows, 1 the best, over blocks (a column with a seed that every row has)."""
+
+    blocks: int
+    ranks: dict[str, float]
+    p: float  # of Friedman's test that all rows are alike
+    critical: float  # Nemenyi: rows whose average ranks differ by less are not told apart at the 5 % level
+
+
+def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paired]:
+    """Every other row against `reference`, in columns where at least three seeds are paired."""
+    from scipy import stats
+
+    found: list[Paired] = []
+    for column in table.spec.columns:
+        base = _by_seed(table, reference, column.label, metric)
+        for row in table.spec.rows:
+            other = _by_seed(table, row.label, column.label, metric)
+            seeds = sorted(base.keys() & other.keys())
+            if row.label == reference or len(seeds) < LEAST_PAIRS:
+                continue
+            gaps = np.array([base[seed] - other[seed] for seed in seeds])
+            error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+            half = float(stats.t.ppf(1 - LEVEL / 2, len(gaps) - 1)) * error
+            mean = float(gaps.mean())
+            p = 2 * float(stats.t.sf(abs(mean) / error, len(gaps) - 1)) if error else float(mean == 0)
+            found.append(Paired(column.label, row.label, len(seeds), mean, mean - half, mean + half, p))
+    adjusted = holm([each.p for each in found])
+    return [
+        Paired(e.column, e.row, e.seeds, e.difference, e.low, e.high, p)
+        for e, p in zip(found, adjusted, strict=True)
+    ]
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment: p values that may be compared with the level as they are."""
+    order = np.argsort(p)
+    adjusted = np.empty(len(p))
+    running = 0.0
+    for place, index in enumerate(order):
+        running = max(running, min(1.0, (len(p) - place) * p[index]))
+        adjusted[index] = running
+    return [float(value) for value in adjusted]
+
+
+def ranks(table: TableResult, metric: MetricSpec) -> Ranks | None:
+    """Average ranks of the rows that share blocks; None for fewer than two blocks or three rows."""
+    from scipy import stats
+
+    rows = [row.label for row in table.spec.rows]
+    values = [
+        {
+            (column.label, seed): value
+            for column in table.spec.columns
+            for seed, value in _by_seed(table, row, column.label, metric).items()
+        }
+        for row in rows
+    ]
+    kept = [index for index, each in enumerate(values) if each]
+    blocks = sorted(set.intersection(*(set(values[index]) for index in kept))) if kept else []
+    if len(kept) < 3 or len(blocks) < 2:
+        return None
+    sign = -1.0 if metric.better == "higher" else 1.0
+    scores = np.array([[sign * values[index][block] for index in kept] for block in blocks])  # [blocks, rows]
+    scores = scores.round(EXACT)
+    average = stats.rankdata(scores, axis=1).mean(0)
+    with warnings.catch_warnings():  # rows that all tie have no statistic: nan, and no warning
+        warnings.simplefilter("ignore")
+        p = float(stats.friedmanchisquare(*scores.T).pvalue)
+    count = len(kept)
+    quantile = float(stats.studentized_range.ppf(1 - LEVEL, count, np.inf)) / math.sqrt(2)
+    critical = quantile * math.sqrt(count * (count + 1) / (6 * len(blocks)))
+    return Ranks(
+        len(blocks),
+        {rows[index]: float(rank) for index, rank in zip(kept, average, strict=True)},
+        p,
+        critical,
+    )
+
+
+def _by_seed(table: TableResult, row: str, column: str, metric: MetricSpec) -> dict[int, float]:
+    cell = table.cell(row, column, metric.name)
+    return {s: v for s, v in zip(cell.seeds, cell.values, strict=True) if math.isfinite(v)}
+
+
+# How a whole column agrees with the paper: the order of the rows, and whether the paper's method is best.
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One column and metric."""
+
+    column: str
+    metric: str
+    rows: int  # that have both a value and a published one
+    tau: (
+        float  # Kendall's tau-b of our order and the paper's; nan for fewer than three rows or a constant one
+    )
+    best_ours: tuple[str, ...] = ()  # among those rows; several if they tie
+    best_published: tuple[str, ...] = ()
+    headline: bool | None = None  # whether the headline row is best; None if it, or every rival, is missing
+    headline_published: bool | None = None
+
+
+def agreements(table: TableResult) -> list[Agreement]:
+    """One entry for each column and ranked metric that has at least one row to compare.
+
+    None where a table puts several rows beside the same published value: there is no order to agree with.
+    """
+    if table.spec.varies:
+        return []
+    found = [
+        _agreement(table, column.label, metric)
+        for column in table.spec.columns
+        for metric in table.spec.metrics
+        if metric.better != "neither"
+    ]
+    return [each for each in found if each.rows]
+
+
+def _agreement(table: TableResult, column: str, metric: MetricSpec) -> Agreement:
+    cells = [table.cell(row.label, column, metric.name) for row in table.spec.rows]
+    both = [cell for cell in cells if comparable(cell)]
+    sign = 1.0 if metric.better == "higher" else -1.0
+    ours = {cell.row: sign * round(cell.mean, EXACT) for cell in both}
+    theirs = {cell.row: sign * cell.published.mean for cell in both if cell.published}
+    best_ours, best_published = _best(ours), _best(theirs)
+    compared = table.spec.headline in ours and len(both) > 1
+    return Agreement(
+        column,
+        metric.name,
+        len(both),
+        _tau(list(ours.values()), list(theirs.values())),
+        best_ours,
+        best_published,
+        _stands_out(table.spec.headline, best_ours, len(both)) if compared else None,
+        _stands_out(table.spec.headline, best_published, len(both)) if compared else None,
+    )
+
+
+def _stands_out(row: str, best: tuple[str, ...], rows: int) -> bool:
+    """Whether `row` is among the best, and they are not simply all rows."""
+    return row in best and len(best) < rows
+
+
+def _best(values: dict[str, float]) -> tuple[str, ...]:
+    return tuple(row for row, value in values.items() if value == max(values.values()))
+
+
+def _tau(ours: list[float], theirs: list[float]) -> float:
+    from scipy import stats
+
+    if len(ours) < 3:
+        return float("nan")
+    with warnings.catch_warnings():  # a constant order has no correlation: nan, and no warning
+        warnings.simplefilter("ignore")
+        return float(stats.kendalltau(ours, theirs).statistic)
+
+
+def comparable(cell: Cell) -> bool:
+    """Whether `cell` has a value of ours beside a published one."""
+    return cell.published is not None and math.isfinite(cell.mean)
+
+
+# Does a group of rows lean to one side? A joint test, beside the verdicts on single cells.
+#
+# Rows of one group share seeds, and so partition, initial weights and batches: seven rows that are all low may be one
+# unlucky draw. So the rows are averaged first, seed by seed, and the test is over seeds: with G rows,
+#
+#     d = mean over seeds s of (mean over rows of ours[row, s]) - mean over rows of published[row],
+#
+# tested as a single cell is (fedbench.tables.equivalence: Welch's t). The spread of the published mean over
+# rows is taken
+# to be the mean of their spreads, which is its largest possible value: as if the paper's rows went up and down
+# together.
+
+ALL = "all rows"
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Ours minus published over a group of rows, in one column and metric."""
+
+    column: str
+    metric: str
+    group: str
+    rows: int
+    below: int  # of them, whose mean is below the published one
+    seeds: int  # that all of them have
+    difference: float  # mean over rows and seeds, in the metric's unit
+    low: float  # 95 % interval
+    high: float
+    p: float  # two-sided, that the group does not lean, adjusted by Holm over all of the table
+
+
+def biases(table: TableResult) -> list[Bias]:
+    """One entry a column, metric and group (the table's, and all rows) of at least two rows with a common verdict.
+
+    Exploratory rows are left out, but where a group that the table names has no others.
+    """
+    groups: Mapping[str, tuple[str, ...]] = {ALL: ("*",), **table.spec.groups}
+    found = [
+        bias
+        for column in table.spec.columns
+        for metric in table.spec.metrics
+        for group, names in groups.items()
+        if (bias := _bias(_members(table, column.label, metric.name, group, names), group, table)) is not None
+    ]
+    adjusted = holm([each.p for each in found])
+    return [dataclasses.replace(each, p=p) for each, p in zip(found, adjusted, strict=True)]
+
+
+def _members(table: TableResult, column: str, metric: str, group: str, names: tuple[str, ...]) -> list[Cell]:
+    labels = [row.label for row in table.spec.rows if any(fnmatchcase(row.label, name) for name in names)]
+    confirmed = [label for label in labels if not table.exploratory(label, column)]
+    chosen = confirmed if confirmed or group == ALL else labels
+    cells = [table.cell(label, column, metric) for label in chosen]
+    return [
+        cell
+        for cell in cells
+        if judge(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS and not _bounded(cell)
+    ]
+
+
+def _bounded(cell: Cell) -> bool:
+    return cell.published is None or bool(cell.published.bound)
+
+
+def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
+    seeds = sorted(set.intersection(*(set(cell.seeds) for cell in cells))) if cells else []
+    if len(cells) < 2 or len(seeds) < LEAST_SEEDS:
+        return None
+    ours = np.array(
+        [[dict(zip(cell.seeds, cell.values, strict=True))[seed] for seed in seeds] for cell in cells]
+    )
+    column, metric = cells[0].column, cells[0].metric
+    theirs = [samples_of(table, cell, cell.published)[1] for cell in cells if cell.published]
+    spreads = [each.std for each in theirs if each.std is not None]
+    published = Sample(
+        float(np.mean([each.mean for each in theirs])),
+        float(np.mean(spreads)) if len(spreads) == len(theirs) else None,
+        table.spec.published_seeds,
+        float(np.mean([each.rounding for each in theirs])),
+    )
+    by_seed = ours.mean(0)  # [seeds]
+    test = compare(measured(table, column, metric, by_seed), published, math.inf)
+    below = int((ours.mean(1) < [each.mean for each in theirs]).sum())
+    return Bias(
+        column,
+        metric,
+        group,
+        len(cells),
+        below,
+        len(seeds),
+        test.difference,
+        test.low,
+        test.high,
+        test.p,
+    )
+
+
+# What a verdict is worth: for which other published rows would a row of ours pass as well?
+#
+# A row that is equivalent to its own published value and to five others' agrees with the paper, but says little
+# of which
+# method it is.
+
+
+@dataclass(frozen=True)
+class Match:
+    """A cell of ours beside the published value of another row, or its own, in the same column and metric."""
+
+    column: str
+    metric: str
+    row: str  # ours
+    published: str  # the row of the published value
+    difference: float
+    outcome: str  # equivalent | different | inconclusive
+
+
+def matches(table: TableResult) -> list[Match]:
+    """Every cell with a verdict and a test against every published value of its column and metric."""
+    found = []
+    for column in table.spec.columns:
+        for metric in table.spec.metrics:
+            cells = [table.cell(row.label, column.label, metric.name) for row in table.spec.rows]
+            for cell in cells:
+                if judge(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS:
+                    found += _beside(table, cell, cells)
+    return found
+
+
+def matrix(found: list[Match], column: str) -> dict[tuple[str, str], list[str]]:
+    """(our row, published row) -> the outcomes in a column, in the order of the metrics that both have."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for each in found:
+        if each.column == column:
+            together.setdefault((each.row, each.published), []).append(each.outcome)
+    return together
+
+
+def passes_for(found: list[Match], column: str, metric: str, row: str) -> tuple[str, ...]:
+    """Other rows to whose published value a cell is equivalent."""
+    return tuple(
+        each.published
+        for each in found
+        if (each.column, each.metric, each.row) == (column, metric, row)
+        and each.published != row
+        and each.outcome == EQUIVALENT
+    )
+
+
+def _beside(table: TableResult, cell: Cell, cells: list[Cell]) -> list[Match]:
+    found = []
+    for other in cells:
+        test = None if other.published is None else against(table, cell, other.published)
+        if test is not None:
+            found.append(Match(cell.column, cell.metric, cell.row, other.row, test.difference, test.outcome))
+    return found

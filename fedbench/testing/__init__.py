@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fedbench.engine.method import Method
-from fedbench.testing import hooks, runs
-from fedbench.testing.subject import Subject
+from fedbench.testing import checks
+from fedbench.testing.toys import Subject
 
 if TYPE_CHECKING:
     import pytest
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 Check = Callable[[Subject], None]
 
 CHECKS: tuple[Check, ...] = tuple(
-    check for module in (hooks, runs) for name, check in vars(module).items() if name.startswith("check_")
+    check for module in (checks, checks) for name, check in vars(module).items() if name.startswith("check_")
 )
 """All checks; each takes a `Subject` and raises AssertionError."""
 
-ESSENTIAL: tuple[Check, ...] = (runs.check_stacked_equals_looped, runs.check_traffic_is_what_was_sent)
+ESSENTIAL: tuple[Check, ...] = (checks.check_stacked_equals_looped, checks.check_traffic_is_what_was_sent)
 """The two that a change of settings may break: it takes other branches of the hooks, and sends other leaves."""
 
 
 def exception_of(check: Check, subject: Subject) -> str:
     """Why `subject` is declared to fail `check`; empty if it is not."""
-    if check is runs.check_relabelled_clients_get_relabelled_models:
+    if check is checks.check_relabelled_clients_get_relabelled_models:
         return subject.declared.draws_by_position
-    if check is hooks.check_a_client_is_sent_the_same_in_whatever_company:
+    if check is checks.check_a_client_is_sent_the_same_in_whatever_company:
         return subject.declared.sends_by_cohort
     return ""
 

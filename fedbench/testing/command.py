@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fedbench.cli import command
 from fedbench.config.messages import OK, REFUSED
 from fedbench.testing import CHECKS, Check, exception_of, run
-from fedbench.testing.subject import Subject
+from fedbench.testing.toys import Subject
 
 USAGE = "usage: python -m fedbench check-method METHOD...   a preset (ditto) or package.module:Class"
 

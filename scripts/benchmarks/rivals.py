@@ -26,11 +26,11 @@ from torch import nn
 
 from benchmarks.rounds import WORKLOADS, timed, trainers
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import available_workers
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import available_workers
 
 CLOSE = 0.05  # largest difference of two accuracies
 LEARNED = 0.5  # of accuracy: chance is 0.1, where closeness says nothing

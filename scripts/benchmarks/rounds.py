@@ -29,13 +29,13 @@ from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.pick.hardware import pick_trainer, set_precision
+from fedbench.engine.hardware import pick_trainer, set_precision
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.schedule import batches
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer, available_workers
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer, available_workers
 from fedbench.runs.config import resolve
 
 TOLERANCE = 1e-9  # of a parameter after a client's round in float64, engine against hand-written loop

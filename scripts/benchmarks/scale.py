@@ -23,7 +23,7 @@ from fedbench.config.schema import HardwareConfig
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
-from fedbench.engine.pick.hardware import pick_trainer
+from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.runs.config import resolve

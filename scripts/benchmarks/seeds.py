@@ -13,11 +13,9 @@ import torch
 
 from benchmarks.rounds import WORKLOADS, timed
 from fedbench.config.schema import HardwareConfig
-from fedbench.engine.pick.hardware import pick_trainer, stacked_engine
+from fedbench.engine.hardware import pick_trainer, stacked_engine
+from fedbench.engine.seeds import JointSetup, Seating, together
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.joint import JointSetup
-from fedbench.engine.train.seat import Seating
-from fedbench.engine.train.together import together
 
 SEEDS = 5
 PATIENCE = 600.0  # seconds, after which another process is taken to have failed

@@ -14,16 +14,14 @@ from benchmarks.rounds import Workload, timed
 from fedbench.config.compose import compose
 from fedbench.config.schema import HardwareConfig
 from fedbench.core import trees
-from fedbench.engine.pick.hardware import pick_trainer
+from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedcollab.solver import solve
-from fedbench.methods.fedrema.mds import segment
-from fedbench.methods.parts.mixing import cosines
-from fedbench.methods.parts.simplex import project
-from fedbench.methods.parts.subspace import complementarity
+from fedbench.methods.fedrema import segment
+from fedbench.methods.parts.features import complementarity
+from fedbench.methods.parts.mixing import cosines, project
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
 

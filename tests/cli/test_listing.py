@@ -15,7 +15,7 @@ from fedbench.cli import list as command
 from fedbench.cli.catalogue import KINDS, listing
 from fedbench.cli.listing import Listing, domains
 from fedbench.cli.request import read
-from fedbench.config import compose, groups, options
+from fedbench.config import compose, groups
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import UnknownName
 from fedbench.methods.cfl import CFL
@@ -48,10 +48,10 @@ def _loaded() -> types.ModuleType:
 def test_defaults_lists_are_resolved_as_hydra_resolves_them() -> None:
     checked = 0
     for group in ("method", "protocol"):
-        for name in options.names(group):
+        for name in groups.names(group):
             if "defaults:" in (groups.conf_dir() / group / f"{name}.yaml").read_text() and checked < 6:
                 composed = resolve(compose.compose([f"{group}={name}"])).plain[group]
-                assert options.load(group, name) == composed
+                assert groups.load(group, name) == composed
                 checked += 1
     assert checked >= 2
 
@@ -68,7 +68,7 @@ def test_parameters_are_what_is_set() -> None:
         "inner": {"rate": 2.0, "deep": {"k": 3}},
     }
     assert (
-        options.parameters(config)
+        groups.parameters(config)
         == "lr=0.1, flag=false, globs=[@head, a.*], base=fedavg, inner.rate=2, inner.deep.k=3"
     )
 
@@ -86,7 +86,7 @@ def test_domains_are_shown_beside_the_parameters() -> None:
 def test_every_table_has_a_row_for_every_file(kind: str) -> None:
     table = listing(kind)
     group = {"datasets": "dataset"}.get(kind, kind.removesuffix("s"))
-    assert sorted(row[table.columns[0]] for row in table.rows) == options.names(group)
+    assert sorted(row[table.columns[0]] for row in table.rows) == groups.names(group)
     for row in table.rows:
         assert set(row) == set(table.columns)
         assert row[table.columns[1]]
@@ -95,7 +95,7 @@ def test_every_table_has_a_row_for_every_file(kind: str) -> None:
 
 def test_a_variant_shows_what_it_changes() -> None:
     rows = {row["method"]: row["parameters"] for row in listing("presets").rows}
-    assert [name for name in rows if "." not in name] == options.names("method")
+    assert [name for name in rows if "." not in name] == groups.names("method")
     assert rows["fedprox"] == "mu=0.1"
     assert rows["fedavg"] == "-"
     assert rows["fedsac_similarity"] == "as fedsac, but alpha=0"
@@ -144,7 +144,7 @@ def test_the_command_prints_tables_and_names_the_nearest(
     assert command.main(["tables"]) == 0
     assert capsys.readouterr().out == "no tables yet\n"
     with pytest.raises(UnknownName):
-        options.load("method", "fedavgg")
+        groups.load("method", "fedavgg")
 
 
 # --- the documents

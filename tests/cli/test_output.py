@@ -14,8 +14,8 @@ import pytest
 
 from fedbench.cli import command
 from fedbench.cli import list as list_command
-from fedbench.results.observer import Labels
-from fedbench.results.progress import Progress
+from fedbench.engine.history import Labels
+from fedbench.runs.progress import Progress
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def test_help_shows_what_a_run_is_composed_of(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("line", "among", "not_among"),
     [
-        ("fedbench ", "reproduce", "table="),
+        ("fedbench ", "reproduce", "table=fedcollab_t1"),
         ("fedbench re", "report", "list"),
         ("fedbench met", "method=", "dataset="),
         ("fedbench method=fedav", "method=fedavg", "method=local"),

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from fedbench.cli.app import main
-from fedbench.core import interruption
 from fedbench.core.errors import DataMissing, FolderInUse
-from fedbench.core.interruption import Stopped
+from fedbench.core.signals import Stopped, handled, held
 from fedbench.engine.simulation import Simulation
 from fedbench.runs import execution
 
@@ -87,7 +86,7 @@ def test_a_second_signal_stops_at_once(
 
 def test_a_signal_outside_of_rounds_stops_at_once_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped) as caught, interruption.handled():
+    with pytest.raises(Stopped) as caught, handled():
         os.kill(os.getpid(), signal.SIGTERM)
     assert caught.value.number == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
@@ -97,7 +96,7 @@ def test_a_handler_of_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> No
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     try:
-        with interruption.held() as signals:
+        with held() as signals:
             os.kill(os.getpid(), signal.SIGTERM)
             assert seen == [signal.SIGTERM]
             assert not signals.asked

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from fedbench.cli import program
-from fedbench.results import checkpoint
-from fedbench.results.history import deterministic
-from fedbench.results.run_files import CHECKPOINT, RESULT, files_of
+from fedbench.engine import checkpoint
+from fedbench.engine.history import deterministic
+from fedbench.runs.folder import CHECKPOINT, RESULT, files_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, EACH = 200, 5

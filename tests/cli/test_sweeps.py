@@ -14,7 +14,7 @@ from fedbench.cli.app import main
 from fedbench.config import compose
 from fedbench.core.errors import DataMissing
 from fedbench.runs.config import RunConfig, resolve
-from fedbench.sweeps import counting
+from fedbench.sweeps import jobs
 from fedbench.sweeps.session import variants
 from tests.helpers.runner import FakeRunner
 
@@ -136,6 +136,6 @@ def test_a_sweep_says_where_it_stands(toy: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_time_left_counts_the_runs_that_were_made() -> None:
-    count = counting.Count(first=10, jobs=4, made=[2.0, 4.0])
+    count = jobs.Count(first=10, jobs=4, made=[2.0, 4.0])
     assert count.line(12) == "run 3 of 4, about 6.00 s left"
-    assert counting.Count(0, 2).line(0) == "run 1 of 2"
+    assert jobs.Count(0, 2).line(0) == "run 1 of 2"

@@ -10,7 +10,7 @@ import pytest
 
 from fedbench.cli import tta
 from fedbench.core.files import write_csv
-from fedbench.results.finished import Run
+from fedbench.runs.run import Run
 from fedbench.tables.measures import Speedup
 
 

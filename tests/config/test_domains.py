@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from fedbench.config import groups
-from fedbench.config.domain import DOMAIN, SELECTS, Component, at_least, check
-from fedbench.config.schema import LocalConfig, added
-from fedbench.config.settings import SettingsConfig
+from fedbench.config.fields import DOMAIN, SELECTS, Component, at_least, check
+from fedbench.config.schema import LocalConfig, SettingsConfig, added
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.ifca import IFCA
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from tests.helpers.presets import PRESETS, SCHEMAS, build, parameters, preset, replaced
 
 HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 10**30, 1e308, "nonsense")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fedbench.config import cohort, compose, groups
+from fedbench.config import compose, groups, schema
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import FedbenchError
 from fedbench.runs.config import resolve, run_key
-from fedbench.runs.places import labels_of
+from fedbench.runs.execution import labels_of
 
 FILES = sorted(file.stem for file in (groups.conf_dir() / "protocol").glob("*.yaml"))
 
@@ -48,7 +48,9 @@ def test_a_cohort_is_a_count_or_a_share(given: str, of_twenty: int) -> None:
 
 def test_a_cohort_has_the_key_that_was_recorded() -> None:
     """A share up to 1 and a count above, as numbers; one client had none."""
-    keyed = {given: cohort.keyed(given) for given in ("all", "100%", "10%", "7%", "12.5%", "2", "30", "1")}
+    keyed = {
+        given: schema.cohort_key(given) for given in ("all", "100%", "10%", "7%", "12.5%", "2", "30", "1")
+    }
     assert keyed == {
         "all": 1.0,
         "100%": 1.0,

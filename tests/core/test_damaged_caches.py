@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.core import cache, sealed
+from fedbench.core import cache, files
 from tests.helpers.damage import DAMAGES, damages
 
 
-@pytest.mark.parametrize("name", ["x.npy", "num_train.npy", sealed.MANIFEST])
+@pytest.mark.parametrize("name", ["x.npy", "num_train.npy", files.MANIFEST])
 def test_prepared_arrays_heal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

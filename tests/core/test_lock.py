@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.core import lock
+from fedbench.core import files
 from fedbench.core.errors import FolderInUse
 
 
 def test_who_comes_second_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "PATIENCE", 0.01)
+    monkeypatch.setattr(files, "PATIENCE", 0.01)
     order, asked, released = [], threading.Event(), threading.Event()
-    acquire = lock.FolderLock.acquire
+    acquire = files.FolderLock.acquire
 
-    def told(self: lock.FolderLock) -> None:
+    def told(self: files.FolderLock) -> None:
         if not released.is_set():
             asked.set()
             raise FolderInUse("another process holds it")
         acquire(self)
 
     def second() -> None:
-        with lock.held(tmp_path):
+        with files.held(tmp_path):
             order.append("second holds")
 
-    with lock.held(tmp_path):
-        monkeypatch.setattr(lock.FolderLock, "acquire", told)
+    with files.held(tmp_path):
+        monkeypatch.setattr(files.FolderLock, "acquire", told)
         waiting = threading.Thread(target=second)
         waiting.start()
         assert asked.wait(5)

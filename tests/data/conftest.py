@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.data import download
+from fedbench.data import files
 from fedbench.data.datasets import DATASETS
 from tests.data.serving import BODY, Handler
 
@@ -27,8 +27,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(DATASETS.get("fashion_mnist"), "system", ())
     for name, value in (("files", {"file.bin": BODY}), ("faults", []), ("asked", [])):
         monkeypatch.setattr(Handler, name, value)
-    monkeypatch.setattr(download, "PAUSE", 0.0)
-    monkeypatch.setattr(download, "BLOCK", 10_000)
+    monkeypatch.setattr(files, "PAUSE", 0.0)
+    monkeypatch.setattr(files, "BLOCK", 10_000)
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

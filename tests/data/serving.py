@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from fedbench.data.datasets import DATASETS
-from fedbench.data.download import Remote
-from fedbench.data.file_source import FileSource
+from fedbench.data.files import FileSource, Remote
 from tests.helpers import real_formats
 from tests.helpers.raw_files import tar_of, zip_of
 from tests.helpers.real_formats import write_fashion

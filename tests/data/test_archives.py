@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedbench.core.errors import DataCorrupt
-from fedbench.data.archives import unpack
+from fedbench.data.files import unpack
 from tests.data.serving import BODY
 from tests.helpers.raw_files import tar_of, zip_of
 

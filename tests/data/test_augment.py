@@ -11,17 +11,15 @@ from fedbench.config.schema import ProtocolConfig
 from fedbench.core import rng, trees
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
 from fedbench.core.trees import Tree
-from fedbench.data import augment
-from fedbench.data.augment import Crop, Flip, Rotate, augmentations
-from fedbench.data.rotation import rotate
+from fedbench.data.federation import Crop, Flip, Rotate, augment, augmentations, rotate
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from tests.methods.toys import federation, gap, models, setup, simulate
 
 BLACK = torch.tensor([-2.0, -3.0]).view(1, 2, 1, 1)
@@ -171,7 +169,7 @@ def test_a_method_s_own_noise_is_kept_apart() -> None:
     x, kept = run.augmented(plain, step)
     assert set(kept) == {"alpha"}
     assert not torch.equal(x, plain)
-    expected = augment.apply(run.augmentations, plain, trees.part(step, "augment"), run.federation.black)
+    expected = augment(run.augmentations, plain, trees.part(step, "augment"), run.federation.black)
     assert torch.equal(x, expected)
 
 

@@ -9,8 +9,8 @@ from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.data import authors
 from fedbench.data.dataset import Dataset
-from fedbench.data.datasets.mnist import FashionMnist
-from fedbench.data.split import make_partition
+from fedbench.data.datasets.small_images import FashionMnist
+from fedbench.data.partition import make_partition
 from fedbench.methods.fedcollab import solver
 from fedbench.runs.config import resolve
 

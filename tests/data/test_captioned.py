@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import ConfigError
-from fedbench.data.datasets.captioned import Captioned
-from fedbench.data.datasets.synthetic import Synthetic
+from fedbench.data.datasets.synthetic import Captioned, Synthetic
 
 
 def likeness(source: Captioned) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ import pytest
 
 from fedbench.core.errors import DataCorrupt
 from fedbench.data.datasets import DATASETS
-from fedbench.data.formats.idx import STEMS
+from fedbench.data.formats import MNIST_STEMS
 from tests.data.changes import cut, edit, empty, fill, remove, resized, rewrite
 from tests.helpers import real_formats
 from tests.helpers.raw_files import idx_bytes, images, python2_batch
@@ -67,7 +67,7 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], None], str]] = {
     **{
         f"idx {kind}, {stem}": ("fashion_mnist", rewrite(f"**/{stem}*", change), stem)
         for kind, change in IDX.items()
-        for stem in (STEMS[0], STEMS[3])
+        for stem in (MNIST_STEMS[0], MNIST_STEMS[3])
     },
     "idx labels missing": ("fashion_mnist", fill("**/train-labels*", idx((29,))), r"expected \[30\]"),
     "idx label 10": ("fashion_mnist", fill("**/train-labels*", idx((30,), 10)), "label 10"),

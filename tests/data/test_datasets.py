@@ -165,7 +165,7 @@ def test_unknown_names_and_keys_come_with_the_nearest():
 
 def test_no_data_set_but_a_download_imports_torch():
     code = (
-        "import sys; from fedbench.data.datasets import DATASETS; import fedbench.data.split\n"
+        "import sys; from fedbench.data.datasets import DATASETS; import fedbench.data.partition\n"
         "[DATASETS.build({'name': n}).state() for n in DATASETS]; DATASETS.build({'name': 'synthetic'}).load()\n"
         "sys.exit('torch' in sys.modules)"
     )

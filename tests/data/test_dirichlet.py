@@ -10,8 +10,8 @@ import pytest
 
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError
-from fedbench.data.partitions.dirichlet import Dirichlet
-from fedbench.data.split import make_partition
+from fedbench.data.partition import make_partition
+from fedbench.data.partitions.label import Dirichlet
 from tests.data.toys import SEEDS, TOY, small
 
 CIFAR = np.full(10, 6000)  # CIFAR-10, train and test split together

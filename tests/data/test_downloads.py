@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.data import download as downloads
-from fedbench.data.download import Remote, download
+from fedbench.data import files as downloads
+from fedbench.data.files import Remote, download
 from tests.data.serving import BODY, Handler, md5, remote
 
 pytestmark = pytest.mark.usefixtures("own_folders")

@@ -10,8 +10,8 @@ import pytest
 
 from fedbench.core.errors import DataCorrupt
 from fedbench.data.datasets import DATASETS
-from fedbench.data.datasets.domainnet_files import LISTED
-from fedbench.data.file_source import FileSource
+from fedbench.data.datasets.domainnet import LISTED
+from fedbench.data.files import FileSource
 from tests.data.toys import load
 from tests.helpers import real_formats
 from tests.helpers.real_formats import WRITERS

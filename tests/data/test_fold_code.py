@@ -12,11 +12,10 @@ from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
-from fedbench.data.partitions.fold import Fold
-from fedbench.data.partitions.fold_code import FoldCode
-from fedbench.data.split import make_partition
+from fedbench.data.partition import make_partition
+from fedbench.data.partitions.groups import Fold, FoldCode
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from fedbench.testing.toys import setup, simulate
 
 COMMON = Protocol(sets="common")

@@ -12,10 +12,10 @@ import pytest
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import DataCorrupt, DataMissing
 from fedbench.data.datasets import DATASETS
-from fedbench.data.datasets.mnist import FashionMnist
-from fedbench.data.formats.idx import STEMS, read_idx
-from fedbench.data.partitions.homo import Homogeneous
-from fedbench.data.split import make_partition
+from fedbench.data.datasets.small_images import FashionMnist
+from fedbench.data.formats import MNIST_STEMS, read_idx
+from fedbench.data.partition import make_partition
+from fedbench.data.partitions.label import Homogeneous
 from tests.data.toys import file_source, load
 from tests.helpers import real_formats
 from tests.helpers.raw_files import idx_bytes
@@ -114,7 +114,7 @@ def test_a_missing_data_set_says_where_it_was_looked_for_and_what_fetches_it(tmp
 def test_three_of_four_files_are_not_a_data_set(tmp_path, monkeypatch):
     monkeypatch.setattr(FashionMnist, "system", ())
     write_fashion(tmp_path / "root")
-    (tmp_path / "root" / f"{STEMS[2]}-ubyte.gz").unlink()
+    (tmp_path / "root" / f"{MNIST_STEMS[2]}-ubyte.gz").unlink()
     with pytest.raises(DataMissing):
         load("fashion_mnist", tmp_path / "root")
 

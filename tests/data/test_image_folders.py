@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
-from fedbench.data.datasets.cinic import NAMES, SPLITS
+from fedbench.data import formats as image_files
 from fedbench.data.datasets.cub import read_captions, tokens, vocabulary_of
-from fedbench.data.datasets.domainnet_files import DOMAINS
-from fedbench.data.formats import images as image_files
+from fedbench.data.datasets.domainnet import DOMAINS
+from fedbench.data.datasets.small_images import CINIC_CLASSES, CINIC_SPLITS
 from tests.data.toys import load
 from tests.helpers import real_formats
 from tests.helpers.raw_files import write_image
@@ -25,12 +25,12 @@ def test_cinic_joins_validation_images_to_the_training_split_or_leaves_them_out(
     data = load("cinic10", tmp_path / "root")
     assert (len(data), data.num_train, data.shape) == (90, 60, (3, 32, 32))
     np.testing.assert_array_equal(data.y, np.tile(np.repeat(np.arange(10), 3), 3))
-    stacked = np.concatenate([content[split] for split in SPLITS]).transpose(0, 3, 1, 2)
+    stacked = np.concatenate([content[split] for split in CINIC_SPLITS]).transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(data.x, stacked)  # PNG keeps every pixel
     without = load("cinic10", tmp_path / "root", valid=False)
     assert (len(without), without.num_train) == (60, 30)
     np.testing.assert_array_equal(without.x, np.concatenate([stacked[:30], stacked[60:]]))
-    assert NAMES[3] == "cat"
+    assert CINIC_CLASSES[3] == "cat"
 
 
 def test_tiny_imagenet_labels_are_ranks_of_sorted_identifiers(tmp_path: Path) -> None:

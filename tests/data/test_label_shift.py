@@ -7,8 +7,8 @@ import pytest
 
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError
-from fedbench.data.partitions.label_shift import LabelShift
-from fedbench.data.split import make_partition
+from fedbench.data.partition import make_partition
+from fedbench.data.partitions.groups import LabelShift
 from tests.data.toys import FASHION, small, toy
 
 

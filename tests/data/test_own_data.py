@@ -10,8 +10,7 @@ from PIL import Image
 
 import fedbench
 from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.data.datasets.image_folder import ImageFolder
-from fedbench.data.datasets.own import Npz
+from fedbench.data.datasets.own import ImageFolder, Npz
 
 Y = np.repeat(["cat", "dog"], 10)
 

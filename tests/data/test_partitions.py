@@ -9,9 +9,9 @@ import pytest
 
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError
+from fedbench.data.partition import held_out, make_partition
 from fedbench.data.partitions import PARTITIONS
 from fedbench.data.partitions.base import Assignment, PartitionSpec
-from fedbench.data.split import held_out, make_partition
 from tests.data.toys import SEEDS, TOY, same, small, toy
 
 NAMES = [name for name in PARTITIONS if name != "file"]  # which has tests of its own

@@ -12,8 +12,8 @@ from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
 from fedbench.core.files import read_csv
 from fedbench.data.dataset import Dataset
+from fedbench.data.partition import make_partition
 from fedbench.data.partitions import PARTITIONS
-from fedbench.data.split import make_partition
 from fedbench.runs.config import resolve, run_key
 
 LOCAL = Protocol(val_fraction=0.2)

@@ -8,8 +8,8 @@ import pytest
 from fedbench.config import compose
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError
+from fedbench.data.partition import make_partition
 from fedbench.data.partitions.base import evenly, largest
-from fedbench.data.split import make_partition
 from fedbench.runs.config import resolve
 from tests.data.toys import build, data
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import DataCorrupt, UnknownName
-from fedbench.data.formats.pickles import read_pickle
+from fedbench.data.formats import read_pickle
 from tests.data.toys import file_source, load
 from tests.helpers import real_formats
 from tests.helpers.raw_files import images, python2_batch

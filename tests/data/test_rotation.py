@@ -8,9 +8,8 @@ import torch
 
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.data.dataset import Dataset
-from fedbench.data.federation import Federation
-from fedbench.data.rotation import rotate
-from fedbench.data.split import make_partition
+from fedbench.data.federation import Federation, rotate
+from fedbench.data.partition import make_partition
 from tests.data.toys import build, data
 
 

@@ -8,8 +8,8 @@ import pytest
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.federation import Federation
+from fedbench.data.partition import make_partition
 from fedbench.data.partitions.shifts import permutations
-from fedbench.data.split import make_partition
 from tests.data.toys import build, data
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets import DATASETS
-from fedbench.data.file_source import FileSource
+from fedbench.data.files import FileSource
 from fedbench.data.partitions import PARTITIONS
 
 SEEDS = range(8)

@@ -10,8 +10,7 @@ from torch import Tensor
 from fedbench.config.schema import LocalConfig
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Clock, Cohort, Stage
-from fedbench.engine.preparation import Preparation
+from fedbench.engine.contract import Client, Clock, Cohort, Preparation, Stage
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 

@@ -20,9 +20,8 @@ from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
 from fedbench.models import MODELS
-from fedbench.models.mlp import MLP
-from fedbench.testing.subject import KINDS, Subject
-from fedbench.testing.toys import federation, setup
+from fedbench.models.small import MLP
+from fedbench.testing.toys import KINDS, Subject, federation, setup
 from tests.helpers.accelerator import DEVICE, Accelerator
 from tests.helpers.pretended import ENGINES, Trial, federated, trial
 from tests.helpers.tiers import tiered

@@ -13,13 +13,12 @@ from torch import Tensor
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
-from fedbench.engine.hooks import HookError
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import HookError
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.mlp import MLP
-from fedbench.testing.subject import Subject
-from fedbench.testing.toys import federation, setup, simulate
+from fedbench.models.small import MLP
+from fedbench.testing.toys import Subject, federation, setup, simulate
 from tests.helpers.accelerator import DEVICE, Accelerator, Misplaced
 from tests.helpers.pretended import ENGINES, federated, trial
 

@@ -14,9 +14,9 @@ from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
 from tests.engine.toys import both
 from tests.methods.toys import SIZES, close, gap, setup, simulate

@@ -13,19 +13,18 @@ from torch import Tensor
 
 from fedbench.config.schema import LocalConfig
 from fedbench.core.trees import Tree
-from fedbench.engine import schedule
+from fedbench.engine import hardware, schedule
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.pick import calibrate
-from fedbench.engine.pick.calibrate import Contender, pace, run_steps
+from fedbench.engine.hardware import Contender, pace, run_steps
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup, drawn
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Outcome
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Outcome
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from tests.methods.toys import federation, setup
 
 
@@ -69,7 +68,7 @@ def test_the_pace_is_a_rounds_time_over_its_steps(epochs: int, monkeypatch: pyte
     ticking = Ticking(monkeypatch, once=7.0)
     assert pace(chosen, ticking.contender)["ticking"] == pytest.approx((steps + 7) / steps)
     assert ticking.calls == 3, "to warm up, a few steps, some more"
-    assert ticking.now <= 3 * 7 + 2 * calibrate.FEW + calibrate.MORE
+    assert ticking.now <= 3 * 7 + 2 * hardware.FEW + hardware.MORE
 
 
 def test_what_a_method_does_besides_is_part_of_a_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,11 @@ import pytest
 
 from fedbench.config.schema import OptimizerConfig, ProtocolConfig, TestConfig
 from fedbench.core.errors import ConfigError
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import pack, unpack
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.history import History, Record
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.simulation import Simulation, pack, unpack
 from fedbench.methods.fedavg import FedAvg
-from fedbench.metrics.accuracy import Tally
-from fedbench.results.history import History, Record
+from fedbench.metrics import Tally
 from tests.methods.toys import setup, simulate
 
 VALIDATED = TestConfig(sets="both", val_fraction=0.2)

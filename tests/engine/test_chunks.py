@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.chunk import Chunk
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.stacked import Chunk, StackedTrainer
+from fedbench.engine.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
 from tests.methods.toys import setup
 

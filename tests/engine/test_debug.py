@@ -11,12 +11,12 @@ import torch
 from fedbench.config.schema import TestConfig
 from fedbench.core.errors import ConfigError, Diverged
 from fedbench.engine.contract import Clock
-from fedbench.engine.hooks import HookError
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import HookError
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer
 from tests.engine.broken import Broken
 from tests.methods.toys import setup, simulate
 

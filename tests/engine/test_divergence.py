@@ -15,12 +15,12 @@ from fedbench.core.batch import Population
 from fedbench.core.errors import Diverged
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedper import FedPer

@@ -14,17 +14,16 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.errors import Diverged, FedbenchError
 from fedbench.engine.contract import Client
-from fedbench.engine.hooks import HookError
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import HookError
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from tests.engine.toys import ADAM, CLIPPED, HEAVY, SGD
 from tests.helpers.plain import plain_fedavg
 from tests.helpers.tiers import tiered

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from fedbench.config.schema import HardwareConfig
-from fedbench.engine.pick import hardware
-from fedbench.engine.train import replay
+from fedbench.engine import hardware, stacked
 from fedbench.methods.fedavg import FedAvg
-from fedbench.testing.captures import rerun
+from fedbench.testing.checks import rerun
 from fedbench.testing.toys import setup
 
 
@@ -35,7 +34,7 @@ def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     program: Any = SimpleNamespace(step=lambda rows, *, full: told.append((rows, full)))
-    again = replay.cuda_capture(torch.device("cuda"))(program, 5, True)
+    again = stacked.cuda_capture(torch.device("cuda"))(program, 5, True)
     again()
     again()
     options = {"pool": "pool", "capture_error_mode": "thread_local"}

@@ -16,14 +16,13 @@ from fedbench.config.schema import HardwareConfig
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError, Diverged
 from fedbench.core.trees import Tree
-from fedbench.engine.pick import footprint as memory
-from fedbench.engine.pick import hardware
-from fedbench.engine.pick.calibrate import Contender, run_steps
-from fedbench.engine.pick.hardware import pick_device, pick_trainer
+from fedbench.engine import hardware
+from fedbench.engine import hardware as memory
+from fedbench.engine.hardware import Contender, pick_device, pick_trainer, run_steps
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
 from fedbench.runs.config import resolve

@@ -17,8 +17,7 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from tests.engine.toys import both
 from tests.methods.toys import SIZES, close, federation, gap, setup, simulate
 

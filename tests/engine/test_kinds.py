@@ -12,17 +12,17 @@ from torch import Tensor
 from fedbench.config.schema import TestConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
-from fedbench.engine import state as states
-from fedbench.engine.clients.storage import Storage
+from fedbench.engine import simulation as states
+from fedbench.engine.client_state import Storage
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Outcome, compressed
+from fedbench.engine.trainer import Outcome, compressed
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fediot import FedIoT
-from fedbench.methods.fedsac_multimodal import MultimodalFedSaC
+from fedbench.methods.fedsac import MultimodalFedSaC
 from fedbench.methods.local import Local
 from fedbench.methods.per_kind import PerKind
 from tests.helpers.pair import KIND, UNLIKE, apart, pair, personal, serving, simulate, trainer

@@ -9,9 +9,9 @@ import pytest
 
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
-from fedbench.engine.train.workers import WorkersTrainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer
 from tests.helpers.pair import UNLIKE, apart, pair, personal, serving, simulate, trainer
 from tests.helpers.pretended import ENGINES as PRETENDED
 from tests.helpers.pretended import of_kinds, trial

@@ -10,7 +10,7 @@ import torch
 from fedbench.config import compose
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.models.task import Task
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build

@@ -13,19 +13,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
+from fedbench.engine import hardware
+from fedbench.engine.hardware import Growth
 from fedbench.engine.method import Method
-from fedbench.engine.pick import footprint
-from fedbench.engine.pick.footprint import Growth
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.sosicfl.sosicfl import SosicFL
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from tests.methods.toys import federation, setup
 
 SGD = OptimizerConfig(lr=0.01)
@@ -90,8 +89,8 @@ def on_a_gpu(made: Setup, monkeypatch: pytest.MonkeyPatch, free: float) -> Setup
         return free
 
     made.federation.device = GPU
-    monkeypatch.setattr(footprint, "free_bytes", free_bytes)
-    monkeypatch.setattr(footprint, "gpu_peak", lambda _, work: profiled(work))
+    monkeypatch.setattr(hardware, "free_bytes", free_bytes)
+    monkeypatch.setattr(hardware, "gpu_peak", lambda _, work: profiled(work))
     return made
 
 
@@ -99,7 +98,7 @@ def on_a_gpu(made: Setup, monkeypatch: pytest.MonkeyPatch, free: float) -> Setup
 @pytest.mark.parametrize("chunk", [1, 3, 5])
 def test_the_largest_chunk_that_fits_is_chosen(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     peak = round_of(chosen(Ditto()), chunk)
-    found = footprint.fitting_chunk(on_a_gpu(chosen(Ditto()), monkeypatch, 1.1 * peak / footprint.SHARE))
+    found = hardware.fitting_chunk(on_a_gpu(chosen(Ditto()), monkeypatch, 1.1 * peak / hardware.SHARE))
     assert found >= chunk - 1
     assert round_of(chosen(Ditto()), found) <= 1.2 * peak
 
@@ -110,17 +109,17 @@ def test_nothing_is_tried_where_all_fit_or_there_is_no_gpu(
 ) -> None:
     made = on_a_gpu(chosen(FedAvg()), monkeypatch, free)
     made.federation.device = device
-    monkeypatch.setattr(footprint, "gpu_peak", lambda *_: pytest.fail("tried"))
-    assert footprint.fitting_chunk(made) == (5 if device is GPU else 1)
+    monkeypatch.setattr(hardware, "gpu_peak", lambda *_: pytest.fail("tried"))
+    assert hardware.fitting_chunk(made) == (5 if device is GPU else 1)
 
 
 def test_where_the_trial_fails_the_rough_estimate_is_on_the_safe_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = footprint.CERTAIN * footprint.client_bytes(chosen(FedAvg()))
-    made = on_a_gpu(chosen(FedAvg()), monkeypatch, 2.5 * client / footprint.SHARE)
-    monkeypatch.setattr(footprint, "gpu_peak", lambda *_: 1 / 0)
-    assert footprint.fitting_chunk(made) == 2
+    client = hardware.CERTAIN * hardware.client_bytes(chosen(FedAvg()))
+    made = on_a_gpu(chosen(FedAvg()), monkeypatch, 2.5 * client / hardware.SHARE)
+    monkeypatch.setattr(hardware, "gpu_peak", lambda *_: 1 / 0)
+    assert hardware.fitting_chunk(made) == 2
 
 
 def test_a_gpus_peak_is_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +127,7 @@ def test_a_gpus_peak_is_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: held.update(most=held["now"]))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: held["now"])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: held["most"])
-    assert partial(footprint.gpu_peak, GPU)(lambda: held.update(most=130)) == 30
+    assert partial(hardware.gpu_peak, GPU)(lambda: held.update(most=130)) == 30
 
 
 def test_bytes_of_a_leaf() -> None:
@@ -136,21 +135,21 @@ def test_bytes_of_a_leaf() -> None:
 
 
 def test_no_chunk_is_larger_than_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footprint, "free_bytes", lambda _: 10**12)
-    assert footprint.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2
-    monkeypatch.setattr(footprint, "free_bytes", lambda _: 1)
-    assert footprint.fitting_chunk(setup(FedAvg())) == 1
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: 10**12)
+    assert hardware.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: 1)
+    assert hardware.fitting_chunk(setup(FedAvg())) == 1
 
 
 def test_free_memory_is_what_the_machine_says() -> None:
-    assert 2**20 < footprint.free_bytes(torch.device("cpu")) < 2**50
+    assert 2**20 < hardware.free_bytes(torch.device("cpu")) < 2**50
 
 
 def test_cached_files_do_not_fill_a_container(tmp_path: Path) -> None:
-    assert footprint._container_bytes(tmp_path) == []
+    assert hardware._container_bytes(tmp_path) == []
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("990\n")
     (tmp_path / "memory.stat").write_text("anon 200\nactive_file 90\ninactive_file 700\n")
-    assert footprint._container_bytes(tmp_path) == [710]
+    assert hardware._container_bytes(tmp_path) == [710]
     (tmp_path / "memory.max").write_text("max\n")
-    assert footprint._container_bytes(tmp_path) == []
+    assert hardware._container_bytes(tmp_path) == []

@@ -13,17 +13,15 @@ import torch
 
 from fedbench.core import rng, trees
 from fedbench.core.cache import Arrays
-from fedbench.engine.contract import Clock
-from fedbench.engine.preparation import Meter
-from fedbench.engine.preparing import Preparing, shared_key
+from fedbench.engine.contract import Clock, Meter
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.simulation import Preparing, State, shared_key
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab import fedcollab
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, Distances, train_discriminators
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig, Distances, train_discriminators
 from fedbench.methods.fedcollab.solver import solve
-from fedbench.testing.runs import everything
+from fedbench.testing.checks import everything
 from fedbench.testing.toys import federation, simulate
 from tests.methods.toys import SIZES, gap, initial, setup
 

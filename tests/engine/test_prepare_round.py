@@ -12,15 +12,13 @@ import torch
 from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
-from fedbench.engine import state as states
-from fedbench.engine.contract import Client, Clock
-from fedbench.engine.preparation import Preparation
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine import simulation as states
+from fedbench.engine.contract import Client, Clock, Preparation
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task
-from fedbench.testing.runs import everything
+from fedbench.testing.checks import everything
 from tests.methods.toys import FOUR, federation, gap, setup
 
 ROUNDS = 4

@@ -14,9 +14,9 @@ from fedbench.core.batch import Batch
 from fedbench.core.errors import UnknownName
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook
-from fedbench.engine.hooks import HookError
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import HookError
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from tests.methods.toys import setup, simulate
 

@@ -14,12 +14,11 @@ from fedbench import recorders
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
 from fedbench.engine.recording import Moment, Recorder
-from fedbench.methods.parts import subspace
-from fedbench.recorders import RECORDERS, parse
-from fedbench.recorders.models import kernel, outputs
-from fedbench.results.run_files import ARRAYS, files_of
+from fedbench.methods.parts import features
+from fedbench.recorders import RECORDERS, kernel, outputs, parse
 from fedbench.runs import execution
 from fedbench.runs.config import run_key
+from fedbench.runs.folder import ARRAYS, files_of
 from tests.helpers.runs import config
 
 
@@ -116,8 +115,8 @@ def test_complementarity_is_of_the_clients_own_features(seen: Moment) -> None:
     a, b = seen.cohort.ids[:2].tolist()
     task, federation = seen.setup.task, seen.setup.federation
     bases = [
-        subspace.directions(
-            subspace.products(trees.row(seen.models, place), federation.all_of(client), task), 3
+        features.directions(
+            features.products(trees.row(seen.models, place), federation.all_of(client), task), 3
         )
         for place, client in ((0, a), (1, b))
     ]

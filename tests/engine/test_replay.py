@@ -15,18 +15,14 @@ from fedbench.config import groups
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
+from fedbench.engine import stacked
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.setup import Setup
-from fedbench.engine.train import replay
-from fedbench.engine.train.program import Program
-from fedbench.engine.train.replay import Capture, rows_for
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import Capture, Program, StackedTrainer, rows_for
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.lenet5 import LeNet5
-from fedbench.testing.captures import rerun, traced
-from fedbench.testing.runs import equal, everything
-from fedbench.testing.subject import Subject
-from fedbench.testing.toys import federation, gap, setup, simulate
+from fedbench.models.small import LeNet5
+from fedbench.testing.checks import equal, everything, rerun, traced
+from fedbench.testing.toys import Subject, federation, gap, setup, simulate
 
 RAGGED = (1, 13, 8, 21, 5, 2)
 OPTIMIZERS = {
@@ -56,7 +52,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "WARM", 0)
+    monkeypatch.setattr(stacked, "WARM", 0)
 
 
 def ragged(optimizer: str, **options: Any) -> Setup:
@@ -97,12 +93,12 @@ def test_sizes_are_few_and_large_enough() -> None:
     for clients in (1, 2, 7, 20, 100):
         sizes = {active: rows_for(active, clients) for active in range(1, clients + 1)}
         assert all(active <= rows <= clients for active, rows in sizes.items())
-        assert all(replay.NARROWER * rows < active + 1 for active, rows in sizes.items())
+        assert all(stacked.NARROWER * rows < active + 1 for active, rows in sizes.items())
         assert len(set(sizes.values())) <= 16
 
 
 def test_a_step_is_captured_after_it_has_run_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "WARM", 3)
+    monkeypatch.setattr(stacked, "WARM", 3)
     chosen, captures = setup(FedAvg(), federation((16, 16)), rounds=2), Counted(rerun)
     simulate(chosen, StackedTrainer(chosen, 2, captures))
     assert captures.kinds == [(2, True)]

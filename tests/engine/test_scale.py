@@ -16,17 +16,17 @@ from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.schedule import _distinct
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.ifca import IFCA
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 
 MANY, COHORT = 20_000, 4
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from fedbench.core.errors import CheckpointError
-from fedbench.engine import state as states
-from fedbench.engine.clients.storage import Storage
+from fedbench.engine import simulation as states
+from fedbench.engine.client_state import Storage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.apfl import APFL
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg

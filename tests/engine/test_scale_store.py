@@ -16,9 +16,8 @@ from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.core.rng import torch_rng
 from fedbench.core.trees import Tree
-from fedbench.engine.clients import storage
-from fedbench.engine.clients.storage import Storage
-from fedbench.engine.clients.store import ClientStore
+from fedbench.engine import client_state
+from fedbench.engine.client_state import ClientStore, Storage
 from fedbench.methods.ditto import Ditto
 from tests.engine.toys import CPU, equal, in_file
 from tests.methods.toys import setup
@@ -102,16 +101,16 @@ def test_a_leaf_that_is_not_given_stays() -> None:
 
 
 def test_what_is_too_large_for_memory_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(client_state, "free_bytes", lambda _: 1000)
     path = tmp_path / "rows"
     assert Storage(25, path=path).chosen(10, CPU) == "device"
     assert Storage(26, path=path).chosen(10, CPU) == "file"
     assert Storage(26, path=path, share=0.5).chosen(10, CPU) == "device"
     assert Storage(26).chosen(10, CPU) == "host", "without a folder there is no choice"
     free = {"cuda": 100, "cpu": 1000}
-    monkeypatch.setattr(storage, "free_bytes", lambda device: free[device.type])
+    monkeypatch.setattr(client_state, "free_bytes", lambda device: free[device.type])
     assert Storage(20, path=path).chosen(10, torch.device("cuda")) == "host"
-    monkeypatch.setattr(storage, "free_bytes", lambda _: 2**50)
+    monkeypatch.setattr(client_state, "free_bytes", lambda _: 2**50)
     assert Storage(2**10, path=path).chosen(2**21, CPU) == "device"
     assert Storage(2**10 + 1, path=path).chosen(2**21, CPU) == "file", "a checkpoint would take too long"
 
@@ -152,7 +151,7 @@ def test_a_full_disk_is_one_line_not_a_crash(tmp_path: Path) -> None:
 
 
 def test_checksums_tell_rows_apart() -> None:
-    from fedbench.engine.clients.store import checksums
+    from fedbench.engine.client_state import checksums
 
     found = checksums(torch.tensor([[1, 2], [2, 1], [1, 2]], dtype=torch.uint8))
     assert found[0] == found[2] != found[1]

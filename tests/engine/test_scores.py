@@ -13,9 +13,9 @@ from fedbench.config.schema import OptimizerConfig, TestConfig
 from fedbench.core import trees
 from fedbench.data.federation import Federation, Ragged
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local

@@ -8,11 +8,9 @@ import pytest
 
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError
-from fedbench.engine.method import Method
-from fedbench.engine.selectors import check_selectors
+from fedbench.engine.method import Method, check_selectors
 from fedbench.models.base import Model
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Task
 from tests.methods.toys import setup
 

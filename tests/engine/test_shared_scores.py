@@ -15,9 +15,9 @@ from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
 from fedbench.engine.contract import Clock
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build, execute

@@ -12,14 +12,12 @@ import torch
 from fedbench.core import rng, trees
 from fedbench.core.errors import Diverged
 from fedbench.engine.contract import Clock
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.history import PHASES, Observer, Record
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
-from fedbench.results.history import PHASES, Record
-from fedbench.results.observer import Observer
 from tests.engine.toys import trainers
 from tests.methods.toys import SIZES, federation, gap, setup, simulate
 

@@ -11,12 +11,12 @@ from fedbench.core import rng, trees
 from fedbench.core.batch import Batch
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.pick.footprint import client_bytes, fitting_chunk
-from fedbench.engine.train.optim import Optimizer
+from fedbench.engine.hardware import client_bytes, fitting_chunk
+from fedbench.engine.optim import Optimizer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
-from fedbench.models.mlp import MLP
-from fedbench.models.norm import BatchNorm
+from fedbench.models.layers import BatchNorm
+from fedbench.models.small import MLP
 from tests.engine.toys import ADAM, CLIPPED, HEAVY, SGD
 from tests.helpers.plain import torch_optimizer
 from tests.methods.toys import close, federation, setup

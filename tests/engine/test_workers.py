@@ -14,13 +14,21 @@ from fedbench.config import compose
 from fedbench.core import trees
 from fedbench.core.errors import Diverged
 from fedbench.engine.contract import Client, Clock
-from fedbench.engine.hooks import HookError
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import HookError
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.blocks import BLOCKS_PER_WORKER, in_blocks, scored_blocks
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.shared_tree import SharedTree, spec_of
-from fedbench.engine.train.worker import Order, portable, serve, unplain
-from fedbench.engine.train.workers import WorkersTrainer
+from fedbench.engine.workers import (
+    BLOCKS_PER_WORKER,
+    Order,
+    SharedTree,
+    WorkersTrainer,
+    in_blocks,
+    portable,
+    scored_blocks,
+    serve,
+    spec_of,
+    unplain,
+)
 from fedbench.methods.fedavg import FedAvg
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build

@@ -17,7 +17,7 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.workers import WorkersTrainer
+from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build

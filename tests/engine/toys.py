@@ -9,12 +9,12 @@ import torch
 
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core.trees import Tree
-from fedbench.engine.clients.storage import Storage
+from fedbench.engine.client_state import Storage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Trainer
+from fedbench.engine.simulation import State
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
 from tests.methods.toys import gap, simulate
 
 SGD = OptimizerConfig(lr=0.05)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.core import sealed
+from fedbench.core import files
 from fedbench.core.files import as_json, as_npz
 from fedbench.figures import store
 from tests.helpers.damage import DAMAGES, tried
@@ -16,7 +16,7 @@ from tests.helpers.damage import DAMAGES, tried
 DRAWN = store.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim")
 
 
-@pytest.mark.parametrize("name", ["fedsac_f7.npz", "fedsac_f7.json", sealed.MANIFEST])
+@pytest.mark.parametrize("name", ["fedsac_f7.npz", "fedsac_f7.json", files.MANIFEST])
 def test_a_figure_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> None:
     place = tmp_path / "quick" / "fedsac_f7"
     place.parent.mkdir()
@@ -24,4 +24,4 @@ def test_a_figure_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> No
     store.files_of(place).write(content)
     found = tried(place.with_name(name), lambda: store.load_figure(place))
     assert found["refused"] > 2 * DAMAGES
-    assert set(found) <= ({"refused", "no difference"} if name == sealed.MANIFEST else {"refused"})
+    assert set(found) <= ({"refused", "no difference"} if name == files.MANIFEST else {"refused"})

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.data.datasets.cinic import NAMES
-from fedbench.data.datasets.domainnet_files import DOMAINS
-from fedbench.data.datasets.emnist import STEMS as EMNIST_STEMS
-from fedbench.data.formats.idx import STEMS
+from fedbench.data.datasets.domainnet import DOMAINS
+from fedbench.data.datasets.small_images import CINIC_CLASSES, EMNIST_STEMS
+from fedbench.data.formats import MNIST_STEMS
 from tests.helpers.raw_files import Bytes, Labels, idx_bytes, python2_batch, write_image
 from tests.helpers.real_formats import plain_captions, write_captions
 
@@ -72,7 +71,7 @@ def _cifar100(root: Path, train: Labels, test: Labels) -> None:
 def _cinic(root: Path, train: Labels, test: Labels) -> None:
     for split, y in (("train", train[::2]), ("valid", train[1::2]), ("test", test)):
         for i, (label, image) in enumerate(zip(y, plain(y, (32, 32, 3)), strict=True)):
-            write_image(root / "CINIC-10" / split / NAMES[label] / f"n{i:08}.png", image)
+            write_image(root / "CINIC-10" / split / CINIC_CLASSES[label] / f"n{i:08}.png", image)
 
 
 def _tiny(root: Path, train: Labels, test: Labels) -> None:
@@ -122,7 +121,7 @@ LABELLED: dict[str, Writer] = {
     "cub": _cub,
     "domainnet": _domainnet,
     "emnist": _idx("EMNIST/gzip", EMNIST_STEMS),
-    "fashion_mnist": _idx("FashionMNIST/raw", STEMS),
-    "mnist": _idx("MNIST/raw", STEMS),
+    "fashion_mnist": _idx("FashionMNIST/raw", MNIST_STEMS),
+    "mnist": _idx("MNIST/raw", MNIST_STEMS),
     "tiny_imagenet": _tiny,
 }

@@ -12,8 +12,7 @@ from torch import Tensor
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, Cohort, Conformance
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.task import Task

@@ -12,22 +12,19 @@ from fedbench.config.schema import LocalConfig, OptimizerConfig, ProtocolConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
-from fedbench.data.datasets.captioned import Captioned
+from fedbench.data.datasets.synthetic import Captioned
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock
-from fedbench.engine.kinds import KindsSetup, joined
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
-from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
-from fedbench.engine.train.by_kind import KindsTrainer
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Engine, Trainer
+from fedbench.engine.setup import KindsSetup, Setup, joined
+from fedbench.engine.simulation import State
+from fedbench.engine.trainer import Engine, KindsTrainer, Trainer
 from fedbench.methods import METHODS
 from fedbench.models.base import Model
-from fedbench.models.cub import TextCNN
-from fedbench.models.joint_task import JointTask
-from fedbench.models.mlp import MLP
+from fedbench.models.modalities import JointTask, TextCNN
+from fedbench.models.small import MLP
 from fedbench.testing import toys
 
 KIND = (0, 0, 1, 1, 1)

@@ -8,16 +8,15 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedbench.config import groups, options
-from fedbench.config.domain import Component
-from fedbench.config.registry import typed
+from fedbench.config import groups
+from fedbench.config.fields import Component, typed
 from fedbench.config.schema import HardwareConfig, ProtocolConfig
 
 SCHEMAS = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 PRESETS = [
     (group, name)
     for group in (*groups.REGISTRIES, *SCHEMAS)
-    for name in options.names(group)
+    for name in groups.names(group)
     if (group, name) != ("model", "auto")  # points at another file's component
 ]
 
@@ -39,7 +38,7 @@ def preset(group: str, name: str) -> dict[str, Any]:
             if not str(value).startswith("${") and key != "defaults"
         }
 
-    return fixed(options.load(group, name))
+    return fixed(groups.load(group, name))
 
 
 def parameters(component: Component) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -15,17 +15,14 @@ from unittest.mock import patch
 import torch
 
 from fedbench.core.trees import Tree
+from fedbench.engine import checkpoint, looped, stacked
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State, pack, unpack
-from fedbench.engine.train import looped, program
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Engine, Trainer
-from fedbench.results import checkpoint
-from fedbench.testing.subject import Subject
-from fedbench.testing.toys import gap, simulate
+from fedbench.engine.simulation import Simulation, State, pack, unpack
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Engine, Trainer
+from fedbench.testing.toys import Subject, gap, simulate
 from tests.helpers.accelerator import DEVICE, Accelerator
 from tests.helpers.pair import pair
 
@@ -132,6 +129,6 @@ def counting(gpu: Accelerator) -> Iterator[list[None]]:
 
     with (
         patch.object(looped, "step_once", within(looped.step_once)),
-        patch.object(program.Program, "step", within(program.Program.step)),
+        patch.object(stacked.Program, "step", within(stacked.Program.step)),
     ):
         yield taken

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.data.datasets.cinic import NAMES
-from fedbench.data.datasets.domainnet_files import DOMAINS
-from fedbench.data.datasets.emnist import STEMS as EMNIST_STEMS
-from fedbench.data.formats.idx import STEMS
+from fedbench.data.datasets.domainnet import DOMAINS
+from fedbench.data.datasets.small_images import CINIC_CLASSES, EMNIST_STEMS
+from fedbench.data.formats import MNIST_STEMS
 from tests.helpers.raw_files import Bytes, idx_bytes, images, python2_batch, write_image
 
 # --- idx files of MNIST, Fashion-MNIST and EMNIST
@@ -24,7 +23,7 @@ def write_fashion(
     test: int = 12,
     compress: Callable[[bytes], bytes] = gzip.compress,
     suffix: str = ".gz",
-    stems: Sequence[str] = STEMS,
+    stems: Sequence[str] = MNIST_STEMS,
     classes: int = 10,
 ) -> list[Bytes]:
     """Four idx files in MNIST's layout; returns what is in them."""
@@ -83,7 +82,7 @@ def write_cinic(root: Path, each: int = 2) -> dict[str, Bytes]:
     for seed, split in enumerate(("train", "valid", "test")):
         x = content[split] = images(10 * each, (32, 32, 3), seed)
         for i, image in enumerate(x):
-            write_image(root / "CINIC-10" / split / NAMES[i // each] / f"n0{i:05}_{i}.png", image)
+            write_image(root / "CINIC-10" / split / CINIC_CLASSES[i // each] / f"n0{i:05}_{i}.png", image)
     (root / "CINIC-10" / "README.md").write_text("as in the archive\n")
     return content
 

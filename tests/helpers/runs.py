@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from fedbench.config import compose
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.results import checkpoint
-from fedbench.results.history import deterministic
+from fedbench.engine import checkpoint
+from fedbench.engine.history import deterministic
+from fedbench.engine.simulation import Simulation, State
 from fedbench.runs import execution as run
 from fedbench.runs.config import RunConfig, resolve
 

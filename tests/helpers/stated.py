@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedbench.config import groups, options
+from fedbench.config import groups
 
 CONF = groups.conf_dir()
 DOCS = Path(__file__).parents[2] / "docs"
@@ -148,4 +148,4 @@ def option(group: str, name: str) -> dict[str, Any]:
     """All values of a preset, inherited ones too; `dir0.5` is of the family `dir`."""
     own = (CONF / group / f"{name}.yaml").is_file()
     file = name if own else re.sub(r"\d+(\.\d+)?$", "", name)
-    return dict(leaves(options.load(group, file))) | parent(group, file)
+    return dict(leaves(groups.load(group, file))) | parent(group, file)

@@ -18,8 +18,8 @@ from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
-from fedbench.models.mlp import MLP
+from fedbench.engine.simulation import State
+from fedbench.models.small import MLP
 from fedbench.models.task import Task
 from tests.methods.toys import samples, setup
 

@@ -14,9 +14,9 @@ from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation, Ragged
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedamp import FedAMP
-from fedbench.methods.fedfomo.fedfomo import FedFomo
+from fedbench.methods.fedfomo import FedFomo
 from fedbench.methods.local import Local
 from tests.methods.quadratics import minima, quadratic
 from tests.methods.toys import (

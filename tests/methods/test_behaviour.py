@@ -11,8 +11,8 @@ import torch
 from fedbench.config import compose
 from fedbench.core import trees
 from fedbench.core.errors import DataMissing
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
 from tests.helpers.tiers import tiered

@@ -13,15 +13,14 @@ from fedbench.methods.fedbabu import FedBABU
 from fedbench.methods.fedpac import FedPAC
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.fedproto import FedProto
-from fedbench.methods.fedrema.fedrema import FedReMa
+from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
 from fedbench.methods.knnper import KNNPer
 from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.moon import Moon
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP, LeNet5
 from tests.methods.toys import close, federation, gap, models, setup, simulate
 
 SHAPE = (1, 16, 16)

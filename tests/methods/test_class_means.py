@@ -14,11 +14,11 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
+from fedbench.engine.simulation import State
 from fedbench.methods.feddistill import FedDistill
 from fedbench.methods.fedproto import FedProto
 from fedbench.methods.local import Local
-from fedbench.methods.parts.class_means import ClassMeans
+from fedbench.methods.parts.features import ClassMeans
 from tests.methods.toys import (
     close,
     cross_entropy,

@@ -13,7 +13,7 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.data.federation import Federation
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.state import State
+from fedbench.engine.simulation import State
 from fedbench.methods import METHODS
 from fedbench.methods.cfl import CFL
 from fedbench.methods.fedavg import FedAvg
@@ -21,14 +21,7 @@ from fedbench.methods.fesem import FeSEM
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.kmeans import KMeans
 from fedbench.methods.oracle import Oracle
-from tests.methods.toys import (
-    close,
-    federation,
-    initial,
-    models,
-    run,
-    same_groups,
-)
+from tests.methods.toys import close, federation, initial, models, run, same_groups
 
 PLANTED = [0, 1, 0, 1, 1, 0]
 

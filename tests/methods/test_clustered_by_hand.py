@@ -18,8 +18,8 @@ from fedbench.methods.cfl import CFL
 from fedbench.methods.fesem import FeSEM
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.kmeans import KMeans
-from fedbench.methods.parts import grouping
-from fedbench.methods.parts.alone import vectors
+from fedbench.methods.parts import clustered
+from fedbench.methods.parts.clustered import vectors
 from tests.methods.toys import (
     FOUR,
     close,
@@ -100,7 +100,7 @@ def test_distances_are_over_the_weights_compared(compared: tuple[str, ...]) -> N
     uploads["head.weight"][1] = 100.0
     points = vectors(uploads, chosen.task, compared)
     alike = [0, 0, 1] if compared == ("head.bias",) else [0, 1, 0]
-    assert same_groups(grouping.kmeans(grouping.coordinates(points.numpy()), 2).tolist(), alike)
+    assert same_groups(clustered.kmeans(clustered.coordinates(points.numpy()), 2).tolist(), alike)
     assert points.shape[1] == sum(
         v.numel()
         for k, v in names.items()

@@ -11,7 +11,7 @@ import pytest
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.methods.fedcollab import solver
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.local import Local
 from tests.methods.toys import FOUR, close, federation, gap, models, run, setup, simulate

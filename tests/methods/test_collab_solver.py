@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import ConfigError
-from fedbench.methods.fedcollab import ablations, solver
-from fedbench.methods.parts.grouping import shares
+from fedbench.methods.fedcollab import fedcollab, solver
+from fedbench.methods.parts.clustered import shares
 from tests.methods.games import by_loops, instance, partitions, planted
 
 
@@ -167,10 +167,10 @@ def test_new_client_joins_the_coalition_that_minimises_eq_10() -> None:
 
 
 def test_ablations_flatten_their_input() -> None:
-    np.testing.assert_array_equal(ablations.ignore_quantities([1, 2, 6]), [3, 3, 3])
+    np.testing.assert_array_equal(fedcollab.ignore_quantities([1, 2, 6]), [3, 3, 3])
     D = np.array([[0, 1, 2], [1, 0, 6], [2, 6, 0]])
-    np.testing.assert_array_equal(ablations.ignore_distances(D), [[0, 3, 3], [3, 0, 3], [3, 3, 0]])
-    np.testing.assert_array_equal(ablations.ignore_distances([[0.0]]), [[0.0]])
+    np.testing.assert_array_equal(fedcollab.ignore_distances(D), [[0, 3, 3], [3, 0, 3], [3, 3, 0]])
+    np.testing.assert_array_equal(fedcollab.ignore_distances([[0.0]]), [[0.0]])
 
 
 @pytest.mark.parametrize(

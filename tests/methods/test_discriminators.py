@@ -10,10 +10,10 @@ import torch
 
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
-from fedbench.engine.preparation import Meter
-from fedbench.methods.fedcollab import discriminators, network
-from fedbench.methods.fedcollab import draws as draws_of
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
+from fedbench.engine.contract import Meter
+from fedbench.methods.fedcollab import distances
+from fedbench.methods.fedcollab import distances as draws_of
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
 from tests.methods.literal import L, Literal, federation, literal_accuracy, literal_round
 
 FAST = DiscriminatorConfig(hidden=16, rounds=150, lr=0.1)
@@ -26,11 +26,11 @@ FAST = DiscriminatorConfig(hidden=16, rounds=150, lr=0.1)
 def test_joint_step_is_two_local_steps_averaged(d: int, m: int, batch: int, reduced: bool) -> None:
     x, y, clients = federation([50, 60, 70], d)
     x = x.double()
-    weights = network.initial(d, L, 10, torch_rng(0, "test"))
-    embedding = network.embed(x, y, weights, 2.0)
+    weights = distances.initial(d, L, 10, torch_rng(0, "test"))
+    embedding = distances.embed(x, y, weights, 2.0)
     pairs = [(0, 1), (0, 2), (1, 2)]
     train, valid = ({k: c[part] for k, c in enumerate(clients)} for part in (slice(m), slice(m, None)))
-    nets = network.Discriminators(embedding, torch.tensor(pairs), train, valid)
+    nets = distances.Discriminators(embedding, torch.tensor(pairs), train, valid)
     assert (nets.basis is not None) == reduced
     draws = [draws_of.batches(m, batch, numpy_rng(0, "test", *p)) for p in pairs] if m > batch else []
     models = [Literal(weights).double() for _ in pairs]
@@ -64,7 +64,7 @@ def test_distances_are_the_literal_loops(report: str) -> None:
     x, y, clients = federation([14, 15, 40], d=70)
     config = dataclasses.replace(FAST, report=report, patience=3, rounds=60)
     found = train_discriminators(x, y, L, clients, config, seed=3)
-    weights = network.initial(70, L, 16, torch_rng(3, "discriminator weights"))
+    weights = distances.initial(70, L, 16, torch_rng(3, "discriminator weights"))
     for (i, j), rounds in zip([(0, 1), (0, 2), (1, 2)], found.rounds_used, strict=True):
         parts = [draws_of.split(clients[k], y, 7, 3, k) for k in (i, j)]
         model, scores, best_at = Literal(weights), [], 0
@@ -119,7 +119,7 @@ def test_chunks_and_pair_subsets_change_nothing(d: int, monkeypatch: pytest.Monk
     whole = train_discriminators(x, y, L, clients, config, 1, meter=counted)
     assert len(set(whole.rounds_used)) > 1  # pairs leave the batch at different checks
     for chunk in (1, 3):
-        monkeypatch.setattr(discriminators, "_chunk", lambda *_, pairs=chunk: pairs)
+        monkeypatch.setattr(distances, "_chunk", lambda *_, pairs=chunk: pairs)
         again = Meter()
         parts = train_discriminators(x, y, L, clients, config, 1, meter=again)
         np.testing.assert_array_equal(parts.matrix, whole.matrix)

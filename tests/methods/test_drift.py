@@ -28,14 +28,7 @@ from tests.methods.quadratics import (
     minima,
     quadratic,
 )
-from tests.methods.toys import (
-    close,
-    federation,
-    gap,
-    initial,
-    setup,
-    simulate,
-)
+from tests.methods.toys import close, federation, gap, initial, setup, simulate
 
 EQUAL = (9, 9, 9)
 ONE = OptimizerConfig(lr=0.1)

@@ -10,7 +10,7 @@ import torch
 from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.contract import Clock
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.methods.fedap import FedAP, closeness
 from fedbench.methods.fedbn import FedBN
 from fedbench.methods.local import Local

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 
 from fedbench.core import rng
-from fedbench.engine.contract import Clock
-from fedbench.engine.preparation import Meter
-from fedbench.engine.preparing import Preparing
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
+from fedbench.engine.contract import Clock, Meter
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.simulation import Preparing
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from tests.methods.toys import federation, setup
 

@@ -13,8 +13,8 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.optim import fit
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.fit import fit
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedgen import FedGen, generate
 from tests.methods.toys import FOUR, close, cross_entropy, federation, gap, logits, setup, simulate

@@ -9,19 +9,9 @@ import torch
 
 from fedbench.engine.contract import Clock
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedrema.fedrema import FedReMa
+from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.local import Local
-from tests.methods.toys import (
-    FOUR,
-    close,
-    federation,
-    final,
-    gap,
-    initial,
-    models,
-    setup,
-    simulate,
-)
+from tests.methods.toys import FOUR, close, federation, final, gap, initial, models, setup, simulate
 
 HEAD = ("@head",)
 CODE: dict[str, Any] = {

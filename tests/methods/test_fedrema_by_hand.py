@@ -13,9 +13,9 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.methods.fedrema import mds
-from fedbench.methods.fedrema.fedrema import FedReMa
-from fedbench.models.lenet5 import LeNet5
+from fedbench.methods import fedrema
+from fedbench.methods.fedrema import FedReMa
+from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     FOUR,
     close,
@@ -55,7 +55,7 @@ def test_segmentation_by_hand(
     row: list[float], last_gap: bool, keep_below: bool, kept: list[int], gap_found: float
 ) -> None:
     S = torch.tensor([row, row[::-1]], dtype=torch.float64)
-    chosen, gaps = mds.segment(S, last_gap, keep_below)
+    chosen, gaps = fedrema.segment(S, last_gap, keep_below)
     assert chosen[0].nonzero().flatten().tolist() == kept
     assert chosen[1].flip(0).nonzero().flatten().tolist() == kept
     assert gaps.tolist() == pytest.approx([gap_found] * 2)
@@ -74,7 +74,7 @@ def test_probes_by_hand(code: bool) -> None:
     shapes = {"head.weight": (4, 7), "head.bias": (4,), "fc.0.weight": (7, 16), "fc.0.bias": (7,)}
     drawn = {k: torch.randn(4, *s, generator=generator, dtype=torch.float64) for k, s in shapes.items()}
     scale = 0.5 if code else 1.0
-    found = mds.Probe(0.5, scale, code, not code).similarities(
+    found = fedrema.Probe(0.5, scale, code, not code).similarities(
         drawn, "head", chosen.cohort(torch.arange(4), Clock(0, 5))
     )
     same = chosen.cohort(torch.arange(4), Clock(0, 5)).generator
@@ -90,11 +90,11 @@ def test_probes_by_hand(code: bool) -> None:
 
 def test_the_classifier_is_the_last_stages() -> None:
     lenet = LeNet5().task((1, 16, 16), 4)
-    assert mds.classifier_stage(lenet, ("@classifier",)) == "fc"
-    assert mds.classifier_stage(lenet, HEAD) == "head"
+    assert fedrema.classifier_stage(lenet, ("@classifier",)) == "fc"
+    assert fedrema.classifier_stage(lenet, HEAD) == "head"
     for wrong in (("conv.*",), ("head.weight",), ("fc.*",), ()):
         with pytest.raises(ConfigError, match="last stages"):
-            mds.classifier_stage(lenet, wrong)
+            fedrema.classifier_stage(lenet, wrong)
 
 
 # ---- local steps of the variants

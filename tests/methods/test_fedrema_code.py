@@ -12,9 +12,8 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Stage
-from fedbench.methods.fedrema.fedrema import FedReMa
-from fedbench.methods.fedrema.peers import one_by_one
-from fedbench.models.fedrema import FedReMaAlexNet
+from fedbench.methods.fedrema import FedReMa, one_by_one
+from fedbench.models.small import FedReMaAlexNet
 from fedbench.runs.config import resolve
 from tests.methods.toys import close, federation, gap, initial, models, samples, setup, simulate
 

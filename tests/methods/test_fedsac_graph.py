@@ -16,15 +16,7 @@ from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.pfedgraph import PFedGraph
-from tests.methods.toys import (
-    FOUR,
-    bases,
-    close,
-    federation,
-    gap,
-    initial,
-    setup,
-)
+from tests.methods.toys import FOUR, bases, close, federation, gap, initial, setup
 
 
 def uploaded(chosen: Setup, seed: int = 0) -> Tree:

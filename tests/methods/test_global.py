@@ -13,16 +13,16 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.engine import schedule
 from fedbench.engine.contract import Stage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.feddyn import FedDyn
 from fedbench.methods.fednova import FedNova
 from fedbench.methods.finetune import Finetune
 from fedbench.methods.moon import Moon
 from fedbench.methods.scaffold import Scaffold
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     adapted,
     close,

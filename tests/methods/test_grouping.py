@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans as ScikitKMeans
 
-from fedbench.methods.parts import grouping
+from fedbench.methods.parts import clustered
 from tests.methods.toys import same_groups
 
 
 def test_coordinates_keep_distances() -> None:
     points = np.random.default_rng(0).normal(size=(7, 300))
-    found = grouping.coordinates(points)
+    found = clustered.coordinates(points)
     assert found.shape == (7, 7)
     for x in (0, 3):
         expected = np.linalg.norm(points - points[x], axis=1)
@@ -29,22 +29,22 @@ def inertia(points: np.ndarray, labels: np.ndarray) -> float:
 def test_kmeans_is_as_good_as_scikit_learn(seed: int) -> None:
     generator = np.random.default_rng(seed)
     points = generator.normal(size=(40, 3)) + 2 * generator.integers(0, 3, (40, 1))
-    labels = grouping.kmeans(points, 4)
+    labels = clustered.kmeans(points, 4)
     assert inertia(points, labels) <= ScikitKMeans(4, n_init=50, random_state=0).fit(points).inertia_ * 1.02
     order = generator.permutation(40)
-    assert same_groups(grouping.kmeans(points[order], 4), labels[order])
+    assert same_groups(clustered.kmeans(points[order], 4), labels[order])
 
 
 def test_kmeans_of_fewer_points_than_groups() -> None:
-    assert sorted(grouping.kmeans(np.array([[0.0], [5.0]]), 4).tolist()) == [0, 1]
-    assert grouping.kmeans(np.ones((3, 2)), 2).tolist() == [0, 0, 0]
+    assert sorted(clustered.kmeans(np.array([[0.0], [5.0]]), 4).tolist()) == [0, 1]
+    assert clustered.kmeans(np.ones((3, 2)), 2).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_single_linkage_is_the_optimal_bipartition(seed: int) -> None:
     """No bipartition has a smaller largest similarity across; complete linkage can be worse."""
     vectors = np.random.default_rng(seed).normal(size=(6, 3))
-    similarity = grouping.cosines(vectors)
+    similarity = clustered.cosines(vectors)
     np.testing.assert_allclose(
         similarity[0, 1], vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors[:2], axis=1))
     )
@@ -53,13 +53,13 @@ def test_single_linkage_is_the_optimal_bipartition(seed: int) -> None:
         for bits in itertools.product([False, True], repeat=5)
         if any(side := np.array([False, *bits]))
     )
-    side, across = grouping.bipartition(similarity, "single")
+    side, across = clustered.bipartition(similarity, "single")
     assert across == pytest.approx(best)
     assert across == pytest.approx(similarity[np.ix_(side, ~side)].max())
-    assert grouping.bipartition(similarity, "complete")[1] >= best - 1e-12
+    assert clustered.bipartition(similarity, "complete")[1] >= best - 1e-12
 
 
 def test_ties_are_cut_too() -> None:
-    side, across = grouping.bipartition(np.ones((4, 4)), "single")
+    side, across = clustered.bipartition(np.ones((4, 4)), "single")
     assert 0 < side.sum() < 4
     assert across == 1

@@ -11,8 +11,8 @@ from fedbench.core import rng, trees
 from fedbench.core.errors import ConfigError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD

@@ -14,7 +14,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.oracle import Oracle
-from fedbench.methods.parts import grouping
+from fedbench.methods.parts import clustered
 from tests.methods.toys import FOUR, adapted, close, federation, gap, setup, simulate
 
 BASES: list[dict[str, Any]] = [
@@ -107,7 +107,7 @@ def test_who_shares_by_clusters_within_coalitions() -> None:
 def test_who_shares_an_average_has_shares(base: str) -> None:
     found, _ = collaboration({"name": base})
     assert found is not None
-    assert torch.equal(found, torch.from_numpy(grouping.shares([0, 1, 0, 1], FOUR)))
+    assert torch.equal(found, torch.from_numpy(clustered.shares([0, 1, 0, 1], FOUR)))
 
 
 @pytest.mark.parametrize(

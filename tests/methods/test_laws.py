@@ -15,11 +15,11 @@ from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.local import Local
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.toys import FOUR, close, federation, gap, setup, simulate
 
 QUICK = DiscriminatorConfig(hidden=5, rounds=20)

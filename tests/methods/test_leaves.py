@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from fedbench.config import compose, groups
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.trainer import Outcome
+from fedbench.engine.trainer import Outcome
 from fedbench.methods import METHODS
 from fedbench.models.base import Model
-from fedbench.models.mlp import MLP
+from fedbench.models.small import MLP
 from tests.methods.leaves import PLACES, documented, listed, matches, wrong_shape
 from tests.methods.toys import federation, setup
 

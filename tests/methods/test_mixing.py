@@ -16,13 +16,13 @@ from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
-from fedbench.engine.hooks import HookError
+from fedbench.engine.method import HookError
 from fedbench.methods.fedap import FedAP
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.local import Local
-from fedbench.methods.parts import simplex
+from fedbench.methods.parts import mixing
 from fedbench.methods.parts.mixing import Library, Mixing, cosines
 from tests.methods.toys import FOUR, close, federation, final, gap, initial, models, setup, simulate
 
@@ -36,7 +36,7 @@ def test_the_closed_form_is_the_solvers(count: int) -> None:
     allowed = torch.eye(count, dtype=torch.bool) | (torch.rand(count, generator=generator) < 0.5)
     for cost in (0.9 * C - 1.4 * S, -S / 0.8, 1.2 * C, torch.zeros_like(C)):
         for mask in (None, allowed):
-            closed, solved = (simplex.closest(p, cost, mask, solver) for solver in simplex.SOLVERS)
+            closed, solved = (mixing.closest(p, cost, mask, solver) for solver in mixing.SOLVERS)
             assert close(solved, closed, 1e-6)
             assert mask is None or not solved[~mask].any()
             assert float(solved.sum(1).sub(1).abs().max()) < 1e-12
@@ -45,17 +45,17 @@ def test_the_closed_form_is_the_solvers(count: int) -> None:
 def test_no_solution_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cvxpy.Problem, "status", "infeasible")
     with pytest.raises(FedbenchError, match=r"infeasible.*; try method\.solver=closed"):
-        simplex.closest(torch.ones(2) / 2, torch.zeros(1, 2), solver="cvxpy")
+        mixing.closest(torch.ones(2) / 2, torch.zeros(1, 2), solver="cvxpy")
 
 
 def test_projection_by_hand_and_its_symmetries() -> None:
-    assert simplex.project(torch.tensor([[0.5, 0.3, -1.0]]))[0].tolist() == pytest.approx([0.6, 0.4, 0.0])
+    assert mixing.project(torch.tensor([[0.5, 0.3, -1.0]]))[0].tolist() == pytest.approx([0.6, 0.4, 0.0])
     rows = torch.from_numpy(np.random.default_rng(0).normal(0, 1, (20, 7)))
-    found, order = simplex.project(rows), torch.tensor([3, 1, 6, 0, 2, 5, 4])
-    assert close(simplex.project(rows + 17.5), found)
-    assert close(simplex.project(found), found)
-    assert close(simplex.project(rows[:, order]), found[:, order])
-    assert close(simplex.project(1e6 * rows), torch.nn.functional.one_hot(rows.argmax(1), 7).double())
+    found, order = mixing.project(rows), torch.tensor([3, 1, 6, 0, 2, 5, 4])
+    assert close(mixing.project(rows + 17.5), found)
+    assert close(mixing.project(found), found)
+    assert close(mixing.project(rows[:, order]), found[:, order])
+    assert close(mixing.project(1e6 * rows), torch.nn.functional.one_hot(rows.argmax(1), 7).double())
     assert float((found > 0).sum(1).double().std()) > 0
 
 

@@ -16,9 +16,8 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedsac import FedSaC
-from fedbench.methods.fedsac_multimodal import MultimodalFedSaC
-from fedbench.methods.parts import simplex, subspace
+from fedbench.methods.fedsac import FedSaC, MultimodalFedSaC
+from fedbench.methods.parts import features, mixing
 from fedbench.methods.per_kind import PerKind
 from tests.helpers.pair import KIND, apart, pair, personal, simulate, trainer
 from tests.methods import toys
@@ -62,7 +61,7 @@ def test_without_similarity_modalities_mix_by_size_alone() -> None:
     heads = chosen.method.graph({}, uploads, chosen.cohort(chosen.everyone, Clock(0, 3)))["@head"]
     cost = by_hand(uploads, 0.9, 0.0)
     p = chosen.population.sizes / chosen.population.sizes.sum()
-    assert close(heads, simplex.closest(p, cost))
+    assert close(heads, mixing.closest(p, cost))
 
 
 @pytest.mark.parametrize("heads", ["across", "all"])
@@ -74,11 +73,11 @@ def test_the_graph_by_hand(heads: str) -> None:
     flat = torch.cat([uploads[name].flatten(1) for name in ("head.weight", "head.bias")], 1)
     across = -1.2 * functional.cosine_similarity(flat[:, None], flat[None], dim=2)
     cost = torch.where(same() & (heads == "across"), by_hand(uploads, 0.7, 1.2), across)
-    assert close(graph["@head"], simplex.closest(sizes / sizes.sum(), cost), 1e-9)
+    assert close(graph["@head"], mixing.closest(sizes / sizes.sum(), cost), 1e-9)
     for members in ([0, 1], [2, 3, 4]):
         p = sizes[members] / sizes[members].sum()
         block = by_hand(uploads, 0.7, 1.2)[members][:, members]
-        assert close(graph["*"][members][:, members], simplex.closest(p, block), 1e-9)
+        assert close(graph["*"][members][:, members], mixing.closest(p, block), 1e-9)
     assert not graph["*"][~same()].any()
 
 
@@ -114,7 +113,7 @@ def by_hand(uploads: Tree, alpha: float, beta: float) -> Tensor:
         names = [n for n in uploads if n.startswith((f"{kind}.", "head."))]
         flat = torch.cat([uploads[name][members].flatten(1) for name in names], 1)
         similarity = functional.cosine_similarity(flat[:, None], flat[None], dim=2)
-        found = alpha * subspace.complementarity(uploads["subspace/U"][members]) - beta * similarity
+        found = alpha * features.complementarity(uploads["subspace/U"][members]) - beta * similarity
         cost[torch.tensor(members)[:, None], torch.tensor(members)] = found
     return cost
 

@@ -7,7 +7,7 @@ import pytest
 from fedbench.core import trees
 from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
-from fedbench.engine.state import State
+from fedbench.engine.simulation import State
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedbabu import FedBABU
 from fedbench.methods.fedbn import FedBN
@@ -17,7 +17,7 @@ from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
 from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.local import Local
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     BODY,
     HEAD,

@@ -9,15 +9,14 @@ from torch import Tensor
 
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.core.rng import torch_rng
-from fedbench.methods.fedcollab import draws as draws_of
-from fedbench.methods.fedcollab import network
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig
-from fedbench.methods.fedcollab.patience import Patience
+from fedbench.methods.fedcollab import distances
+from fedbench.methods.fedcollab import distances as draws_of
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig, Patience
 
 
 def test_discriminator_has_the_papers_size() -> None:
     """Table 5 counts 105,001 parameters: 512 features and 10 labels into 200, both with a bias, then 1."""
-    weights = network.initial(512, 10, 200, torch_rng(0, "test"))
+    weights = distances.initial(512, 10, 200, torch_rng(0, "test"))
     assert sum(w.numel() for w in weights.values()) == 105_001
     assert 0.95 / 512**0.5 < float(weights["Wx"].abs().max()) <= 1 / 512**0.5
 

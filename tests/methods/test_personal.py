@@ -15,13 +15,13 @@ from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedamp import FedAMP
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedfomo.fedfomo import FedFomo
+from fedbench.methods.fedfomo import FedFomo
 from fedbench.methods.knnper import KNNPer
 from fedbench.methods.pfedhn import PFedHN
 from tests.methods.toys import (

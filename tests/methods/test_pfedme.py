@@ -10,26 +10,18 @@ import pytest
 import torch
 
 from fedbench.config.schema import OptimizerConfig
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.apfl import APFL
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.methods.perfedavg import PerFedAvg
 from fedbench.methods.pfedme import PFedMe
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.small import LeNet5
 from tests.methods.quadratics import CURVED, POINTS, UNEQUAL, minima, quadratic
-from tests.methods.toys import (
-    close,
-    federation,
-    gap,
-    initial,
-    models,
-    setup,
-    simulate,
-)
+from tests.methods.toys import close, federation, gap, initial, models, setup, simulate
 
 SHARE = np.array(UNEQUAL) / sum(UNEQUAL)
 

@@ -14,7 +14,7 @@ from fedbench.engine.contract import Clock
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.testing.runs import equal, everything
+from fedbench.testing.checks import equal, everything
 from tests.methods.toys import FOUR, close, federation, final, gap, models, normalised, setup, simulate, steps
 
 

@@ -15,15 +15,14 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
 from fedbench.methods.cfl import CFL
-from fedbench.methods.fedrema.fedrema import FedReMa
+from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.methods.sosicfl.sosicfl import SosicFL
-from fedbench.methods.sosicfl.sosicfl_plus import SosicFLPlus
-from fedbench.models.lenet5 import LeNet5
+from fedbench.methods.sosicfl.sosicfl import SosicFL, SosicFLPlus
+from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     close,
     cross_entropy,

@@ -13,8 +13,7 @@ from fedbench.engine.contract import Client, Clock
 from fedbench.engine.setup import Setup
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.sosicfl.sosicfl import SosicFL
-from fedbench.methods.sosicfl.sosicfl_plus import SosicFLPlus
+from fedbench.methods.sosicfl.sosicfl import SosicFL, SosicFLPlus
 from tests.methods.toys import FOUR, close, federation, gap, models, setup, simulate
 
 GROUPS = [[0, 1], [2, 3], [0, 1], [2, 3]]
@@ -82,8 +81,8 @@ def test_a_step_by_hand(simplex: tuple[str, ...]) -> None:
 
 
 def simulate_rounds(chosen: Setup, rounds: int) -> Tree:
+    from fedbench.engine.looped import LoopedTrainer
     from fedbench.engine.simulation import Simulation
-    from fedbench.engine.train.looped import LoopedTrainer
 
     simulation = Simulation(chosen, LoopedTrainer(chosen))
     state = simulation.begin()

@@ -9,13 +9,12 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.fedcollab.fedcollab import FedCollab
-from fedbench.methods.sosicfl import positions
+from fedbench.methods.sosicfl import simplex
 from fedbench.methods.sosicfl.sosicfl import SosicFL
-from fedbench.runs.canonical import canonical
+from fedbench.runs.config import canonical
 from tests.methods.toys import FOUR, close, federation, gap, setup
 
 GROUPS = [[0, 1], [2, 3], [0, 1], [2, 3]]
@@ -73,7 +72,7 @@ def test_heads_are_trained_from_the_endpoints_of_that_round() -> None:
     message = chosen.method.send(before.server, chosen.cohort(torch.arange(4), clock))
     trained = LoopedTrainer(chosen).train(torch.arange(4), message, {}, clock).uploads
     heads = trees.flatten(trees.part(trained, "endpoints")).double().numpy()
-    expected = torch.from_numpy(positions.spread_scores(heads, 3))
+    expected = torch.from_numpy(simplex.spread_scores(heads, 3))
     found = after(method, 2)[1]
     assert close(found.server["region/center"], expected)
     assert float(found.server["region/radius"]) == pytest.approx(0.1)

@@ -15,7 +15,6 @@ LEFT = {
     "local": "nothing crosses",
     "fedsac": "described in `cosine`, to which its file points",
     "fedsac_multimodal": "as FedSaC",
-    "sosicfl_plus": "as SosicFL",
 }
 
 

@@ -12,24 +12,14 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.errors import Diverged
 from fedbench.methods.fedsac import FedSaC
-from fedbench.methods.parts import subspace
-from tests.methods.toys import (
-    FOUR,
-    bases,
-    close,
-    features,
-    federation,
-    initial,
-    samples,
-    setup,
-    simulate,
-)
+from fedbench.methods.parts.features import complementarity, directions, products
+from tests.methods.toys import FOUR, bases, close, features, federation, initial, samples, setup, simulate
 
 
 def test_angles_are_scipys() -> None:
     U = bases(5, 9, 3)
     U[4, :, 2] = 0  # a client with two directions
-    found = subspace.complementarity(U)
+    found = complementarity(U)
     for i in range(5):
         for j in range(5):
             few = 2 if 4 in (i, j) else 3
@@ -48,12 +38,10 @@ def test_the_codes_matching_takes_signed_entries_greedily() -> None:
     M = 0.6 * np.array([[0.9, 0.8], [0.85, -0.2]])
     U = np.vstack([np.eye(2), np.zeros((2, 2))])
     V = np.vstack([M, np.real(scipy.linalg.sqrtm(np.eye(2) - M.T @ M))])
-    found = subspace.complementarity(torch.from_numpy(np.stack([U, V])), greedy=True)
+    found = complementarity(torch.from_numpy(np.stack([U, V])), greedy=True)
     assert float(found[0, 1]) == pytest.approx(np.cos((np.arccos(0.54) + np.arccos(-0.12)) / 2))
     principal = np.cos(scipy.linalg.subspace_angles(U, V).mean())
-    assert float(subspace.complementarity(torch.from_numpy(np.stack([U, V])))[0, 1]) == pytest.approx(
-        principal
-    )
+    assert float(complementarity(torch.from_numpy(np.stack([U, V])))[0, 1]) == pytest.approx(principal)
     assert principal != pytest.approx(float(found[0, 1]), abs=1e-3)
 
 
@@ -68,7 +56,7 @@ def test_directions_are_the_singular_vectors_and_the_principal_components() -> N
     mask = torch.arange(605) < 600
     for centred, truth in ((False, expected), (True, components)):
         for batch in (Batch(x, y), Batch(padded, torch.nn.functional.pad(y, (0, 5)), mask)):
-            found = subspace.directions(subspace.products(model, batch, chosen.task, centred), 3)
+            found = directions(products(model, batch, chosen.task, centred), 3)
             np.testing.assert_allclose(np.abs(found.numpy()), np.abs(truth), atol=1e-7)
             assert bool((found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all())
 
@@ -77,7 +65,7 @@ def test_few_samples_span_few_directions() -> None:
     chosen = setup(FedSaC(), federation((2,)))
     x, y = samples(chosen, 0)
     for centred, rank in ((False, 2), (True, 1)):
-        found = subspace.directions(subspace.products(initial(chosen), Batch(x, y), chosen.task, centred), 3)
+        found = directions(products(initial(chosen), Batch(x, y), chosen.task, centred), 3)
         assert found.square().sum(0).tolist() == pytest.approx([1.0] * rank + [0.0] * (3 - rank))
 
 

@@ -14,12 +14,11 @@ from fedbench.core import rng, trees
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
 from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation
-from fedbench.engine.state import State
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.models.lenet5 import LeNet5
+from fedbench.engine.simulation import Simulation, State
+from fedbench.models.small import LeNet5
 from fedbench.testing.toys import BATCH, CLASSES, SIZES, federation, gap, models, setup, simulate
 
 __all__ = ["BATCH", "CLASSES", "SIZES", "federation", "gap", "models", "setup", "simulate"]

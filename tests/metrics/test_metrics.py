@@ -8,8 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedbench.metrics.accuracy import Tally, weighted
-from fedbench.metrics.fairness import fairness
+from fedbench.metrics import Tally, fairness, weighted
 from tests.results.toys import tally
 
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import ConfigError, UnknownName
-from fedbench.metrics.accuracy import Tally
-from fedbench.metrics.report_rules import report
-from fedbench.metrics.time_to_accuracy import improvement, time_to_accuracy
+from fedbench.metrics import Tally, improvement, report, time_to_accuracy
 from tests.results.toys import tally
 
 # Two clients with ten test samples each, seven evaluations; client means 0, .3, .5, .7, .5, .7, .45

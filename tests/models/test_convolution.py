@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedbench.models.convolution import LOWERINGS, NATIVE, Conv2d, replace_convolutions
+from fedbench.models.layers import LOWERINGS, NATIVE, Conv2d, replace_convolutions
 
 CLIENTS, BATCH = 3, 4
 SHAPES = [  # inputs, outputs, kernel, stride, padding, side

@@ -10,8 +10,8 @@ from torch import nn
 
 import fedbench
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
-from fedbench.models.fit import check_input
-from fedbench.models.library import TorchvisionModel
+from fedbench.models.task import check_input
+from fedbench.models.vision import TorchvisionModel
 from tests.helpers.tiers import tiered
 
 

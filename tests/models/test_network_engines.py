@@ -12,11 +12,11 @@ from fedbench.core.errors import FedbenchError
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.blocks import MaxPool2
-from fedbench.models.fit import check_input
+from fedbench.models.layers import MaxPool2
+from fedbench.models.task import check_input
 from tests.helpers.plain import plain_fedavg
 from tests.helpers.tiers import tiered
 from tests.methods.toys import federation, gap, setup, simulate

@@ -156,7 +156,7 @@ def test_torchvision_s_networks_are_the_same_functions(name: str, size: int) -> 
         with torch.no_grad():
             theirs.train()(torch.randn(8, 3, size, size))  # running statistics that are not 0 and 1
             expected = theirs.eval()(x)
-    from fedbench.models.norm import replace_batch_norm
+    from fedbench.models.layers import replace_batch_norm
 
     ours = replace_batch_norm(model.stages(theirs, 3)).state_dict()  # type: ignore[attr-defined]
     task = model.task((3, size, size), 7)

@@ -9,11 +9,10 @@ from torch import nn
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.models import MODELS
 from fedbench.models.base import Model
-from fedbench.models.fit import check_input
-from fedbench.models.kinds import Kinds
-from fedbench.models.lenet5 import LeNet5
-from fedbench.models.mlp import MLP
-from fedbench.models.norm import replace_batch_norm
+from fedbench.models.layers import replace_batch_norm
+from fedbench.models.modalities import Kinds
+from fedbench.models.small import MLP, LeNet5
+from fedbench.models.task import check_input
 from tests.methods.toys import close
 
 

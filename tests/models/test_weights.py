@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbench.config import compose
 from fedbench.core import rng
 from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.models import weights as weight_files
+from fedbench.models import vision as weight_files
 from fedbench.runs.config import RunConfig, resolve, run_key
 from tests.methods.toys import gap
 from tests.models.scratch import build
@@ -21,7 +21,7 @@ from tests.models.scratch import build
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder as torch.hub's."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    weight_files.read.cache_clear()
+    weight_files.read_weights.cache_clear()
     return tmp_path / "hub" / "checkpoints"
 
 

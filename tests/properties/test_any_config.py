@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fedbench.config import cohort, options
+from fedbench.config import groups, schema
 from fedbench.config.compose import SETTINGS, compose
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.schema import parse_augmentation
@@ -83,7 +83,7 @@ def decisive(run: RunConfig) -> dict[str, Any]:
         fields = dataclasses.asdict(getattr(run, group))
         found[group] = {key: fields[key] for key in fields if key not in NOT_RESULT.get(group, ())}
         found[group] |= {"label": run.labels[group], "class": type(getattr(run, group))}
-    drawn = cohort.parse(run.protocol.cohort)
+    drawn = schema.parse_cohort(run.protocol.cohort)
     found["protocol"]["cohort"] = (isinstance(drawn, int), drawn)
     return found
 
@@ -132,7 +132,7 @@ def overrides(draw: st.DrawFn) -> list[str]:
     )
     set_to = st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~"]), keys, text)
     real = st.sampled_from(["method", "partition"]).flatmap(
-        lambda group: st.sampled_from(options.names(group)).map(lambda name: f"{group}={name}")
+        lambda group: st.sampled_from(groups.names(group)).map(lambda name: f"{group}={name}")
     )
     return draw(st.lists(st.one_of(real, chosen, set_to, st.text(max_size=10)), min_size=1, max_size=3))
 
@@ -157,14 +157,14 @@ def test_any_words_on_the_command_line(words: list[str]) -> None:
 @tried(10)
 def test_any_cohort(clients: int, text: str) -> None:
     try:
-        drawn = cohort.size(text, clients)
+        drawn = schema.cohort_size(text, clients)
     except ConfigError as error:
         line_of(error)
         return
     assert 1 <= drawn <= clients
-    wanted = cohort.parse(text)
+    wanted = schema.parse_cohort(text)
     assert drawn == (wanted if isinstance(wanted, int) else max(1, round(wanted * clients)))
-    cohort.keyed(text)
+    schema.cohort_key(text)
 
 
 @given(

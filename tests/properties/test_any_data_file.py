@@ -19,10 +19,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedbench.core.errors import DataCorrupt
-from fedbench.data.archives import unpack
-from fedbench.data.formats.idx import read_idx, read_pair
-from fedbench.data.formats.images import read_images
-from fedbench.data.formats.pickles import read_batch
+from fedbench.data.files import unpack
+from fedbench.data.formats import read_batch, read_idx, read_images, read_pair
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
 from tests.helpers.examples import tried
 from tests.helpers.raw_files import encoded, idx_bytes, images, python2_batch

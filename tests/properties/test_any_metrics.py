@@ -13,10 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedbench.core import trees
-from fedbench.metrics.accuracy import Tally, weighted
-from fedbench.metrics.fairness import fairness
-from fedbench.metrics.report_rules import report
-from fedbench.metrics.time_to_accuracy import improvement, time_to_accuracy
+from fedbench.metrics import Tally, fairness, improvement, report, time_to_accuracy, weighted
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare, seeds_needed
 from tests.helpers.examples import tried
 

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedbench.config.domain import LARGEST
+from fedbench.config.fields import LARGEST
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import FedbenchError
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
-from fedbench.data.partition import SETS, Partition
+from fedbench.data.partition import SETS, Partition, held_out, make_partition
 from fedbench.data.partitions import PARTITIONS
 from fedbench.data.partitions.base import PartitionSpec
-from fedbench.data.split import held_out, make_partition
 from tests.helpers.examples import FORTY, line_of, tried
 
 NAMES = [name for name in PARTITIONS if name != "file"]

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import FedbenchError
 from fedbench.data.federation import Federation
-from fedbench.data.partition import SETS, Partition
+from fedbench.data.partition import SETS, Partition, make_partition
 from fedbench.data.partitions import PARTITIONS
-from fedbench.data.split import make_partition
 from tests.helpers.examples import FORTY, line_of, tried
 
 integers = st.lists(st.integers(-2, 60), max_size=6).map(lambda values: np.array(values, dtype=np.int64))

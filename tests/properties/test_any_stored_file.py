@@ -13,12 +13,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedbench.core import cache, files, sealed
+from fedbench.core import cache, files
 from fedbench.core.errors import CheckpointError, Damaged, FedbenchError
-from fedbench.core.sealed import Sealed
+from fedbench.core.files import Sealed
 from fedbench.data.partitions.file import read_arrays
-from fedbench.results import checkpoint
-from fedbench.results.run_files import numeric_rows
+from fedbench.engine import checkpoint
+from fedbench.runs.folder import numeric_rows
 from fedbench.tables import store
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
 from tests.helpers.examples import line_of, tried
@@ -78,7 +78,7 @@ def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
         folder = Sealed(Path(place), "make it again")
         folder.write(SEALED)
         whole = repr(READ[name](folder, name))
-        path = Path(place) / (sealed.MANIFEST if of_manifest else name)
+        path = Path(place) / (files.MANIFEST if of_manifest else name)
         path.write_bytes(damage(path.read_bytes()))
         found = read_or_refused(path, lambda _: READ[name](folder, name), Damaged)
         assert found is None or repr(found) == whole
@@ -156,7 +156,7 @@ def test_any_table_of_a_version_without_checksums(place: tuple[Any, ...], value:
             assert all(number > 0 for number in table.clients.values())
 
 
-@given(damages(), st.sampled_from(["x.npy", "empty.npy", sealed.MANIFEST]))
+@given(damages(), st.sampled_from(["x.npy", "empty.npy", files.MANIFEST]))
 @tried(4)
 def test_any_cache_heals(damage: Damage, name: str) -> None:
     values = {"x": np.arange(12).reshape(3, 4), "empty": np.zeros((0, 2), np.uint8)}

@@ -12,9 +12,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from fedbench.core import files
-from fedbench.core.sealed import Sealed
-from fedbench.metrics.accuracy import Tally
-from fedbench.results.history import History, Record
+from fedbench.core.files import Sealed
+from fedbench.engine.history import History, Record
+from fedbench.metrics import Tally
 from tests.helpers.examples import tried
 
 cells = st.one_of(st.text(max_size=5), st.integers(), st.floats(), st.just('a"b,\n\r;'))
@@ -82,7 +82,7 @@ def test_a_sealed_folder_holds_what_was_written_last_wherever_the_writer_stops(
     writes: list[dict[str, bytes]],
 ) -> None:
     """Stopped at any replacement of a file, every file is one of those written, and the last or the one before."""
-    from fedbench.core import sealed
+    from fedbench.core import files
 
     *before, last = writes
     known: dict[str, bytes] = {}
@@ -101,7 +101,7 @@ def test_a_sealed_folder_holds_what_was_written_last_wherever_the_writer_stops(
                 so_far.append(path)
                 files.write_bytes(path, content)
 
-            patch.setattr(sealed, "write_bytes", one)
+            patch.setattr(files, "write_bytes", one)
             try:
                 folder.write(last)
             except KeyboardInterrupt:

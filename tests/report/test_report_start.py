@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedbench.report.build import overview, table_view
-from fedbench.tables import account, store, summary
+from fedbench.tables import store
+from fedbench.tables.text import FILE, spelled
 from tests.report.toys import judged_table, run
 
 ROOT = Path(__file__).parents[2]
@@ -25,11 +26,11 @@ def test_the_committed_counts_agree_everywhere() -> None:
     rows = {folder.name: store.load_rows(folder) for folder in folders}
     first = overview(tables, rows)
 
-    said = (ROOT / "results" / summary.FILE).read_text(encoding="utf-8")
+    said = (ROOT / "results" / FILE).read_text(encoding="utf-8")
     written = {}
     for line in said.splitlines():
         if match := re.match(r"\| (\w+), (.+), \d+ tables, each value once \| (.+) \|", line):
-            setting = "as published" if match[2] == "as specified" else account.spelled(match[2].split())
+            setting = "as published" if match[2] == "as specified" else spelled(match[2].split())
             written[match[1], setting] = [int(number) for number in match[3].split(" | ")]
     shown = {
         (line.paper, line.setting): [

@@ -13,7 +13,7 @@ import pytest
 
 from fedbench.report.behind import CLIENTS, LEVELS, behind, packed
 from fedbench.report.build import KINDS, TableView, table_view
-from fedbench.tables.result import TableResult
+from fedbench.tables.store import TableResult
 from tests.report.toys import judged_table
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbench.tables import spec, store
-from fedbench.tables.result import Cell, Circumstances, TableResult
+from fedbench.tables.store import Cell, Circumstances, TableResult
 
 TAG = "<b>bold</b><img src=x onerror=\"document.title='owned'\">"
 CLOSE = "</script><script>document.title='owned'</script>"

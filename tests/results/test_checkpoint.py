@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from fedbench.core.errors import CheckpointError
 from fedbench.core.rng import torch_rng
-from fedbench.results import checkpoint
+from fedbench.engine import checkpoint
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool,

@@ -11,12 +11,12 @@ import torch
 
 from fedbench.core.errors import CheckpointError
 from fedbench.core.files import sweep
-from fedbench.results import checkpoint
+from fedbench.engine import checkpoint
 from tests.results.toys import names
 
 KILLS = """
 import os, random, signal, sys, time, torch
-from fedbench.results import checkpoint
+from fedbench.engine import checkpoint
 
 torch.set_num_threads(1)
 path, chance, step = sys.argv[1], random.Random(0), 0

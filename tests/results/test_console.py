@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from fedbench.results import units
-from fedbench.results.console import comparison_table
+from fedbench.runs import progress
+from fedbench.runs.progress import comparison_table
 from tests.results.toys import printed
 
 
@@ -84,7 +84,7 @@ class TestComparison:
     ],
 )
 def test_human_bytes(value, text):
-    assert units.human_bytes(value) == text
+    assert progress.human_bytes(value) == text
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_human_bytes(value, text):
     ],
 )
 def test_human_seconds(value, text):
-    assert units.human_seconds(value) == text
+    assert progress.human_seconds(value) == text

@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.core import sealed
+from fedbench.core import files
 from fedbench.core.errors import Damaged
+from fedbench.data.partition import Partition
 from fedbench.data.partitions.file import read_arrays
-from fedbench.data.split import Partition
-from fedbench.metrics.accuracy import Tally
-from fedbench.results import checkpoint
-from fedbench.results.finished import Run
-from fedbench.results.folder import RunFolder
-from fedbench.results.gather import collect
-from fedbench.results.history import History, Record
-from fedbench.results.observer import Labels
-from fedbench.results.run_files import RESULT, files_of
+from fedbench.engine import checkpoint
+from fedbench.engine.history import History, Labels, Record
+from fedbench.metrics import Tally
+from fedbench.runs.folder import RESULT, RunFolder, files_of
+from fedbench.runs.run import Run, collect
 from fedbench.tables.measures import ArrayMean, Clients, reaches
 from tests.helpers.damage import DAMAGES, tried
 
@@ -69,10 +66,10 @@ READERS: dict[str, Callable[[RunFolder], Any]] = {
     "partition.npz": lambda run: read_arrays(run.path / "partition.npz"),
     "config.yaml": lambda run: files_of(run.path).read("config.yaml"),
     "model.safetensors": lambda run: checkpoint.load(run.path / "model.safetensors"),
-    sealed.MANIFEST: lambda run: (run.result(), run.accuracies(), files_of(run.path).npz("tallies.npz")),
+    files.MANIFEST: lambda run: (run.result(), run.accuracies(), files_of(run.path).npz("tallies.npz")),
 }
 PARTLY = (
-    sealed.MANIFEST,
+    files.MANIFEST,
     "model.safetensors",
 )  # have bytes that say nothing, as spaces that fill up a header
 
@@ -100,27 +97,27 @@ def test_a_missing_client_is_one_clear_line(run: RunFolder) -> None:
     file.write_bytes(b"\n".join(whole.splitlines()[:-1]) + b"\n")
     with pytest.raises(Damaged, match=r"clients\.csv is damaged \(its checksum.*rm -r"):
         run.accuracies()
-    manifest = (run.path / sealed.MANIFEST).read_bytes()
-    (run.path / sealed.MANIFEST).unlink()  # as of an earlier version
+    manifest = (run.path / files.MANIFEST).read_bytes()
+    (run.path / files.MANIFEST).unlink()  # as of an earlier version
     with pytest.raises(
         Damaged, match=r"clients\.csv is damaged \(it does not hold as many clients as result\.json"
     ):
         run.accuracies()
     file.write_bytes(whole)
-    (run.path / sealed.MANIFEST).write_bytes(manifest)
+    (run.path / files.MANIFEST).write_bytes(manifest)
 
 
 def test_a_run_of_an_earlier_version_is_taken_as_it_is_and_said_so(
     run: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed, "_told", [])
+    monkeypatch.setattr(files, "_told", [])
     before = run.result(), run.accuracies().tolist()
-    manifest = (run.path / sealed.MANIFEST).read_bytes()
-    (run.path / sealed.MANIFEST).unlink()
+    manifest = (run.path / files.MANIFEST).read_bytes()
+    (run.path / files.MANIFEST).unlink()
     caplog.set_level(logging.WARNING)
     assert (run.result(), run.accuracies().tolist()) == before
     assert [record.message.count("checksums.json") for record in caplog.records] == [1]
-    (run.path / sealed.MANIFEST).write_bytes(manifest)
+    (run.path / files.MANIFEST).write_bytes(manifest)
 
 
 def test_a_run_killed_just_before_its_result_starts_clean(tmp_path: Path) -> None:
@@ -130,4 +127,4 @@ def test_a_run_killed_just_before_its_result_starts_clean(tmp_path: Path) -> Non
         folder.finish({"clients": 1})
     (folder.path / RESULT).unlink()
     with RunFolder(tmp_path, KEY, LABELS) as again:
-        assert not (again.path / sealed.MANIFEST).exists()
+        assert not (again.path / files.MANIFEST).exists()

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from fedbench.core.errors import FedbenchError, FolderInUse
-from fedbench.results.folder import RunFolder
+from fedbench.runs.folder import RunFolder
 from tests.results.toys import KEY, LABELS
 
 
@@ -22,8 +22,8 @@ class TestLock:
         # The holder forks a worker that outlives it, as a killed run's worker processes do.
         holder = (
             "import os, sys, time\n"
-            "from fedbench.results.folder import RunFolder\n"
-            "from fedbench.results.observer import Labels\n"
+            "from fedbench.runs.folder import RunFolder\n"
+            "from fedbench.engine.history import Labels\n"
             f"folder = RunFolder({str(tmp_path)!r}, {KEY!r}, {LABELS!r}).__enter__()\n"
             "child = os.fork()\n"
             "if child == 0:\n    print(os.getpid(), flush=True); os.close(1)\n"  # forked, and past what fork calls

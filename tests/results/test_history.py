@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.results import checkpoint
-from fedbench.results.history import History, Record
-from fedbench.results.summary import Reading, client_rows, summarise
+from fedbench.engine import checkpoint
+from fedbench.engine.history import History, Record
+from fedbench.runs.summary import Reading, client_rows, summarise
 from tests.results.toys import KEY, LABELS, a_history, a_record, tally
 
 

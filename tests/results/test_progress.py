@@ -7,10 +7,9 @@ import io
 import numpy as np
 from rich.console import Console
 
-from fedbench.results.console import run_table
-from fedbench.results.observer import Observer, Observers
-from fedbench.results.progress import Progress
-from fedbench.results.summary import Reading, summarise
+from fedbench.engine.history import Observer, Observers
+from fedbench.runs.progress import Progress, run_table
+from fedbench.runs.summary import Reading, summarise
 from tests.results.toys import KEY, LABELS, a_history, a_record, printed
 
 

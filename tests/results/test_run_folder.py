@@ -11,11 +11,10 @@ import pytest
 
 from fedbench.core.errors import CheckpointError, Damaged, FedbenchError
 from fedbench.core.files import read_csv, write_json
-from fedbench.results import checkpoint
-from fedbench.results.folder import RunFolder
-from fedbench.results.gather import collect
-from fedbench.results.history import History, deterministic
-from fedbench.results.observer import Labels
+from fedbench.engine import checkpoint
+from fedbench.engine.history import History, Labels, deterministic
+from fedbench.runs.folder import RunFolder
+from fedbench.runs.run import collect
 from tests.results.toys import KEY, LABELS, a_history, a_record, names, write_all
 
 

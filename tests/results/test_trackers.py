@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.metrics.accuracy import Tally
-from fedbench.results.history import Record
-from fedbench.results.trackers.base import Tracker
-from fedbench.results.trackers.mlflow import MlflowTracker
-from fedbench.results.trackers.tensorboard import TensorBoardTracker
-from fedbench.results.trackers.wandb import WandbTracker
+from fedbench.engine.history import Record
+from fedbench.metrics import Tally
+from fedbench.runs.trackers import MlflowTracker, TensorBoardTracker, Tracker, WandbTracker
 from tests.results.toys import KEY, LABELS
 
 CONFIG = {"method": {"name": "fedavg", "mu": 0.125}}

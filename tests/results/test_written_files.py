@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedbench.core.files import read_csv, replacing, write_csv, write_json
-from fedbench.results import environment
+from fedbench.runs import environment
 from tests.results.toys import names
 
 

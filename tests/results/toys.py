@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from fedbench.metrics.accuracy import Tally
-from fedbench.results import checkpoint, environment
-from fedbench.results.history import History, Record
-from fedbench.results.observer import Labels
-from fedbench.results.summary import Reading, client_rows, summarise
+from fedbench.engine import checkpoint
+from fedbench.engine.history import History, Labels, Record
+from fedbench.metrics import Tally
+from fedbench.runs import environment
+from fedbench.runs.summary import Reading, client_rows, summarise
 
 LABELS = Labels("digits", "dir0.1", "mlp", "fedavg", "quick", 3)
 KEY = "0123456789abcdef"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import fedbench.runs.execution
-import fedbench.runs.fingerprint
+from fedbench.runs import fingerprint
 from tests.runs.pairings import small_set
 
 
@@ -20,5 +19,5 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FEDBENCH_DATA", str(root / "data"))
         yield
     small_set.cache_clear()
-    fedbench.runs.fingerprint._load.cache_clear()
-    fedbench.runs.fingerprint._content.cache_clear()
+    fingerprint._load.cache_clear()
+    fingerprint._content.cache_clear()

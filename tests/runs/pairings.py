@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedbench.runs.execution
-import fedbench.runs.fingerprint
 from fedbench.config import compose, groups
 from fedbench.core import rng, trees
 from fedbench.engine.contract import Clock
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.runs import execution
 from fedbench.runs.config import from_plain, resolve
 from tests.helpers.labelled_formats import write_labelled
 from tests.models.scratch import VISION
@@ -86,7 +85,7 @@ def trains(
         "protocol": {**base, "local": {"iterations": 1, "batch_size": 13}, **protocol},
     }
     run = from_plain(plain)
-    setup, made, _ = fedbench.runs.execution.build(run)
+    setup, made, _ = execution.build(run)
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(0, "init"))
     ids = torch.tensor([0, len(made) - 1])
     clock = Clock(0, 1)

@@ -9,9 +9,9 @@ import pandas as pd
 import torch
 
 from fedbench.config.compose import compose
-from fedbench.results import checkpoint
-from fedbench.results.finished import Run
+from fedbench.engine import checkpoint
 from fedbench.runs.config import RunConfig, resolve
+from fedbench.runs.run import Run
 
 SEEDS = (0, 3)
 SHORT = [

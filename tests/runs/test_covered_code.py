@@ -16,36 +16,23 @@ import pytest
 from fedbench.core import source
 from fedbench.core.source import Definition
 from fedbench.engine.setup import Setup
-from fedbench.engine.train.worker import serve
+from fedbench.engine.workers import serve
 from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import RunConfig
 from tests.helpers.runs import config
 
 SILENT = (  # packages and modules that a run executes and that decide none of its numbers
     "fedbench.config",  # settings, which the run key holds
-    *(
-        "fedbench.data.dataset",
-        "fedbench.data.datasets",
-        "fedbench.data.formats",
-    ),  # whose outcome is hashed itself
-    *(
-        f"fedbench.core.{name}"
-        for name in ("cache", "errors", "files", "interruption", "lock", "progress", "sealed")
-    ),
-    *(f"fedbench.core.{name}" for name in ("checksum", "source")),
-    *(
-        "fedbench.plots",
-        "fedbench.recorders",
-        "fedbench.runs",
-        "fedbench.results",
-        "fedbench.engine.recording",
-    ),
-    *("fedbench.engine.pick", "fedbench.engine.conformance"),  # which engine; all give the same numbers
-    *("fedbench.data.file_source", "fedbench.testing"),
+    *("fedbench.data.dataset", "fedbench.data.datasets", "fedbench.data.formats"),  # their outcome is hashed itself
+    *(f"fedbench.core.{name}" for name in ("cache", "errors", "files", "signals", "source")),
+    *("fedbench.plots", "fedbench.recorders", "fedbench.runs", "fedbench.engine.history"),
+    *("fedbench.engine.hardware", "fedbench.engine.contract"),  # which engine; all give the same numbers
+    *("fedbench.engine.recording", "fedbench.data.files", "fedbench.testing"),
 )
 CHOOSING = {  # how an engine is chosen; all give the same numbers
     Definition("fedbench.engine.schedule", "all_steps"),
-    Definition("fedbench.engine.train.workers", "available_workers"),
+    Definition("fedbench.engine.setup", "opening"),
+    Definition("fedbench.engine.workers", "available_workers"),
     Definition("fedbench", "__getattr__"),
 }
 

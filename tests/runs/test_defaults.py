@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedbench.config import compose
-from fedbench.results.run_files import CLIENTS, files_of
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import execute
+from fedbench.runs.folder import CLIENTS, files_of
 
 COMPARED = (
     ("method=fedavg",),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import Stale
-from fedbench.runs import execution, fingerprint, places
+from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import RunConfig, run_key
 from tests.helpers.codes import PARTS, edit
 from tests.helpers.labelled_formats import write_labelled
@@ -39,7 +39,7 @@ def test_other_samples_make_another_run(tmp_path: Path) -> None:
     first, second = (execution.execute(run) for run in runs)
     assert first.folder != second.folder
     assert first.row["data"] != second.row["data"]
-    locals_ = {places.folder_of(run.local).path for run in runs}
+    locals_ = {execution.folder_of(run.local).path for run in runs}
     assert len(locals_) == 2
     assert all((folder / "result.json").is_file() for folder in locals_)
 
@@ -51,10 +51,10 @@ def test_a_run_on_replaced_files_does_not_go_on(tmp_path: Path, monkeypatch: pyt
         interrupt_after(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(run)
-    before = places.folder_of(run)
+    before = execution.folder_of(run)
     assert before.status() == "partial"
     shutil.rmtree(tmp_path / "a")
-    after = places.folder_of(of_files(tmp_path, "a", 3, "method=local", "checkpoint.rounds=1"))
+    after = execution.folder_of(of_files(tmp_path, "a", 3, "method=local", "checkpoint.rounds=1"))
     assert after.path != before.path
     assert after.status() == "new"
 

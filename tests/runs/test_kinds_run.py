@@ -13,8 +13,7 @@ import pytest
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import RunConfig, resolve, run_key
-from fedbench.runs.execution import build, execute
-from fedbench.runs.together import execute_together
+from fedbench.runs.execution import build, execute, execute_together
 from fedbench.tables import spec
 from tests.helpers.labelled_formats import LABELLED
 from tests.helpers.tiers import tiered
@@ -161,7 +160,7 @@ def test_a_method_that_cannot_is_refused_before_any_data_is_read(method: list[st
 
 
 def test_one_kind_alone_is_no_kinds() -> None:
-    from fedbench.models.kinds import Kinds
+    from fedbench.models.modalities import Kinds
 
     given: list[Any] = [
         {},

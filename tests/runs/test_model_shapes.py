@@ -7,25 +7,15 @@ import itertools
 import pytest
 import torch
 
-import fedbench.runs.execution
-import fedbench.runs.fingerprint
 from fedbench.config import groups
 from fedbench.core import rng
 from fedbench.core.errors import FedbenchError
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.looped import LoopedTrainer
+from fedbench.runs import execution
 from fedbench.runs.config import from_plain
 from tests.helpers.tiers import tiered
-from tests.runs.pairings import (
-    CLASSES,
-    SMALLEST,
-    VISION,
-    from_scratch,
-    option,
-    options,
-    surroundings,
-    trains,
-)
+from tests.runs.pairings import CLASSES, SMALLEST, VISION, from_scratch, option, options, surroundings, trains
 
 pytestmark = pytest.mark.usefixtures("folders")
 
@@ -117,7 +107,7 @@ def test_methods_that_compare_features_need_one_vector_an_image(method: str) -> 
         "method": chosen,
         "protocol": {**option("protocol", "quick"), "rounds": 1, "local": {"iterations": 1, "batch_size": 4}},
     }
-    setup, _, _ = fedbench.runs.execution.build(from_plain(plain))
+    setup, _, _ = execution.build(from_plain(plain))
     simulation = Simulation(setup, LoopedTrainer(setup))
     with pytest.raises(FedbenchError, match="one vector an image"):
         simulation.step(simulation.begin())

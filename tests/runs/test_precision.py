@@ -11,14 +11,14 @@ import torch
 from fedbench.cli import request as request_of
 from fedbench.config.compose import compose
 from fedbench.core.batch import Batch
-from fedbench.engine.train.looped import LoopedTrainer
-from fedbench.engine.train.stacked import StackedTrainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.models.joint_task import JointTask
-from fedbench.models.lenet5 import LeNet5
+from fedbench.models.modalities import JointTask
+from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.execution import execute
-from fedbench.tables import scale, spec
+from fedbench.tables import spec
 from fedbench.testing.toys import federation, gap, setup, simulate
 from tests.helpers.pair import NETWORKS
 
@@ -55,7 +55,7 @@ def test_a_table_made_with_it_is_another() -> None:
     request, overrides = request_of.read(
         ["table=fedcollab_t1", "hardware.precision=bf16", "hardware.threads=2"]
     )
-    wish = request_of.asked(request, overrides, table, scale.load("paper"))
+    wish = request_of.asked(request, overrides, table, spec.load_scale("paper"))
     assert wish.changed == ("hardware.precision=bf16",)
     assert "hardware.threads=2" in wish.settings
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.errors import CheckpointError, FolderInUse
-from fedbench.engine.state import State
-from fedbench.results.folder import RunFolder
+from fedbench.engine.simulation import State
+from fedbench.runs import execution
 from fedbench.runs import execution as run
-from fedbench.runs import places
+from fedbench.runs.folder import RunFolder
 from tests.helpers.runs import FAST, config, count_rounds, kill_and_rerun, rows, same_models, stamps
 
 
@@ -103,7 +103,7 @@ def test_the_command_killed_and_given_again_ends_as_if_it_had_not_been(tmp_path:
 
 
 def test_a_failure_is_kept_until_the_run_succeeds(tmp_path: Path) -> None:
-    folder = run.RunFolder(tmp_path, "0" * 16, places.labels_of(config(tmp_path)))
+    folder = run.RunFolder(tmp_path, "0" * 16, execution.labels_of(config(tmp_path)))
     with pytest.raises(ValueError, match="broken"), folder, folder.noting_failure():
         raise ValueError("broken\nfor a reason")
     assert folder.failure() == "ValueError: broken for a reason"

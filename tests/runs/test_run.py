@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from fedbench.core.errors import FedbenchError
 from fedbench.data.partition import Partition
+from fedbench.runs import execution
 from fedbench.runs import execution as run
-from fedbench.runs import places
 from fedbench.runs.config import from_plain, run_key
 from tests.helpers.runs import config, count_rounds, rows
 
@@ -95,9 +95,9 @@ def test_a_run_waits_for_the_reference_that_another_process_makes(
     """As in a parallel sweep; the other one dies here, so this one has to make it."""
     chosen = config(tmp_path, "method=fedavg")
     assert chosen.local is not None
-    reference = places.folder_of(chosen.local)
+    reference = execution.folder_of(chosen.local)
     holder = (
-        "import time; from pathlib import Path; from fedbench.core.lock import FolderLock\n"
+        "import time; from pathlib import Path; from fedbench.core.files import FolderLock\n"
         f"lock = FolderLock(Path({str(reference.path)!r})); lock.acquire(); print('held', flush=True); time.sleep(60)"
     )
     waits: list[float] = []

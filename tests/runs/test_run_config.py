@@ -7,7 +7,7 @@ import pytest
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
-from fedbench.tables.job import Job, local_twin
+from fedbench.tables.plan import Job, local_twin
 
 CHOSEN = ("dataset=digits", "method=fedcollab", "method/base=ditto", "partition=dir0.5", "force=true")
 

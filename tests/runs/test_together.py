@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from fedbench.engine.contract import Clock
-from fedbench.engine.train.joint import JointSetup, Request
-from fedbench.engine.train.program import Program
-from fedbench.engine.train.stacked import StackedTrainer
-from fedbench.engine.train.trainer import Outcome, Trainer
+from fedbench.engine.seeds import JointSetup, Request
+from fedbench.engine.stacked import Program, StackedTrainer
+from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.runs import execution as run
-from fedbench.runs import together as runs_together
-from fedbench.runs.together import execute_together
-from fedbench.testing.captures import rerun
+from fedbench.runs import execution as runs_together
+from fedbench.runs.execution import execute_together
+from fedbench.testing.checks import rerun
 from tests.runs.seeds import configs, finished, same
 
 

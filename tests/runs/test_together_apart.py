@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from fedbench.core.errors import Diverged
+from fedbench.engine.seeds import JointSetup, Request
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.train.joint import JointSetup, Request
-from fedbench.engine.train.trainer import Outcome, Trainer
-from fedbench.results.finished import Run
+from fedbench.engine.trainer import Outcome, Trainer
+from fedbench.runs import execution
 from fedbench.runs import execution as run
-from fedbench.runs import places
-from fedbench.runs.together import execute_together
+from fedbench.runs.execution import execute_together
+from fedbench.runs.run import Run
 from tests.helpers.runs import interrupt_after
 from tests.runs.seeds import SEEDS, configs, finished, same
 
@@ -64,7 +64,7 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(bad, Diverged)
     assert isinstance(good, Run)
     same(good, run.execute(configs(tmp_path / "alone", *chosen)[0]))
-    assert places.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
+    assert execution.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
 
 
 def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,5 +97,5 @@ def test_an_interruption_unlocks_every_folder(
         execute_together(configs(tmp_path, *chosen))
     assert threading.active_count() == before
     for config in configs(tmp_path, *chosen):
-        with places.folder_of(config):
+        with execution.folder_of(config):
             assert caught.value

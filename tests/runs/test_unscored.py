@@ -11,12 +11,11 @@ from fedbench.cli.app import main
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError
 from fedbench.data.datasets.synthetic import Synthetic
-from fedbench.data.partitions.homo import Homogeneous
-from fedbench.data.split import make_partition
-from fedbench.metrics.accuracy import Tally
-from fedbench.results.history import History, Record
-from fedbench.results.observer import Labels
-from fedbench.results.summary import Reading, summarise
+from fedbench.data.partition import make_partition
+from fedbench.data.partitions.label import Homogeneous
+from fedbench.engine.history import History, Labels, Record
+from fedbench.metrics import Tally
+from fedbench.runs.summary import Reading, summarise
 
 
 def test_a_client_a_sample_is_refused_before_training(

@@ -18,8 +18,7 @@ from fedbench.config import compose, groups
 from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve
 from fedbench.sweeps.jobs import JobOutcome
-from fedbench.sweeps.session import remaining
-from fedbench.sweeps.table import fixed, folder_name, markdown, swept, table, tidy
+from fedbench.sweeps.session import fixed, folder_name, markdown, remaining, swept, table, tidy
 
 FOLDER = groups.conf_dir() / "experiment"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))

@@ -13,8 +13,7 @@ from fedbench.cli.app import main
 from fedbench.core.errors import ConfigError
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import combinations, remaining
-from fedbench.sweeps.space import distribution, split
-from fedbench.sweeps.tuning import Trial
+from fedbench.sweeps.tuning import Trial, distribution, split
 
 SHORT = ("dataset=digits", "protocol=quick", "protocol.rounds=1", "hardware=cpu", "hardware.engine=looped")
 

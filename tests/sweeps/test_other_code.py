@@ -12,8 +12,8 @@ from fedbench.cli import collect, tta
 from fedbench.cli.app import main
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError
-from fedbench.results.units import STALE
-from fedbench.runs import places
+from fedbench.runs import execution
+from fedbench.runs.progress import STALE
 from tests.helpers.codes import edit
 
 SHORT = ["dataset=digits", "dataset.limit=300", "model=mlp", "protocol.rounds=1", "progress=none"]
@@ -101,7 +101,7 @@ def test_a_run_whose_settings_its_method_no_longer_takes_is_marked(
 
     values = groups.load_yaml(run.folder / "config.yaml")[part]
     monkeypatch.setattr(groups.registry(part).get(values["name"]), "__init__", refuse)
-    assert places.changed_since(run.folder) == there
+    assert execution.changed_since(run.folder) == there
 
 
 def test_a_sweep_of_other_runs_with_the_same_name_is_moved_aside(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from fedbench.config import compose
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.tables import spec
-from fedbench.tables.parts import ColumnSpec, MetricSpec, RowSpec
-from fedbench.tables.spec import TableSpec
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 
 load = functools.cache(spec.load)
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from fedbench.tables import significance
-from fedbench.tables.agreement import agreements
-from fedbench.tables.parts import MetricSpec
+from fedbench.tables import verdict
+from fedbench.tables.spec import MetricSpec
+from fedbench.tables.verdict import agreements
 from tests.tables.toys import filled, value
 
 METRIC = MetricSpec("acc")
@@ -34,7 +34,7 @@ def test_what_only_rounding_tells_apart_is_a_tie() -> None:
     third = 0.1 + 0.2  # 0.30000000000000004
     (found,) = agreements(filled({"A": [0.1], "B": [0.3], "C": [third], "D": [9.0]}, PUBLISHED, headline="D"))
     assert found.tau == pytest.approx(5 / 30**0.5)  # tau-b: five of six pairs in order, one tie
-    tied = significance.ranks(filled({"A": [0.3, 1], "B": [third, 2], "C": [9, 9]}), METRIC)
+    tied = verdict.ranks(filled({"A": [0.3, 1], "B": [third, 2], "C": [9, 9]}), METRIC)
     assert tied is not None
     assert tied.ranks["A"] == pytest.approx(2.75)  # 2.5 and 3
 

@@ -8,8 +8,7 @@ import pytest
 
 from fedbench.core.errors import ConfigError
 from fedbench.tables import spec
-from fedbench.tables.cell_config import Wish, compose_cell
-from fedbench.tables.scale import Scale
+from fedbench.tables.spec import Scale, Wish, compose_cell
 
 
 def cell(*changed: str) -> dict[str, Any]:

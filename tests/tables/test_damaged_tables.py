@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fedbench.cli import redraw
-from fedbench.core import sealed
+from fedbench.core import files
 from fedbench.core.errors import Damaged
-from fedbench.tables import recorded, store
-from fedbench.tables.result import Cell, TableResult
+from fedbench.tables import store
 from fedbench.tables.spec import parse
+from fedbench.tables.store import Cell, TableResult
 from tests.helpers.damage import DAMAGES, tried
 
 KEY = "0123456789abcdef"
@@ -48,7 +48,7 @@ STORED: dict[str, Callable[[Path], Any]] = {
     store.ROWS: store.load_rows,
     store.CURVES: store.load_curves,
     store.MATRICES: store.load_matrices,
-    sealed.MANIFEST: store.load_matrices,
+    files.MANIFEST: store.load_matrices,
 }
 
 
@@ -57,7 +57,7 @@ def test_a_table_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> Non
     folder = table(tmp_path)
     found = tried(folder / name, lambda: STORED[name](folder))
     assert found["refused"] > 2 * DAMAGES
-    assert set(found) <= ({"refused", "no difference"} if name == sealed.MANIFEST else {"refused"})
+    assert set(found) <= ({"refused", "no difference"} if name == files.MANIFEST else {"refused"})
 
 
 def test_a_table_is_whole_whenever_its_writer_is_killed(
@@ -71,7 +71,7 @@ def test_a_table_is_whole_whenever_its_writer_is_killed(
         stored = store.load_table(folder)
         written = 0
 
-        def one(path: Path, content: bytes, last: int = stop, write: Any = sealed.write_bytes) -> None:
+        def one(path: Path, content: bytes, last: int = stop, write: Any = files.write_bytes) -> None:
             nonlocal written
             if written == last:
                 raise KeyboardInterrupt
@@ -79,17 +79,17 @@ def test_a_table_is_whole_whenever_its_writer_is_killed(
             write(path, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(sealed, "write_bytes", one)
+            patch.setattr(files, "write_bytes", one)
             with contextlib.suppress(KeyboardInterrupt):
                 store.save(folder, TableResult(stored.spec, (other,)), store.load_rows(folder))
         ends.add(store.load_table(folder).cells[0].values)
-        assert recorded.read(folder).curves
+        assert store.read(folder).curves
     assert ends == {(12.5, 25.0), (50.0, 75.0)}
 
 
 def test_tables_of_an_earlier_version_are_sealed_when_drawn_again(tmp_path: Path) -> None:
     folder = table(tmp_path)
-    (folder / sealed.MANIFEST).unlink()
+    (folder / files.MANIFEST).unlink()
     assert redraw.main([str(tmp_path)]) == 0
     file = folder / store.TABLE
     file.write_bytes(file.read_bytes().replace(b"12.5", b"21.5"))

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from fedbench.core.errors import DataCorrupt
-from fedbench.results.environment import machine
-from fedbench.tables import estimate, naming, needs, plan, spec
-from fedbench.tables.cell_config import Wish
-from fedbench.tables.recorded import Recorded
-from fedbench.tables.result import Circumstances, TableResult
-from fedbench.tables.scale import Scale
+from fedbench.runs.environment import machine
+from fedbench.tables import estimate, plan, spec
+from fedbench.tables.spec import Scale, Wish
+from fedbench.tables.store import Circumstances, Recorded, TableResult
 
 ROWS = [
     {"label": "FedAvg", "overrides": ["method=fedavg"]},
@@ -87,7 +85,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
     seconds = []
     for rows in ([ROWS[0]], ROWS):
         made = planned(tmp_path, rows)
-        found = needs.needs(made, made.missing())
+        found = estimate.needs(made, made.missing())
         assert (found.unknown, found.finished, found.timed) == ({}, 0, len(made.missing()))
         seconds.append(found.seconds)
     setup = estimate.build(made.jobs[-1].config)[0]
@@ -112,7 +110,7 @@ def test_why_cells_cannot_be_built_is_said_once(
 
     monkeypatch.setattr(estimate, "build", build)
     made, threads = planned(tmp_path, ROWS), torch.get_num_threads()
-    assert list(needs.told(made, made.missing(), 2)) == ["cannot be built: all 2 cells: no such file"]
+    assert list(estimate.told(made, made.missing(), 2)) == ["cannot be built: all 2 cells: no such file"]
     assert torch.get_num_threads() == threads
     assert len(tried) == 1, "the same data, partition and network are not tried again"
 
@@ -121,7 +119,7 @@ def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(
     tmp_path: Path, timed: list[str]
 ) -> None:
     made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
-    reason, time, *_ = needs.told(made, made.missing(), 1)
+    reason, time, *_ = estimate.told(made, made.missing(), 1)
     assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] finds none of")
     assert time.endswith("(3 runs by a step timed here, without what servers do)"), (
         "of Local and the other two"
@@ -135,26 +133,24 @@ def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:
     two = dataclasses.replace(
         made, spec=dataclasses.replace(made.spec, columns=(first, second)), entries=(*made.entries, *more)
     )
-    assert naming.named(two, [*made.entries, more[0]]) == "3 cells (all of here; FedAvg / there)"
-    assert naming.named(two, two.entries) == "all 4 cells"
-    assert (
-        naming.of_runs(two, [made.entries[1].jobs[0].identity]) == "2 cells (FedRep / here; FedRep / there)"
-    )
+    assert plan.named(two, [*made.entries, more[0]]) == "3 cells (all of here; FedAvg / there)"
+    assert plan.named(two, two.entries) == "all 4 cells"
+    assert plan.of_runs(two, [made.entries[1].jobs[0].identity]) == "2 cells (FedRep / here; FedRep / there)"
 
 
 def test_memory_and_disk_of_what_is_missing(
     tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = planned(tmp_path, ROWS)
-    found = needs.needs(made, made.missing())
+    found = estimate.needs(made, made.missing())
     setup = estimate.build(made.jobs[-1].config)[0]
     model = sum(leaf.numel() * leaf.element_size() for leaf in setup.task.fresh().state_dict().values())
     assert found.checkpoint == 3 * model, "two clients and the server"
     pixels = setup.federation.x.numel() * setup.federation.x.element_size()
-    assert found.memory > needs.PROCESS + pixels + 3 * model
-    assert found.kept == pytest.approx(3 * (needs.LOGS + needs.ROUND * (5 + 2) + 8 * 4))
-    monkeypatch.setattr(needs, "free_bytes", lambda _: 1)
-    _, memory, disk = needs.told(made, made.missing(), 2)
+    assert found.memory > estimate.PROCESS + pixels + 3 * model
+    assert found.kept == pytest.approx(3 * (estimate.LOGS + estimate.ROUND * (5 + 2) + 8 * 4))
+    monkeypatch.setattr(estimate, "free_bytes", lambda _: 1)
+    _, memory, disk = estimate.told(made, made.missing(), 2)
     assert memory.endswith("1 B are free (too little: jobs=1 takes least)")
     assert disk.startswith("disk: about 63")
     assert str(tmp_path) in disk

@@ -17,7 +17,7 @@ from fedbench.config.compose import compose
 from fedbench.core.errors import Stale
 from fedbench.runs.config import from_plain, resolve, run_key
 from fedbench.tables import execute
-from fedbench.tables.job import Job, local_twin
+from fedbench.tables.plan import Job, local_twin
 from tests.helpers.codes import edit
 from tests.helpers.labelled_formats import write_labelled
 

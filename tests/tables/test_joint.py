@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench.tables import bias, specificity
+from fedbench.tables import verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
-from fedbench.tables.result import Circumstances
+from fedbench.tables.store import Circumstances
 from tests.tables.toys import filled, value
 
 A, B, C = [89.0, 90.0, 91.0, 90.5], [88.0, 89.5, 90.0, 90.1], [70.0, 71.0, 70.5, 70.2]
@@ -18,7 +18,7 @@ GROUPS = {"near": ["A", "B*"]}
 
 def test_a_group_is_averaged_by_seed_and_tested_over_seeds() -> None:
     table = filled({"A": A, "B": B, "C": C}, PUBLISHED, groups=GROUPS, published_seeds=5)
-    every, near = bias.biases(table)
+    every, near = verdict.biases(table)
     assert (every.group, every.rows, near.group, near.rows, near.below, near.seeds) == (
         "all rows",
         3,
@@ -47,7 +47,9 @@ def test_p_is_adjusted_for_the_groups_of_the_table() -> None:
             stats.ttest_ind_from_stats(ours.mean(), ours.std(ddof=1), 4, mean, std, 5, equal_var=False).pvalue
         )
     small, large = sorted(bare)
-    assert sorted(each.p for each in bias.biases(table)) == pytest.approx([2 * small, max(2 * small, large)])
+    assert sorted(each.p for each in verdict.biases(table)) == pytest.approx(
+        [2 * small, max(2 * small, large)]
+    )
 
 
 def test_rows_that_share_a_draw_are_one_observation_a_seed() -> None:
@@ -56,19 +58,19 @@ def test_rows_that_share_a_draw_are_one_observation_a_seed() -> None:
     many = filled(
         {f"R{i}": A for i in range(7)}, {f"R{i}": PUBLISHED["A"] for i in range(7)}, published_seeds=5
     )
-    assert bias.biases(alone)[0].p == pytest.approx(bias.biases(many)[0].p)
+    assert verdict.biases(alone)[0].p == pytest.approx(verdict.biases(many)[0].p)
 
 
 def test_what_takes_no_part_in_a_joint_test() -> None:
     rows = [{"label": "A"}, {"label": "B"}, {"label": "C", "exploratory": "chosen afterwards"}]
-    (found,) = bias.biases(filled({"A": A, "B": B, "C": C}, PUBLISHED, rows=rows))
+    (found,) = verdict.biases(filled({"A": A, "B": B, "C": C}, PUBLISHED, rows=rows))
     assert found.rows == 2
     marked = [{**row, "exploratory": "chosen afterwards"} for row in rows]
     grouped = filled({"A": A, "B": B, "C": C}, PUBLISHED, rows=marked, groups={"both": ["A", "B"]})
-    assert [(each.group, each.rows) for each in bias.biases(grouped)] == [("both", 2)], "it has no others"
-    assert bias.biases(filled({"A": A, "B": [90.0], "C": []}, PUBLISHED)) == []
-    assert bias.biases(filled({"A": A, "B": B}, PUBLISHED, made=Circumstances("quick"))) == []
-    (common,) = bias.biases(filled({"A": A, "B": B[:2]}, PUBLISHED))
+    assert [(each.group, each.rows) for each in verdict.biases(grouped)] == [("both", 2)], "it has no others"
+    assert verdict.biases(filled({"A": A, "B": [90.0], "C": []}, PUBLISHED)) == []
+    assert verdict.biases(filled({"A": A, "B": B}, PUBLISHED, made=Circumstances("quick"))) == []
+    (common,) = verdict.biases(filled({"A": A, "B": B[:2]}, PUBLISHED))
     assert common.seeds == 2
 
 
@@ -77,15 +79,15 @@ def test_a_row_may_pass_for_another() -> None:
     table = filled(
         {"A": [90.0, 90.1, 90.2], "B": [75.0, 75.1, 75.2], "C": [], "D": [90.0]}, close, published_seeds=5
     )
-    found = specificity.matches(table)
+    found = verdict.matches(table)
     assert {each.row for each in found} == {"A", "B"}, "no test of one seed, nor of none"
-    assert specificity.passes_for(found, "c", "acc", "A") == ("B",)
-    assert specificity.passes_for(found, "c", "acc", "B") == ()
-    matrix = specificity.matrix(found, "c")
+    assert verdict.passes_for(found, "c", "acc", "A") == ("B",)
+    assert verdict.passes_for(found, "c", "acc", "B") == ()
+    matrix = verdict.matrix(found, "c")
     assert {pair[1]: outcome for pair, outcome in matrix.items() if pair[0] == "A"} == {
         "A": [EQUIVALENT],
         "B": [EQUIVALENT],
         "C": [DIFFERENT],
         "D": [INCONCLUSIVE],
     }
-    assert specificity.matches(filled({"A": A}, PUBLISHED, made=Circumstances("quick"))) == []
+    assert verdict.matches(filled({"A": A}, PUBLISHED, made=Circumstances("quick"))) == []

@@ -9,8 +9,8 @@ import pytest
 
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import plan, spec
-from fedbench.tables.job import local_twin
-from fedbench.tables.scale import load as load_scale
+from fedbench.tables.plan import local_twin
+from fedbench.tables.spec import load_scale
 from tests.tables.wishes import PAPER, table, wish
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")

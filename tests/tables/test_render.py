@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedbench.tables import spec, store
-from fedbench.tables.render import cells, latex, markdown, terminal, write
-from fedbench.tables.result import Cell, Circumstances
+from fedbench.tables import render, spec, store
+from fedbench.tables.render import write
+from fedbench.tables.store import Cell, Circumstances
 from tests.tables.toys import filled, value
 
 PUBLISHED = {"A": value(91.0, 0.5), "B_1": value(80.0)}
@@ -23,7 +23,7 @@ MADE = Circumstances(machine="M", commit="abc", date="2026-01-01", seconds=30.0)
 
 
 def test_markdown_has_value_published_difference_and_verdict() -> None:
-    text = markdown.render(filled(VALUES, PUBLISHED, made=MADE, headline="A", **FIVE))
+    text = render.draw_markdown(filled(VALUES, PUBLISHED, made=MADE, headline="A", **FIVE))
     rows = [line for line in text.partition("## ")[0].splitlines() if line.startswith("| ")]
     lines = {row.split("|")[1].strip(): row for row in rows}
     # A: se = sqrt(1 / 3 + 0.25 / 5) = 0.6191, df = 2.61, t(.975) = 3.47; half a unit of the last digit is 0.005.
@@ -39,27 +39,27 @@ def test_markdown_has_value_published_difference_and_verdict() -> None:
 
 
 def test_rows_with_fewer_seeds_than_the_table_are_named() -> None:
-    some = markdown.render(filled({**VALUES, "E": [1.0], "F": [2.0]}, PUBLISHED, made=MADE))
+    some = render.draw_markdown(filled({**VALUES, "E": [1.0], "F": [2.0]}, PUBLISHED, made=MADE))
     assert "over seeds 0, 1, 2." in some
     assert "Fewer seeds so far: E, F over 0." in some, "D did not run at all, which its cells say"
-    assert "Fewer seeds" not in markdown.render(filled(VALUES, PUBLISHED, made=MADE))
+    assert "Fewer seeds" not in render.draw_markdown(filled(VALUES, PUBLISHED, made=MADE))
 
 
 def test_a_substitute_is_in_the_title_and_voids_verdicts() -> None:
     made = Circumstances("quick", "digits", ("model=mlp",))
-    text = markdown.render(filled(VALUES, PUBLISHED, made=made))
+    text = render.draw_markdown(filled(VALUES, PUBLISHED, made=made))
     title = text.splitlines()[0]
     assert "digits instead of the paper's data" in title
     assert "quick scale" in title
     said = "- Scale quick: 10% of the rounds but at least 2; epochs a round at most 1; mini-batches a round"
     assert said in text
-    assert "Scale" not in markdown.render(filled(VALUES, PUBLISHED, made=MADE))
+    assert "Scale" not in render.draw_markdown(filled(VALUES, PUBLISHED, made=MADE))
     assert "model=mlp" in title
     assert not set("≈≠?") & set(text)
 
 
 def test_latex_escapes_and_marks() -> None:
-    text = latex.render(filled(VALUES, PUBLISHED, made=MADE))
+    text = render.draw_latex(filled(VALUES, PUBLISHED, made=MADE))
     assert r"\caption{Toy \& table}" in text
     assert r"B\_1" in text
     assert r"\textbf{91.00 $\pm$ 1.00}" in text
@@ -72,7 +72,7 @@ def test_latex_escapes_and_marks() -> None:
 
 
 def test_csv_has_every_cell_with_all_digits() -> None:
-    rows = list(csv.DictReader(io.StringIO(cells.render(filled({"A": [1 / 3, 0.5, 1.0]}, PUBLISHED)))))
+    rows = list(csv.DictReader(io.StringIO(render.draw_csv(filled({"A": [1 / 3, 0.5, 1.0]}, PUBLISHED)))))
     assert [float(x) for x in rows[0]["values"].split()] == [1 / 3, 0.5, 1.0]
     assert rows[0]["seeds"] == "0 1 2"
     assert rows[0]["verdict"] == "different"
@@ -86,19 +86,21 @@ def test_write_draws_what_is_stored(tmp_path: Path) -> None:
     write(tmp_path)
     names = {file.name for file in tmp_path.iterdir()}
     assert {"table.md", "table.tex", "cells.csv", "significance.csv"} <= names
-    assert (tmp_path / "table.md").read_text(encoding="utf-8") == markdown.render(store.load_table(tmp_path))
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") == render.draw_markdown(
+        store.load_table(tmp_path)
+    )
 
 
 def test_what_was_chosen_afterwards_is_marked_and_counted_apart() -> None:
     rows = [{"label": "A"}, {"label": "B_1", "exploratory": "taken after A was seen"}]
     table = filled({"A": VALUES["A"], "B_1": VALUES["B_1"]}, PUBLISHED, made=MADE, rows=rows, **FIVE)
-    text = markdown.render(table)
+    text = render.draw_markdown(table)
     assert "+5.00 [5.00, 5.00]) ≠†" in text
     assert "Of 1 published values: 0 equivalent, 0 different, 1 inconclusive, 0 without a verdict." in text
     assert "Exploratory, counted apart: of 1 published values: 0 equivalent, 1 different" in text
     assert "- Exploratory (†), B_1: taken after A was seen." in text
-    assert r"$\neq$$\dagger$" in latex.render(table)
-    line = list(csv.DictReader(io.StringIO(cells.render(table))))[1]
+    assert r"$\neq$$\dagger$" in render.draw_latex(table)
+    line = list(csv.DictReader(io.StringIO(render.draw_csv(table))))[1]
     assert (line["verdict"], line["exploratory"]) == ("different (exploratory)", "taken after A was seen")
 
 
@@ -106,7 +108,7 @@ def test_what_a_verdict_is_worth_is_said_and_stored(tmp_path: Path, monkeypatch:
     near = {"A": value(90.0, 0.1), "B": value(90.2, 0.1), "C": value(60.0, 0.1)}
     same = [89.9, 90.0, 90.1]
     table = filled({"A": same, "B": same, "C": same}, near, made=MADE, groups={"near": ["A", "B"]}, **FIVE)
-    text = markdown.render(table)
+    text = render.draw_markdown(table)
     assert (
         "Acc % 2 of 3 rows are equivalent to their own, which pass for 1.0 other rows on average, and of 6 pairs of "
         "different rows 4 are equivalent, 2 different." in text
@@ -129,18 +131,18 @@ def csv_line(path: Path) -> dict[str, str]:
 
 def test_over_what_an_interval_is_depends_on_the_partition() -> None:
     values = {"A": VALUES["A"]}
-    assert "Each seed draws its own partition" in markdown.render(filled(values, PUBLISHED, made=MADE))
+    assert "Each seed draws its own partition" in render.draw_markdown(filled(values, PUBLISHED, made=MADE))
     kept = dataclasses.replace(MADE, varied=("partition_seed=0",))
-    assert "One partition for all seeds (partition_seed=0)" in markdown.render(
+    assert "One partition for all seeds (partition_seed=0)" in render.draw_markdown(
         filled(values, PUBLISHED, made=kept)
     )
     of_file = "partition=fedcollab_label_shift_seed0"
-    text = markdown.render(filled(values, PUBLISHED, made=dataclasses.replace(MADE, varied=(of_file,))))
+    text = render.draw_markdown(filled(values, PUBLISHED, made=dataclasses.replace(MADE, varied=(of_file,))))
     assert f"One partition for all seeds ({of_file})" in text
     columns = [{"label": a, "overrides": [f"partition={b}"]} for a, b in (("c", "dir0.1"), ("d", "file"))]
     table = filled(values, PUBLISHED, made=MADE, columns=columns)
     more = Cell("A", "d", "acc", (90.0, 91.0), (0, 1))
-    text = markdown.render(dataclasses.replace(table, cells=(*table.cells, more)))
+    text = render.draw_markdown(dataclasses.replace(table, cells=(*table.cells, more)))
     assert "- c: Each seed draws its own partition" in text
     assert "- d: One partition for all seeds (partition=file)" in text
 
@@ -151,7 +153,7 @@ def test_a_finding_is_said_only_where_it_holds() -> None:
 
     def said(**made: object) -> list[bool]:
         circumstances = dataclasses.replace(MADE, **made)  # type: ignore[arg-type]
-        text = markdown.render(filled(VALUES, PUBLISHED, made=circumstances, **settings))
+        text = render.draw_markdown(filled(VALUES, PUBLISHED, made=circumstances, **settings))
         return [words in text for words in ("always", "at the paper's setting", "after 20 rounds")]
 
     assert said() == [True, True, False]
@@ -163,11 +165,11 @@ def test_a_finding_is_said_only_where_it_holds() -> None:
 
 def test_runs_that_are_too_short_have_no_order() -> None:
     made = Circumstances("smoke", trained=False)
-    text = markdown.render(filled(VALUES, PUBLISHED, made=made, headline="A"))
+    text = render.draw_markdown(filled(VALUES, PUBLISHED, made=made, headline="A"))
     assert "claim" not in text
     assert "too short" in text
     assert "**" not in text, "none is best"
-    assert "**" in markdown.render(filled(VALUES, PUBLISHED, headline="A"))
+    assert "**" in render.draw_markdown(filled(VALUES, PUBLISHED, headline="A"))
 
 
 def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_line() -> None:
@@ -180,19 +182,19 @@ def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_lin
         cells_ += [Cell(row, column, "acc", reason=reason) for row in (*VALUES, "E")]
     table = dataclasses.replace(table, cells=tuple(cells_))
     left = "Left out, as not run yet: rows D; columns later."
-    text = markdown.render(table)
+    text = render.draw_markdown(table)
     assert f"- {left}\n- No run of column absent: data missing.\n" in text
     assert "| E | Diverged: nan |" in text
     assert "later, Acc" not in text
-    assert text.count("| D |") == latex.render(table).count("D & ") == 0
+    assert text.count("| D |") == render.draw_latex(table).count("D & ") == 0
     with (console := Console(width=120)).capture() as capture:
-        console.print(terminal.render(table))
+        console.print(render.draw_terminal(table))
     assert left in capture.get()
 
 
 def test_a_column_without_a_run_is_named_below_with_the_reason() -> None:
     table = filled(VALUES, PUBLISHED, made=MADE, columns=[{"label": "c"}, {"label": "absent"}])
     more = [Cell(row, "absent", "acc", reason="not run: data missing (get it)") for row in VALUES]
-    text = markdown.render(dataclasses.replace(table, cells=(*table.cells, *more)))
+    text = render.draw_markdown(dataclasses.replace(table, cells=(*table.cells, *more)))
     assert "absent" not in text.splitlines()[2]
     assert "- No run of column absent: data missing (get it)." in text

@@ -8,8 +8,7 @@ import pytest
 
 from fedbench.core.errors import ConfigError
 from fedbench.tables import plan
-from fedbench.tables.scale import Scale
-from fedbench.tables.scale import load as load_scale
+from fedbench.tables.spec import Scale, load_scale
 from tests.tables.wishes import table, wish
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fedbench.tables.equivalence import EQUIVALENT, INCONCLUSIVE, Sample, compare
-from fedbench.tables.published import Published
+from fedbench.tables.spec import Published
 from fedbench.tables.verdict import Verdict, judge
 from tests.tables.toys import filled, value
 

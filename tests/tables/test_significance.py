@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench.tables import significance
+from fedbench.tables import verdict
 from tests.tables.toys import filled
 
 METRIC = filled({"A": [1.0]}).spec.metrics[0]
@@ -14,7 +14,7 @@ METRIC = filled({"A": [1.0]}).spec.metrics[0]
 
 def test_paired_interval_and_p_are_scipys() -> None:
     a, b = [90.0, 91.5, 89.0, 92.0], [88.0, 90.0, 88.5, 89.0]
-    (found,) = significance.paired(filled({"A": a, "B": b}), METRIC, "A")
+    (found,) = verdict.paired(filled({"A": a, "B": b}), METRIC, "A")
     test = stats.ttest_rel(a, b)
     interval = test.confidence_interval(0.95)
     assert (found.seeds, found.difference) == (4, pytest.approx(1.75))
@@ -24,24 +24,24 @@ def test_paired_interval_and_p_are_scipys() -> None:
 
 def test_holm_by_hand() -> None:
     # Sorted .01 .02 .03 .4 are multiplied by 4 3 2 1 and never fall: .04 .06 .06 .4.
-    assert significance.holm([0.03, 0.01, 0.4, 0.02]) == pytest.approx([0.06, 0.04, 0.4, 0.06])
-    assert significance.holm([]) == []
+    assert verdict.holm([0.03, 0.01, 0.4, 0.02]) == pytest.approx([0.06, 0.04, 0.4, 0.06])
+    assert verdict.holm([]) == []
 
 
 def test_pairs_need_three_common_seeds() -> None:
-    assert significance.paired(filled({"A": [1, 2], "B": [2, 3]}), METRIC, "A") == []
+    assert verdict.paired(filled({"A": [1, 2], "B": [2, 3]}), METRIC, "A") == []
 
 
 def test_constant_differences_are_certain() -> None:
-    (found,) = significance.paired(filled({"A": [3, 4, 5], "B": [1, 2, 3]}), METRIC, "A")
+    (found,) = verdict.paired(filled({"A": [3, 4, 5], "B": [1, 2, 3]}), METRIC, "A")
     assert (found.low, found.high, found.p) == (2, 2, 0)
-    (same,) = significance.paired(filled({"A": [3, 4, 5], "B": [3, 4, 5]}), METRIC, "A")
+    (same,) = verdict.paired(filled({"A": [3, 4, 5], "B": [3, 4, 5]}), METRIC, "A")
     assert same.p == 1
 
 
 def test_average_ranks_friedman_and_nemenyi() -> None:
     rows = {"A": [9.0, 8.0, 9.0, 7.0, 9.0], "B": [5.0, 8.0, 6.0, 6.0, 5.0], "C": [1.0, 2.0, 3.0, 6.0, 2.0]}
-    ranked = significance.ranks(filled(rows), METRIC)
+    ranked = verdict.ranks(filled(rows), METRIC)
     assert ranked is not None
     # Ties share ranks: A has 1, 1.5, 1, 1, 1; B 2, 1.5, 2, 2.5, 2; C 3, 3, 3, 2.5, 3.
     assert ranked.ranks == pytest.approx({"A": 1.1, "B": 2.0, "C": 2.9})
@@ -51,5 +51,5 @@ def test_average_ranks_friedman_and_nemenyi() -> None:
 
 
 def test_ranks_need_blocks_and_rows() -> None:
-    assert significance.ranks(filled({"A": [1, 2], "B": [2, 3]}), METRIC) is None
-    assert significance.ranks(filled({"A": [1], "B": [2], "C": [3]}), METRIC) is None
+    assert verdict.ranks(filled({"A": [1, 2], "B": [2, 3]}), METRIC) is None
+    assert verdict.ranks(filled({"A": [1], "B": [2], "C": [3]}), METRIC) is None

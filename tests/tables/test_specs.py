@@ -9,10 +9,7 @@ import pytest
 
 from fedbench.runs.config import RunConfig, run_key
 from fedbench.tables import measures, spec
-from fedbench.tables.cell_config import _without
-from fedbench.tables.parts import ColumnSpec, RowSpec
-from fedbench.tables.published import published
-from fedbench.tables.spec import TableSpec
+from fedbench.tables.spec import ColumnSpec, RowSpec, TableSpec, _without, published
 from fedbench.tables.studies import STUDIES
 from tests.helpers.tiers import tiered
 from tests.tables.cells import cells, composed, config, load

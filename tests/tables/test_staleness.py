@@ -12,7 +12,7 @@ import pytest
 from fedbench.cli import redraw, reproduce
 from fedbench.core.files import read_csv, write_csv
 from fedbench.report.build import build
-from fedbench.results.units import STALE
+from fedbench.runs.progress import STALE
 from fedbench.tables import store
 from tests.helpers.codes import edit
 

@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.tables import execute, fill, plan, recorded, spec, store
-from fedbench.tables.cell_config import Wish
-from fedbench.tables.parts import RowSpec
-from fedbench.tables.recorded import Recorded
-from fedbench.tables.result import Cell, TableResult
-from fedbench.tables.scale import Scale
-from fedbench.tables.scale import load as load_scale
+from fedbench.tables import execute, fill, plan, spec, store
+from fedbench.tables.spec import RowSpec, Scale, Wish, load_scale
+from fedbench.tables.store import Cell, Recorded, TableResult
 from tests.helpers.codes import edit
 from tests.helpers.tiers import tiered
 
@@ -141,7 +137,7 @@ QUICK = [folder for folder in FOLDERS if "quick" in folder.name]  # one of each 
 @pytest.mark.parametrize("folder", tiered(FOLDERS, quick=QUICK), ids=lambda folder: folder.name)
 def test_the_committed_results_stand(tmp_path: Path, folder: Path) -> None:
     """No change to a config, a key or a table may call for runs whose results are in the repository."""
-    record = recorded.read(folder)
+    record = store.read(folder)
     table, made = record.table, record.made
     assert table is not None
     assert made is not None

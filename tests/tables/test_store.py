@@ -10,7 +10,7 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench.tables import fill, spec, store
-from fedbench.tables.result import Cell, Circumstances, TableResult
+from fedbench.tables.store import Cell, Circumstances, TableResult
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from torch import nn
 from fedbench.config import compose
 from fedbench.core.errors import ConfigError
 from fedbench.engine.setup import Setup
-from fedbench.models.blocks import GlobalMean
+from fedbench.models.layers import GlobalMean
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import build
-from fedbench.tables.studies import STUDIES
-from fedbench.tables.studies.cost import multiply_adds
-from fedbench.tables.studies.similarity import (
+from fedbench.tables.studies import (
+    STUDIES,
     ClassifierSimilarity,
     StatisticsSimilarity,
     Trained,
     UpdateSimilarity,
+    multiply_adds,
 )
 
 TINY = ("dataset=synthetic", "dataset.train=300", "dataset.test=100", "protocol=quick", "protocol.rounds=2")

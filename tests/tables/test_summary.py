@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedbench.cli import redraw
-from fedbench.tables import spec, store, summary
-from fedbench.tables.summary import Judged
+from fedbench.tables import spec, store
+from fedbench.tables.text import FILE, Judged, judged, table, tallies, words
 from tests.report.toys import stored
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         Judged("p", "kept", "partition_seed=0", ("k4",), "acc", "inconclusive", False),
         Judged("p", "c", "", ("k5",), "acc", "different", True),  # a table of exploratory values alone
     ]
-    lines = [line.strip("| ").split(" | ") for line in summary.table(found).splitlines()]
+    lines = [line.strip("| ").split(" | ") for line in table(found).splitlines()]
     assert {line[0].partition("]")[0]: list(map(int, line[1:])) for line in lines[2:]} == {
         "[a": [1, 1, 0, 0, 0, 0, 0, 0],
         "[b": [2, 1, 1, 0, 1, 0, 0, 1],
@@ -32,29 +32,29 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         "p, as specified, 2 tables, each value once": [2, 1, 1, 0, 1, 0, 0, 1],
         "p, partition_seed=0, 1 tables, each value once": [1, 0, 0, 1, 0, 0, 0, 0],
     }
-    assert summary.words(found[:4]) == "2 equivalent, 1 different; exploratory: 1 inconclusive"
-    assert [summary.words(each) for each in ([], found[-1:])] == ["none", "none; exploratory: 1 different"]
+    assert words(found[:4]) == "2 equivalent, 1 different; exploratory: 1 inconclusive"
+    assert [words(each) for each in ([], found[-1:])] == ["none", "none; exploratory: 1 different"]
 
 
 def test_a_value_counts_once_where_one_table_has_a_seed_more() -> None:
     few = Judged("p", "b", "", ("k1", "k2"), "acc", "inconclusive", False)
     more = Judged("p", "a", "", ("k1", "k2", "k3"), "acc", "equivalent", False)
     for found in ([few, more], [more, few]):
-        (tally,) = summary.tallies(found)
+        (tally,) = tallies(found)
         assert tally.values == (more,)
 
 
 def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
     stored(tmp_path)
     assert redraw.main([str(tmp_path)]) == 0
-    text = (tmp_path / summary.FILE).read_text(encoding="utf-8")
+    text = (tmp_path / FILE).read_text(encoding="utf-8")
     assert "| [fedcollab_t1](tables/fedcollab_t1/table.md) | 5 | 1 | 2 | 2 |" in text
 
 
 def test_the_committed_counts_are_those_of_the_committed_tables() -> None:
     """If this fails: make tables, and bring the last lines into docs/verdicts.md."""
-    counted = summary.table(summary.judged({each.name: store.load_table(each) for each in FOLDERS}))
-    assert counted in (ROOT / "results" / summary.FILE).read_text(encoding="utf-8")
+    counted = table(judged({each.name: store.load_table(each) for each in FOLDERS}))
+    assert counted in (ROOT / "results" / FILE).read_text(encoding="utf-8")
     told = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
     assert all(line in told for line in counted.splitlines() if "each value once" in line)
 

@@ -7,12 +7,11 @@ import math
 import pytest
 
 from fedbench.core.errors import ConfigError
-from fedbench.tables import verdict
+from fedbench.tables import text, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
-from fedbench.tables.published import Published
-from fedbench.tables.render import judgement
-from fedbench.tables.render.grid import Layout
-from fedbench.tables.result import Circumstances, TableResult
+from fedbench.tables.spec import Published
+from fedbench.tables.store import Circumstances, TableResult
+from fedbench.tables.text import Layout
 from fedbench.tables.verdict import NONE, Verdict, counts, judge
 from tests.tables.toys import filled, value
 
@@ -135,7 +134,7 @@ def test_a_columns_mark_counts_all_its_rows_apart_and_is_said_once() -> None:
     reason = "its partition was chosen by what came out"
     table = both(columns=[{"label": "c", "exploratory": reason}], rows=ROWS)
     assert (counts(table).total(), counts(table, exploratory=True).total()) == (0, 2)
-    assert [line for line in judgement.sentences(Layout(table)) if reason in line] == [
+    assert [line for line in text.sentences(Layout(table)) if reason in line] == [
         f"Exploratory (†), c: {reason}."
     ]
     with pytest.raises(ConfigError, match="column 'c' is marked exploratory without a reason"):

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.config import groups as conf
+from fedbench.config import groups
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import spec
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT
-from fedbench.tables.margins import Margin, width
-from fedbench.tables.published import Published
+from fedbench.tables.spec import Margin, Published, width
 from fedbench.tables.verdict import Verdict, judge
 from tests.tables.toys import filled, value
 
@@ -98,9 +97,9 @@ def test_a_group_that_is_none(groups: object, told: str) -> None:
 
 def test_a_group_of_rows_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table").mkdir()
-    text = (conf.conf_dir() / "table" / "fedcollab_t1.yaml").read_text()
+    text = (groups.conf_dir() / "table" / "fedcollab_t1.yaml").read_text()
     (tmp_path / "table" / "mine.yaml").write_text(text.replace('["*+FedCollab"]', '["*+FedColab"]'))
-    monkeypatch.setattr(conf, "conf_dir", lambda: tmp_path)
+    monkeypatch.setattr(spec, "conf_dir", lambda: tmp_path)
     with pytest.raises(UnknownName, match=r"row in group 'inside FedCollab' of table 'mine' '\*\+FedColab'"):
         spec.load("mine")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedbench.tables import spec
-from fedbench.tables.published import Published
-from fedbench.tables.result import Cell, Circumstances, TableResult
+from fedbench.tables.spec import Published
+from fedbench.tables.store import Cell, Circumstances, TableResult
 
 
 def value(mean: float, std: float | None = None, decimals: int = 2, bound: str = "") -> Published:

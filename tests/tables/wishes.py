@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.tables import spec
-from fedbench.tables.cell_config import Wish
-from fedbench.tables.scale import Scale
+from fedbench.tables.spec import Scale, Wish
 
 PAPER = Scale("paper")
 

@@ -7,39 +7,39 @@ from collections.abc import Callable
 import pytest
 
 from fedbench.core.errors import ConfigError, UnknownName
-from fedbench.engine.conformance import Conformance
+from fedbench.engine.contract import Conformance
 from fedbench.methods.fedavg import FedAvg
-from fedbench.testing import CHECKS, check_method, hooks, parametrize_with_checks, run, runs
+from fedbench.testing import CHECKS, check_method, checks, parametrize_with_checks, run
 from fedbench.testing.command import main
-from fedbench.testing.subject import Subject
+from fedbench.testing.toys import Subject
 from tests.helpers import outside
 
 OUTSIDE = "tests.helpers.outside"
 
 BROKEN = [
-    (hooks.check_is_a_documented_value, outside.Undecorated, "dataclass"),
+    (checks.check_is_a_documented_value, outside.Undecorated, "dataclass"),
     (
-        hooks.check_server_hooks_leave_their_arguments_alone,
+        checks.check_server_hooks_leave_their_arguments_alone,
         outside.WritesToTheServer,
         "wrote into the server",
     ),
     (
-        hooks.check_client_hooks_leave_their_arguments_alone,
+        checks.check_client_hooks_leave_their_arguments_alone,
         outside.WritesToTheModel,
         "wrote into the work tree",
     ),
-    (hooks.check_trees_keep_their_names_shapes_and_precision, outside.Growing, "leaves changed"),
-    (hooks.check_single_precision_stays_single, outside.Double, "float64 in a float32 run"),
-    (hooks.check_a_client_is_sent_the_same_in_whatever_company, outside.Crowded, "differs by"),
-    (hooks.check_collaboration_is_row_stochastic, outside.Lopsided, "rows of W sum to"),
-    (hooks.check_clients_that_are_too_small_are_refused, outside.Modest, "no ConfigError"),
-    (runs.check_stacked_equals_looped, outside.Padded, "differ"),
-    (runs.check_is_deterministic_whatever_else_is_random, outside.Loud, "global generator"),
-    (runs.check_resumed_equals_uninterrupted, outside.Forgetful, "other numbers"),
-    (runs.check_relabelled_clients_get_relabelled_models, outside.Crowded, "differ by"),
-    (runs.check_relabelled_clients_get_relabelled_models, outside.Modest, "declares that it does not"),
-    (runs.check_what_a_client_sends_is_its_own, outside.Queueing, "depends on the others"),
-    (runs.check_stays_finite_and_moves, outside.Frozen, "did not move"),
+    (checks.check_trees_keep_their_names_shapes_and_precision, outside.Growing, "leaves changed"),
+    (checks.check_single_precision_stays_single, outside.Double, "float64 in a float32 run"),
+    (checks.check_a_client_is_sent_the_same_in_whatever_company, outside.Crowded, "differs by"),
+    (checks.check_collaboration_is_row_stochastic, outside.Lopsided, "rows of W sum to"),
+    (checks.check_clients_that_are_too_small_are_refused, outside.Modest, "no ConfigError"),
+    (checks.check_stacked_equals_looped, outside.Padded, "differ"),
+    (checks.check_is_deterministic_whatever_else_is_random, outside.Loud, "global generator"),
+    (checks.check_resumed_equals_uninterrupted, outside.Forgetful, "other numbers"),
+    (checks.check_relabelled_clients_get_relabelled_models, outside.Crowded, "differ by"),
+    (checks.check_relabelled_clients_get_relabelled_models, outside.Modest, "declares that it does not"),
+    (checks.check_what_a_client_sends_is_its_own, outside.Queueing, "depends on the others"),
+    (checks.check_stays_finite_and_moves, outside.Frozen, "did not move"),
 ]
 
 
@@ -64,7 +64,7 @@ def test_traffic_that_is_not_counted_is_told(monkeypatch: pytest.MonkeyPatch) ->
     subject = Subject.of("fedavg")
     subject.run("mlp").state.bytes_up += 8
     with pytest.raises(AssertionError, match="recorded"):
-        run(runs.check_traffic_is_what_was_sent, subject)
+        run(checks.check_traffic_is_what_was_sent, subject)
 
 
 def test_what_cannot_be_pickled_is_told() -> None:
@@ -108,5 +108,5 @@ def test_the_command_says_what_holds(capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert "FAILS  stays finite and moves" in said
     assert "did not move" in said
-    assert main(["fedavgg"]) == main([]) == main(["--help"]) == 2
+    assert main(["fedavgg"]) == main([]) == 2
     assert "nearest" in capsys.readouterr().err

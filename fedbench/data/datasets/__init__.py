@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 from fedbench.data.dataset import DataSource
 
 DATASETS: Registry[DataSource] = Registry(
     "data set",
     {
-        "captioned": "fedbench.data.datasets.captioned:Captioned",
-        "cifar10": "fedbench.data.datasets.cifar:Cifar10",
-        "cifar100": "fedbench.data.datasets.cifar:Cifar100",
-        "cinic10": "fedbench.data.datasets.cinic:Cinic10",
+        "captioned": "fedbench.data.datasets.synthetic:Captioned",
+        "cifar10": "fedbench.data.datasets.small_images:Cifar10",
+        "cifar100": "fedbench.data.datasets.small_images:Cifar100",
+        "cinic10": "fedbench.data.datasets.small_images:Cinic10",
         "cub": "fedbench.data.datasets.cub:Cub",
-        "digits": "fedbench.data.datasets.digits:Digits",
+        "digits": "fedbench.data.datasets.small_images:Digits",
         "domainnet": "fedbench.data.datasets.domainnet:DomainNet",
-        "emnist": "fedbench.data.datasets.emnist:Emnist",
-        "fashion_mnist": "fedbench.data.datasets.mnist:FashionMnist",
-        "images": "fedbench.data.datasets.image_folder:ImageFolder",
-        "mnist": "fedbench.data.datasets.mnist:Mnist",
+        "emnist": "fedbench.data.datasets.small_images:Emnist",
+        "fashion_mnist": "fedbench.data.datasets.small_images:FashionMnist",
+        "images": "fedbench.data.datasets.own:ImageFolder",
+        "mnist": "fedbench.data.datasets.small_images:Mnist",
         "npz": "fedbench.data.datasets.own:Npz",
         "synthetic": "fedbench.data.datasets.synthetic:Synthetic",
-        "tiny_imagenet": "fedbench.data.datasets.tiny_imagenet:TinyImageNet",
+        "tiny_imagenet": "fedbench.data.datasets.small_images:TinyImageNet",
     },
     __name__,
 )

@@ -15,14 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.config.domain import at_least, finite, positive
+from fedbench.config.fields import at_least, finite, positive
 from fedbench.core.cache import Arrays
-from fedbench.core.errors import DataCorrupt
-from fedbench.core.progress import Report
+from fedbench.core.errors import DataCorrupt, Report
 from fedbench.data.dataset import Dataset
-from fedbench.data.download import Remote
-from fedbench.data.file_source import FileSource, Part
-from fedbench.data.formats.images import lines_of, read_images
+from fedbench.data.files import FileSource, Part, Remote
+from fedbench.data.formats import lines_of, read_images
 
 INDEX = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
 CAPTIONS = 10

@@ -1,4 +1,4 @@
-"""Data of one's own: `dataset=npz` reads an .npz file, `dataset=images` (image_folder.py) a folder of image files.
+"""Data of one's own: `dataset=npz` reads an .npz file, `dataset=images` a folder of image files.
 
 Labels of any kind are numbered in sorted order. Without a test split a fixed random fifth of each class is one, the
 same on every machine. Without `mean` and `std` each channel's are taken over the training samples. In tables and
@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.config.domain import finite, positive
+from fedbench.config.fields import at_least, finite, positive
 from fedbench.core.cache import Arrays, cached_arrays, source_key
-from fedbench.core.errors import DataCorrupt, DataMissing
-from fedbench.core.progress import Report, silent
-from fedbench.core.sealed import load_npz
+from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
+from fedbench.core.files import load_npz
 from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
+from fedbench.data.formats import IMAGE_SUFFIXES, read_images
 
 Parsed = Mapping[str, NDArray[Any]]
 COLOURS = (1, 3)  # numbers of channels that are told from heights
@@ -171,3 +171,54 @@ def _images_first(x: NDArray[Any]) -> NDArray[Any]:
         last = x.shape[3] in (*COLOURS, 4) and x.shape[1] not in COLOURS
         return x.transpose(0, 3, 1, 2) if last else x
     raise ValueError(f"samples must be [n, d], [n, H, W], [n, C, H, W] or [n, H, W, C], got {list(x.shape)}")
+
+
+@dataclass(frozen=True)
+class ImageFolder(OwnData):
+    """CLASS/IMAGE files, or train/CLASS/IMAGE and test/CLASS/IMAGE; colour images, scaled to one size."""
+
+    name: ClassVar[str] = "images"
+
+    model: str = "lenet5"
+    size: int = at_least(1, 32)  # pixels of a side
+
+    @property
+    def label(self) -> str:
+        """The folder's name and the size."""
+        return f"{super().label}-{self.size}px"
+
+    @property
+    def variant(self) -> str:
+        """The size."""
+        return f"-{self.size}"
+
+    def files(self, path: Path) -> list[Path]:
+        """Every image."""
+        return [file for split in _splits(path) for label in _classes(split) for file in _images(label)]
+
+    def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
+        """See `OwnData.parse`."""
+        train, *test = [self._split(split, report) for split in _splits(path)]
+        return train, test[0] if test else None
+
+    def _split(self, folder: Path, report: Report) -> Parsed:
+        files = [file for label in _classes(folder) for file in _images(label)]
+        if not files:
+            raise DataCorrupt(
+                f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}) in a folder for each class: CLASS/IMAGE"
+            )
+        x = read_images(files, self.size, resize=True, report=report)
+        return {"x": x, "y": np.array([file.parent.name for file in files])}
+
+
+def _splits(path: Path) -> list[Path]:
+    named = [path / "train", path / "test"]
+    return named if all(folder.is_dir() for folder in named) else [path]
+
+
+def _classes(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)

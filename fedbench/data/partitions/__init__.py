@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from fedbench.config.registry import Registry
+from fedbench.config.fields import Registry
 from fedbench.data.partitions.base import PartitionSpec
 
 PARTITIONS: Registry[PartitionSpec] = Registry(
     "partition",
     {
         "concept_shift": "fedbench.data.partitions.shifts:ConceptShift",
-        "dir": "fedbench.data.partitions.dirichlet:Dirichlet",
-        "dir_prior": "fedbench.data.partitions.prior:DirichletPrior",
-        "domain": "fedbench.data.partitions.domain:Domain",
+        "dir": "fedbench.data.partitions.label:Dirichlet",
+        "dir_prior": "fedbench.data.partitions.label:DirichletPrior",
+        "domain": "fedbench.data.partitions.groups:Domain",
         "feature_shift": "fedbench.data.partitions.shifts:FeatureShift",
         "file": "fedbench.data.partitions.file:FileSplit",
-        "fold": "fedbench.data.partitions.fold:Fold",
-        "fold_code": "fedbench.data.partitions.fold_code:FoldCode",
+        "fold": "fedbench.data.partitions.groups:Fold",
+        "fold_code": "fedbench.data.partitions.groups:FoldCode",
         "groups_s": "fedbench.data.partitions.groups:Groups",
-        "homo": "fedbench.data.partitions.homo:Homogeneous",
-        "label_groups": "fedbench.data.partitions.label_groups:LabelGroups",
-        "label_shift": "fedbench.data.partitions.label_shift:LabelShift",
-        "pathological": "fedbench.data.partitions.pathological:Pathological",
-        "quantity": "fedbench.data.partitions.quantity:Quantity",
+        "homo": "fedbench.data.partitions.label:Homogeneous",
+        "label_groups": "fedbench.data.partitions.groups:LabelGroups",
+        "label_shift": "fedbench.data.partitions.groups:LabelShift",
+        "pathological": "fedbench.data.partitions.label:Pathological",
+        "quantity": "fedbench.data.partitions.label:Quantity",
     },
     __name__,
 )

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbench.config.domain import Component
+from fedbench.config.fields import Component
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 
@@ -19,7 +19,7 @@ CORNERS = (
     "black",
     "edge",
     "reflect",
-)  # what a rotation puts where no pixel lands, see fedbench.data.rotation
+)  # what a rotation puts where no pixel lands, see fedbench.data.federation
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbench.config.domain import at_least, finite, one_of, share
+from fedbench.config.fields import at_least, finite, one_of, share
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Pool, largest

@@ -18,21 +18,37 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fedbench.config.domain import at_least, one_of
+from fedbench.config.fields import at_least, one_of
 from fedbench.core import rng
 from fedbench.core.batch import Population
 from fedbench.core.cache import Arrays
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Cohort
-from fedbench.engine.preparation import Meter, Preparation
-from fedbench.methods.fedcollab import ablations, solver
-from fedbench.methods.fedcollab.discriminators import DiscriminatorConfig, train_discriminators
-from fedbench.methods.parts.coalitions import Coalitions, grouped, server_of
-from fedbench.methods.parts.inside import fedavg
+from fedbench.engine.contract import Cohort, Conformance, Meter, Preparation
+from fedbench.methods.fedcollab import solver
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
+from fedbench.methods.parts.clustered import Coalitions, fedavg, grouped, server_of
+
+# What the coalition solver sees in Table 3 of FedCollab (Bao et al., ICML 2023), where it lacks a part.
+
+Floats = npt.NDArray[np.float64]
+
+
+def ignore_quantities(sizes: npt.ArrayLike) -> Floats:
+    """Ablation "without quantities": every client counts as the mean size. [N] -> [N]."""
+    n = np.asarray(sizes, np.float64)
+    return np.full_like(n, n.mean())
+
+
+def ignore_distances(distances: npt.ArrayLike) -> Floats:
+    """Ablation "without distances": every pair is at the mean off-diagonal distance. [N, N] -> [N, N]."""
+    D = np.asarray(distances, np.float64)
+    apart = ~np.eye(len(D), dtype=bool)
+    return np.where(apart, D[apart].mean() if len(D) > 1 else 0.0, 0.0)
+
 
 log = logging.getLogger("fedbench")
 
@@ -125,8 +141,8 @@ class FedCollab(Coalitions):
     def _solver_inputs(self, sizes: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sizes and distances as the solver is to see them (Table 3)."""
         return (
-            sizes if self.quantities else ablations.ignore_quantities(sizes),
-            distances if self.distances else ablations.ignore_distances(distances),
+            sizes if self.quantities else ignore_quantities(sizes),
+            distances if self.distances else ignore_distances(distances),
         )
 
     def _admit(self, server: Tree, population: Population) -> Tree:

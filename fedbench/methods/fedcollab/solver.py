@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbench.core.errors import ConfigError
-from fedbench.methods.parts.grouping import shares
+from fedbench.methods.parts.clustered import shares
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

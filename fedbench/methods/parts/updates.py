@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    peek_interpreter_stack,
-)  # there is no public way to ask whether vmap is at work
+from torch._C._functorch import peek_interpreter_stack
 
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core.errors import ConfigError

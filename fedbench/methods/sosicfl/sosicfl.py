@@ -28,22 +28,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.config.domain import at_least, one_of, selectors, within
-from fedbench.config.schema import keyed
+from fedbench.config.fields import at_least, one_of, selectors, within
+from fedbench.config.schema import LocalConfig, keyed
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
-from fedbench.core.transfer import sent
-from fedbench.core.trees import Tree
-from fedbench.engine.conformance import Conformance
-from fedbench.engine.contract import Client, Cohort
+from fedbench.core.trees import Tree, sent
+from fedbench.engine.contract import Client, Clock, Cohort, Conformance, Preparation, Stage
 from fedbench.engine.method import Method
-from fedbench.engine.preparation import Preparation
-from fedbench.methods.sosicfl import clustering, positions, region
+from fedbench.methods.sosicfl import simplex
+from fedbench.methods.sosicfl.simplex import METRICS, Array, Labels, cluster
 from fedbench.models.task import Task
 
 SAMPLERS: dict[str, Callable[[int, Tensor, float, torch.Generator], Tensor]] = {
-    "uniform": region.uniform,
-    "unprojected": region.unprojected,
+    "uniform": simplex.uniform,
+    "unprojected": simplex.unprojected,
 }
 
 
@@ -70,7 +68,7 @@ class SosicFL(Method):
     # it said, so that their checkpoints hold other things: late starts have keys of their own.
     start_round: int = keyed(at_least(0, 0), lambda start: start and f"prepares after {start}")
     positions: str = one_of("lda", "trained")  # of clients: "lda" and clusters, or "trained" endpoints
-    metric: str = one_of("hilbert", *clustering.METRICS)  # of the clusters: "hilbert" or "l1"
+    metric: str = one_of("hilbert", *METRICS)  # of the clusters: "hilbert" or "l1"
     sampling: str = one_of("uniform", *SAMPLERS)  # within the subregion, or "unprojected"
 
     paper: ClassVar[str] = "Solution Simplex Clustering, arXiv 2403.03333, 2024"
@@ -99,7 +97,7 @@ class SosicFL(Method):
         endpoints, plain = trees.split(trees.stack(models), names)
         server = {**trees.row(plain, 0), **trees.join(endpoints=endpoints)}
         middle = torch.full((population.clients, self.endpoints), 1 / self.endpoints)
-        return {**server, "region/center": middle, "region/radius": torch.tensor(region.WHOLE)}, {}
+        return {**server, "region/center": middle, "region/radius": torch.tensor(simplex.WHOLE)}, {}
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Positions, clusters, subregions."""
@@ -109,7 +107,7 @@ class SosicFL(Method):
             centres = self._trained(preparation, server, memory)
             members = np.arange(len(centres))
         plain = self.sampling == "unprojected"
-        radius = self.rho if plain else self.rho * region.mean_distance(centres)
+        radius = self.rho if plain else self.rho * simplex.mean_distance(centres)
         preparation.keep("centers", centres)
         preparation.keep("cluster", members)
         assigned = {
@@ -118,22 +116,22 @@ class SosicFL(Method):
         }
         return {**server, **assigned}, memory
 
-    def _clustered(self, preparation: Preparation) -> tuple[clustering.Array, clustering.Labels]:
+    def _clustered(self, preparation: Preparation) -> tuple[Array, Labels]:
         """(centres [C, n], cluster of each client [N]) of the label distributions' topics."""
         counts = preparation.received({"counts": preparation.population.label_counts.to(torch.int32)})[
             "counts"
         ]
         seed = rng.derive(preparation.seed, "topics")
-        found = positions.topics(counts.double().numpy(), self.endpoints, seed)
+        found = simplex.topics(counts.double().numpy(), self.endpoints, seed)
         preparation.keep("positions", found)
-        members, centres = clustering.cluster(found, self.clusters, clustering.METRICS[self.metric])
+        members, centres = cluster(found, self.clusters, METRICS[self.metric])
         return centres, members
 
-    def _trained(self, preparation: Preparation, server: Tree, memory: Tree) -> clustering.Array:
+    def _trained(self, preparation: Preparation, server: Tree, memory: Tree) -> Array:
         """A centre for each client [N, n]: principal components of what a round of training made of its head."""
         message = self.send(server, preparation.everyone)
         heads = preparation.round(message, memory, sends=lambda work: trees.part(work, "endpoints"))
-        return positions.spread_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
+        return simplex.spread_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
 
     # ---- server
 
@@ -166,7 +164,7 @@ class SosicFL(Method):
         """`steps` draws from the client's subregion, [S, n]; with `samples`, so many are used in turn."""
         center, radius = client.message["region/center"], float(client.message["region/radius"])
         distinct = steps if samples is None else min(samples, steps)
-        sampler = region.uniform if radius >= region.WHOLE else SAMPLERS[self.sampling]
+        sampler = simplex.uniform if radius >= simplex.WHOLE else SAMPLERS[self.sampling]
         drawn = sampler(distinct, center, radius, generator)
         return drawn[torch.arange(steps) % distinct].to(center.dtype)
 
@@ -193,3 +191,72 @@ def at(work: Tree, alpha: Tensor) -> Tree:
     plain = {key: leaf for key, leaf in work.items() if not key.startswith("endpoints/")}
     mixed = {k: torch.tensordot(alpha, v, dims=1) for k, v in trees.part(work, "endpoints").items()}
     return {**plain, **mixed}
+
+
+# SosicFL+: Solution Simplex Clustering for Heterogeneous Federated Learning, arXiv 2403.03333, 2024, Section 3.6.
+#
+# Ditto on the solution simplex: beside its share in SosicFL's endpoints, client k keeps endpoints of its own that
+# minimise E_{alpha in R_k} F_k(sum_m alpha_m theta_m) + lambda/2 sum_m ||theta_m - theta_m^t||^2; it is scored
+# by these
+# at the centre of R_k.
+# The paper applies Ditto "after SosicFL training"; here, as in Ditto (Algorithm 1), a round ends with it.
+# lambda is not
+# stated (Ditto's 1); Omega_tr = 10 draws of alpha a round for its own endpoints (Appendix A, which is not
+# followed for
+# the shared ones: see sosicfl.py). The global model is SosicFL's, as Ditto's is FedAvg's: their curves are the same,
+# while the published ones differ.
+
+
+@dataclass(frozen=True)
+class SosicFLPlus(SosicFL):
+    """SosicFL, and personal endpoints pulled towards the shared ones.
+
+    Memory: personal/* [N, ...] if without endpoints; personal/endpoints/* [N, E, ...]
+    """
+
+    lam: float = at_least(0, 1.0)  # lambda, strength of the pull
+    # on the personal endpoints; null: as many as on the shared ones
+    personal_epochs: int | None = at_least(0, None)
+    # Omega_tr of the personal endpoints; null: a new alpha every step
+    personal_samples: int | None = at_least(1, 10)
+
+    family: ClassVar[str] = "personalised"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Personal endpoints start as the shared ones."""
+        server, _ = super().init(task, population, generator)
+        return server, trees.join(personal=trees.expand(shared(server), population.clients))
+
+    def start(self, client: Client) -> Tree:
+        """Both sets of endpoints: shared/* and personal/*."""
+        return {**trees.join(shared=shared(client.message)), **client.memory}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """The shared endpoints, then the personal ones on the same mini-batches."""
+        return (
+            Stage(self.loss, moves=("shared/*",)),
+            Stage(self.personal_loss, moves=("personal/*",), epochs=self.personal_epochs),
+        )
+
+    def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
+        """Alpha of every step of either stage, [S, n]."""
+        drawn = super().draw(generator, steps, client)  # first, so that it is what SosicFL draws
+        return {**drawn, "personal": self.alphas(generator, steps, client, self.personal_samples)}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """As SosicFL, of the shared endpoints."""
+        return super().loss(trees.part(work, "shared"), client, batch)
+
+    def personal_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """F_k at this step's alpha + lambda/2 of the squared distance from all that was received."""
+        personal = trees.part(work, "personal")
+        pull = trees.squared_distance(client.task.weights(shared(client.message)), personal)
+        return client.task.loss(at(personal, batch.noise["personal"]), batch) + self.lam / 2 * pull
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the shared endpoints, keep the personal ones."""
+        return trees.part(work, "shared"), trees.join(personal=trees.part(work, "personal"))
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """The personal endpoints at the centre of the client's subregion."""
+        return super().model(trees.part(work, "personal"), client)

@@ -1,0 +1,283 @@
+"""Components from a config: which values a field may have, and which class a name stands for.
+
+    mu: float = at_least(0, 0.1)
+    linkage: str = one_of("single", "complete")
+
+A domain is said where the field is, and checked when the component is built. A field that may be null has its domain
+for every other value; a field of several values has it for each of them.
+
+Data sets, partitions, models and methods are all built the same way: the YAML under conf/ gives `name:` and the fields,
+the registry imports the class (only then) and checks every key and type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+
+from fedbench.core.errors import ConfigError, FedbenchError, UnknownName, unknown
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+DOMAIN = "domain"
+SELECTS = "selects"
+LARGEST = 2**53  # up to here floats hold whole numbers exactly, and a thousand of them added up fit 64 bits
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Which values a field may have."""
+
+    rule: str  # completes "must"
+    short: str  # for tables
+    holds: Callable[[Any], bool]
+    options: tuple[Any, ...] = ()  # of a choice
+
+    def error(self, key: str, value: Any) -> FedbenchError:
+        """One line on `value`, which lies outside."""
+        if self.options and isinstance(value, str):
+            return unknown(key, value, [str(option) for option in self.options])
+        if isinstance(value, int) and abs(value) > LARGEST:
+            return ConfigError(f"{key} must lie within ±{LARGEST}, got a larger number")
+        return ConfigError(f"{key} must {self.rule}, got {value}")
+
+
+@dataclass(frozen=True)
+class Selects:
+    """Of a field of selectors (see Task.select): among which leaves, and whether it may find none."""
+
+    among: str = "leaves"  # "leaves", or "weights": all but statistics
+    may_be_empty: bool = False  # groups such as @norm may have no leaves in a network
+
+
+class Component:
+    """Base of everything that a config builds: a frozen dataclass whose values lie in their fields' domains.
+
+    A `__post_init__` with rules of its own calls this one first.
+    """
+
+    section: ClassVar[str] = ""  # where in the config its fields are, for messages
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ConfigError, UnknownName: a value outside its field's domain.
+        """
+        check(self)
+
+
+def check(component: Component) -> None:
+    """Refuse a component with a value outside its field's domain; floats must be finite in any case."""
+    for each in dataclasses.fields(component):  # type: ignore[arg-type]  # subclasses are dataclasses
+        domain = each.metadata.get(DOMAIN, ANY)
+        value = getattr(component, each.name)
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if one is not None and not domain.holds(one):
+                raise domain.error(f"{component.section}.{each.name}".lstrip("."), one)
+
+
+# ---- fields with a domain
+
+
+def positive(default: Any) -> Any:
+    """A number above 0."""
+    return _field(default, Domain("be positive", "> 0", lambda value: is_number(value) and value > 0))
+
+
+def at_least(least: float, default: Any) -> Any:
+    """A number from `least` on."""
+    holds = lambda value: is_number(value) and value >= least  # noqa: E731
+    return _field(default, Domain(f"be at least {least:g}", f"≥ {least:g}", holds))
+
+
+def within(least: float, most: float, default: Any) -> Any:
+    """A number from `least` to `most`, both among them."""
+    text = f"in [{least:g}, {most:g}]"
+    holds = lambda value: is_number(value) and least <= value <= most  # noqa: E731
+    return _field(default, Domain(f"lie {text}", text, holds))
+
+
+def share(default: Any, *, above: bool = False, below: bool = False) -> Any:
+    """A number in [0, 1]; `above` 0, `below` 1: without that end."""
+    text = f"{'(' if above else '['}0, 1{')' if below else ']'}"
+
+    def holds(value: Any) -> bool:
+        low = is_number(value) and (value > 0 if above else value >= 0)
+        return low and (value < 1 if below else value <= 1)
+
+    return _field(default, Domain(f"lie in {text}", f"in {text}", holds))
+
+
+def finite(default: Any) -> Any:
+    """Any number but nan and the infinities."""
+    return _field(default, Domain("be finite", "finite", is_number))
+
+
+def one_of(default: Any, *others: Any) -> Any:
+    """`default`, or one of the `others`."""
+    options = tuple(dict.fromkeys((default, *others)))
+    text = ", ".join(map(str, options))
+    domain = Domain(
+        f"be one of {text}", " or ".join(map(str, options)), lambda value: value in options, options
+    )
+    return _field(default, domain)
+
+
+def selectors(default: tuple[str, ...], *, among: str = "leaves", may_be_empty: bool = False) -> Any:
+    """Globs and groups that choose leaves of the network, see Task.select; checked once the network is known."""
+    return dataclasses.field(default=default, metadata={SELECTS: Selects(among, may_be_empty)})
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number (and no truth value), and no whole number beyond `LARGEST`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)
+
+
+ANY = Domain("be finite", "", lambda value: not isinstance(value, float) or math.isfinite(value))
+
+
+def _field(default: Any, domain: Domain) -> Any:
+    metadata: Mapping[str, Any] = {DOMAIN: domain}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+T = TypeVar("T")
+
+RESERVED = ("name", "preset")  # keys of a component's YAML that are not hyper-parameters
+
+
+class Registry(Generic[T]):
+    """Lazy, explicit map from names to dataclasses of one kind."""
+
+    def __init__(self, kind: str, entries: Mapping[str, str], package: str = "") -> None:
+        """`entries` maps a name to "package.module:Class"; nothing is imported before it is used.
+
+        `package` is the one that users add classes to, in whose `__init__.py` the entries stand.
+        """
+        self.kind = kind
+        self.line = f"a line in {package.replace('.', '/')}/__init__.py" if package else ""
+        self._entries = dict(entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def get(self, name: str) -> type[T]:
+        """The class called `name`.
+
+        Raises:
+            UnknownName: with the nearest names, and where a new one is added.
+        """
+        if name not in self._entries:
+            new = self.line and f"; a new one takes {self.line}"
+            raise UnknownName(f"{unknown(self.kind, name, self._entries)}{new}")
+        module, _, attribute = self._entries[name].partition(":")
+        return cast("type[T]", getattr(importlib.import_module(module), attribute))
+
+    def build(self, config: Mapping[str, Any]) -> T:
+        """Instantiate the component that `config` describes: `name`, and its fields.
+
+        A field whose value is itself a mapping with a `name` is left to the class (`__post_init__`).
+
+        Raises:
+            UnknownName: unknown name or unknown field, with the nearest ones.
+            ConfigError: a value of the wrong type or an impossible value.
+        """
+        if "name" not in config:
+            raise ConfigError(f"{self.kind}: the config has no 'name'; one of: {', '.join(self)}")
+        cls = self.get(str(config["name"]))
+        given = {key: value for key, value in config.items() if key not in RESERVED}
+        return typed(cls, given, f"{self.kind} '{config['name']}'")
+
+
+def typed(cls: type[T], values: object, where: str) -> T:
+    """Build dataclass `cls` from the mapping `values`, checking names and types; `where` opens any message.
+
+    Raises:
+        UnknownName: a key that is no field, with the nearest fields.
+        ConfigError: a field without a value, or a value of the wrong type.
+    """
+    fields = [field for field in dataclasses.fields(cast("Any", cls)) if field.init]
+    if not isinstance(values, Mapping):
+        keys = ", ".join(field.name for field in fields)
+        raise ConfigError(f"{where} is {values!r}; it must be a mapping of some of {keys}")
+    for key in values:
+        if key not in {field.name for field in fields}:
+            raise unknown(f"key of {where}", str(key), [field.name for field in fields])
+    for field in fields:
+        has_default = {field.default, field.default_factory} != {dataclasses.MISSING}
+        if not has_default and field.name not in values:
+            raise ConfigError(f"{where}: '{field.name}' must be given")
+    # One level at a time: OmegaConf refuses to merge into a frozen dataclass inside another.
+    hints = _hints(cast("Any", cls))
+    nested = {
+        key: typed(cast("type[Any]", hints[key]), value, f"{where}.{key}")
+        for key, value in values.items()
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
+    }
+    flat = {key: value for key, value in values.items() if key not in nested}
+    return cls(**nested, **_tuples(_converted(cls, flat, where), hints))
+
+
+def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`values` as the types of their fields; OmegaConf, which takes its time, where they are of others: 1 for 1.0."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    hints = _hints(cast("Any", cls))
+    if all(_is_plainly(value, hints[key]) for key, value in values.items()):
+        return dict(values)
+    try:
+        merged = OmegaConf.merge(_schema(cast("Any", cls), tuple(values)), values)
+        checked = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
+        reason = str(error).splitlines()[0]
+        full = getattr(error, "full_key", None)
+        key = f" ({full})" if full else ""
+        raise ConfigError(f"{where}{key}: {reason}") from error
+    return cast("dict[str, Any]", checked)
+
+
+def _is_plainly(value: object, hint: Any) -> bool:
+    """Whether `value` is of the type `hint`, and no text that stands for another value."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_plainly(value, each) for each in inner)
+    if origin is tuple and inner[1:] == (...,):
+        return isinstance(value, (list, tuple)) and all(_is_plainly(each, inner[0]) for each in value)
+    return type(value) is hint and not (isinstance(value, str) and ("${" in value or value == "???"))
+
+
+_hints = functools.cache(typing.get_type_hints)  # finding them takes longer than checking the values
+
+
+@functools.cache
+def _schema(cls: type[Any], keys: Sequence[str]) -> DictConfig:
+    """What OmegaConf checks the values of `keys` against; making it takes longer than checking them."""
+    from omegaconf import MISSING, OmegaConf
+
+    hints = _hints(cast("Any", cls))
+    given = dataclasses.make_dataclass(cls.__name__, [(key, hints[key], MISSING) for key in keys])
+    return cast("DictConfig", OmegaConf.structured(given))
+
+
+def _tuples(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the lists that are declared as tuples made tuples, so that the dataclass is hashable."""
+    return {
+        key: tuple(value) if isinstance(value, list) and typing.get_origin(hints[key]) is tuple else value
+        for key, value in values.items()
+    }

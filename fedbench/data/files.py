@@ -1,0 +1,431 @@
+"""Data sets that come as files: found in folders or downloaded, unpacked, parsed once and cached."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import hashlib
+import http.client
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from fedbench.config.fields import finite, positive
+from fedbench.core.cache import Arrays, cache_dir, cached_arrays, is_cached, source_key
+from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
+from fedbench.core.version import __version__
+from fedbench.data.dataset import Availability, Dataset, DataSource
+from fedbench.data.formats import GZIP_MAGIC
+
+# Files from the network: resumed where they broke off, verified before anything else sees them.
+#
+# pooch begins a broken download anew, knows one address a file, and does not look whether the disk has room.
+
+BLOCK = 1 << 20  # bytes read at once
+TIMEOUT = 60.0  # seconds without a byte
+FRUITLESS = 3  # passes over all addresses without a new byte before giving up
+PAUSE = 2.0  # seconds before an address is tried again
+GONE = (401, 403, 404, 410)  # HTTP answers that trying again does not change
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file to fetch: where it is, what it is called, and the checksum that says it is the published one."""
+
+    urls: tuple[str, ...]  # the same file, in order of preference
+    name: str
+    md5: str  # of the whole file
+
+
+def download(remote: Remote, folder: Path, report: Report = silent) -> Path:
+    """The file in `folder`: there already, or fetched, going on from what an earlier attempt left behind.
+
+    Raises:
+        DataMissing: no address yields the whole file.
+        DataCorrupt: the whole file is there, but is not the published one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target, part = folder / remote.name, folder / f"{remote.name}.part"
+    with _alone(folder / f".{remote.name}.lock"):
+        if target.is_file() and md5_of(target, report) == remote.md5:
+            return target
+        resumed = part.is_file()
+        _fetch(remote, part, report)
+        if resumed and md5_of(part, report) != remote.md5:  # the earlier bytes may be of another version
+            part.unlink()
+            _fetch(remote, part, report)
+        found = md5_of(part, report)
+        if found != remote.md5:
+            part.unlink()
+            raise DataCorrupt(
+                f"{remote.urls[0]} is not the published file: its md5 is {found}, expected {remote.md5}"
+            )
+        part.replace(target)
+    return target
+
+
+def md5_of(path: Path, report: Report = silent) -> str:
+    """The md5 of a file, as published beside data sets; it guards against accidents, not against forgery."""
+    digest = hashlib.md5(usedforsecurity=False)
+    done, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            done += len(block)
+            report(f"verifying {path.name.removesuffix('.part')}", done, size)
+    return digest.hexdigest()
+
+
+def _fetch(remote: Remote, part: Path, report: Report) -> None:
+    """Fill `part` to the announced length, in as many connections as it takes."""
+    fruitless, reason = 0, "it has no address"
+    urls = list(remote.urls)
+    while urls and fruitless < FRUITLESS:
+        before = _size(part)
+        for url in list(urls):
+            try:
+                _transfer(url, part, remote.name, report)
+            except (OSError, http.client.HTTPException) as problem:  # noqa: PERF203 - a connection takes longer
+                reason = f"{url}: {(str(problem) or type(problem).__name__).splitlines()[0]}"
+                if isinstance(problem, urllib.error.HTTPError):
+                    problem.close()  # it is an open answer too
+                    if problem.code in GONE:
+                        urls.remove(url)
+            else:
+                return
+        fruitless = 0 if _size(part) > before else fruitless + 1
+        if urls and fruitless < FRUITLESS:
+            time.sleep(PAUSE)
+    kept = "; what came is kept, the same command goes on" if _size(part) else ""
+    raise DataMissing(reason + kept)
+
+
+def _transfer(url: str, part: Path, name: str, report: Report) -> None:
+    """Append what is missing of `part` in one connection, or start over where the server cannot resume.
+
+    Raises:
+        OSError, HTTPException: no connection, or it broke off; `part` keeps what came.
+        DataMissing: no other connection can help.
+    """
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise DataMissing(f"{url}: only http and https addresses are fetched")
+    have = _size(part)
+    headers = {"User-Agent": f"fedbench/{__version__}", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    except ValueError as error:
+        raise DataMissing(f"{url}: {error}") from error
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        if (error.headers.get("Content-Range") or "").rpartition("/")[2] != str(have):  # "bytes */10"
+            part.unlink()
+            raise
+        error.close()
+        return  # nothing is missing
+    with answer:
+        resumes = (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")  # "bytes 5-9/10"
+        done = have if answer.status == 206 and resumes else 0
+        length = answer.headers.get("Content-Length")
+        total = None if length is None else done + int(length)
+        needed, free = (total or 0) - have, shutil.disk_usage(part.parent).free
+        if needed > free:
+            raise DataMissing(f"{url}: {needed:,} bytes are needed in {part.parent}, {free:,} are free")
+        with part.open("ab" if done else "wb") as file:
+            while block := answer.read(BLOCK):
+                file.write(block)
+                done += len(block)
+                report(f"downloading {name}", done, total)
+    if total is not None and done != total:
+        raise OSError(f"the connection broke off after {done:,} of {total:,} bytes")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process fetches the same file; not enforced where there are no file locks."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(FileLock(path, fallback_to_soft=False))
+        yield
+
+
+# Unpacking zip and tar archives that nobody has to trust: regular files and folders below one folder, or nothing.
+#
+# pooch leaves it to the standard library's `extractall`, which makes links, gives a name that climbs out another one,
+# and leaves behind what it had written when it met the damage.
+
+Wanted = Callable[[str], bool]
+NOT_THIS_DISK = (
+    None,
+    errno.EINVAL,
+    errno.ENAMETOOLONG,
+)  # of an OSError: places and names that only damage asks for
+
+
+def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Report = silent) -> None:
+    """Unpack `archive` as the folder `target`, whole or not at all; only the files that `wanted` picks.
+
+    Where all of it lies in one folder called as `target`, that level is dropped.
+
+    Raises:
+        DataCorrupt: damaged, or a member that is a link, a device, or would land outside; nothing is left behind.
+        FileExistsError: `target` is there already.
+    """
+    if target.exists():
+        raise FileExistsError(f"{target} is there already; move it away to unpack {archive.name} again")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    staging.chmod(0o755)
+    try:
+        _extract(archive, staging, wanted, report)
+        entries = list(staging.iterdir())
+        single = len(entries) == 1 and entries[0].is_dir() and entries[0].name == target.name
+        (entries[0] if single else staging).rename(target)
+    except DataCorrupt:
+        raise
+    except Exception as error:  # a damaged archive can fail in any way inside its reader
+        if isinstance(error, OSError) and error.errno not in NOT_THIS_DISK:
+            raise
+        reason = " ".join(str(error).split())
+        raise DataCorrupt(f"{archive} is damaged ({reason}); fetch it again") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _extract(archive: Path, staging: Path, wanted: Wanted | None, report: Report) -> None:
+    size = archive.stat().st_size
+    members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
+    for name, content, position in members(archive):
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if name.startswith("/") or ".." in parts or any(c in name for c in "\\:\0"):
+            raise _unsafe(archive, name, "would land outside")
+        if content is not None and (wanted is None or wanted(name)):
+            place = staging.joinpath(*parts)
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("xb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                raise _unsafe(archive, name, "is there twice") from error
+            report(f"unpacking {archive.name}", position, size)
+
+
+def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
+    """(name, content or None for a folder, bytes of the archive read so far) of each member."""
+    position = 0
+    with zipfile.ZipFile(archive) as opened:
+        for info in opened.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _unsafe(archive, info.filename, "is a link or a device")
+            position += info.compress_size
+            if info.is_dir():
+                yield info.filename, None, position
+            else:
+                with opened.open(info) as content:  # verifies the member's checksum as it is read
+                    yield info.filename, content, position
+
+
+def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None, int]]:
+    with contextlib.ExitStack() as stack:
+        raw = stack.enter_context(archive.open("rb"))
+        zipped = raw.read(2) == GZIP_MAGIC
+        raw.seek(0)
+        stream = stack.enter_context(gzip.GzipFile(fileobj=raw)) if zipped else raw
+        opened = stack.enter_context(tarfile.open(fileobj=stream, mode="r:"))
+        for info in opened:
+            if not (info.isreg() or info.isdir()) or info.issparse():
+                raise _unsafe(archive, info.name, "is a link or a device")
+            yield info.name, opened.extractfile(info) if info.isreg() else None, raw.tell()
+        while stream.read(1 << 20):  # to the end, where gzip's checksum is
+            pass
+
+
+def _unsafe(archive: Path, name: str, reason: str) -> DataCorrupt:
+    return DataCorrupt(f"{archive} is unsafe: its member '{name}' {reason}; nothing was unpacked")
+
+
+DATA_VARIABLE = "FEDBENCH_DATA"
+DOWNLOADS = "downloads"  # folder of a root that holds archives until they are unpacked
+
+
+def data_dir() -> Path:
+    """Where data is downloaded to unless `root` says otherwise: FEDBENCH_DATA, else a folder of the cache."""
+    given = os.environ.get(DATA_VARIABLE)
+    return Path(given).expanduser() if given else cache_dir() / "data"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a data set as it is fetched, and where it ends up below a root."""
+
+    remote: Remote
+    to: str  # the file it becomes, or the folder it is unpacked as; what is there is not fetched again
+    archive: bool = True  # unpack it
+    wanted: Wanted | None = None  # which files of the archive; None: all
+
+    def fetch(self, root: Path, report: Report) -> None:
+        """Download it, and unpack it if it is an archive, which is removed then."""
+        path, target = download(self.remote, root / DOWNLOADS, report), root / self.to
+        if self.archive:
+            unpack(path, target, self.wanted, report)
+            path.unlink()
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+
+
+@dataclass(frozen=True)
+class FileSource(DataSource):
+    """A data set in files. Subclasses say which files make it up, how to fetch and how to parse them."""
+
+    folders: ClassVar[tuple[str, ...]]  # where under a root the files may lie, besides the root itself
+    system: ClassVar[tuple[str, ...]] = ()  # folders that packages of the operating system fill
+    package: ClassVar[str] = ""  # the command that installs such a package
+    parts: ClassVar[tuple[Part, ...]] = ()  # what is downloaded
+    published: ClassVar[tuple[int, int]] = (0, 0)  # (training, test) samples of the whole data set
+    label_count: ClassVar[int] = 10
+
+    root: str | None = None  # folder that holds the files, or that they are downloaded to
+    download: bool = False  # fetch the files if they are nowhere; no network is reached otherwise
+    partial: bool = False  # accept files with fewer samples than published
+    mean: tuple[float, ...] = finite((0.5,))  # a channel, of pixels divided by 255
+    std: tuple[float, ...] = positive((0.5,))
+
+    @abstractmethod
+    def files(self, folder: Path) -> list[Path] | None:
+        """The files (or folders of images) of this data set in `folder`, in a fixed order; None unless all are there.
+
+        The prepared arrays are made again when one of them changes, so large data sets name their folders, not
+        every image.
+        """
+
+    @abstractmethod
+    def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
+        """The arrays to keep: `x`, `y`, `num_train` [1] and whatever else the data set needs."""
+
+    @property
+    def variant(self) -> str:
+        """The options that change what `parse` yields, as a suffix of the cache's key."""
+        return ""
+
+    @property
+    def by_hand(self) -> str:
+        """What is still missing after a download, and how to get it; nothing for most data sets."""
+        return ""
+
+    def read(self, report: Report = silent) -> Dataset:
+        """See `DataSource.read`."""
+        return self.dataset(self.arrays(report))
+
+    def dataset(self, arrays: Arrays) -> Dataset:
+        """The data set that the prepared arrays make."""
+        count = int(arrays["num_train"][0])
+        x, y = arrays["x"], arrays["y"]
+        return Dataset(self.name, x, y, count, self.label_count, self.mean, self.std)
+
+    def places(self) -> list[Path]:
+        """Every folder that is looked at, in order."""
+        roots = [Path(self.root).expanduser()] if self.root else []
+        roots.append(data_dir())
+        under = [root / folder for root in roots for folder in ("", *self.folders)]
+        return list(dict.fromkeys([*under, *map(Path, self.system)]))
+
+    def locate(self) -> list[Path] | None:
+        """The files in the first place that has all of them."""
+        found = (self.files(place) for place in self.places())
+        return next((files for files in found if files is not None), None)
+
+    def state(self) -> Availability:
+        """See `DataSource.state`."""
+        files = self.locate()
+        how = f"run `python -m fedbench prepare {self.name}`, or add dataset.download=true to a run"
+        how += f", or `{self.package}`" if self.package else ""
+        how += f"; {self.by_hand}" if self.by_hand else ""
+        where = "" if files is None else str(files[0].parent)
+        prepared = files is not None and is_cached(self._key(files))
+        return Availability(files is not None, where, tuple(map(str, self.places())), how, prepared)
+
+    def arrays(self, report: Report = silent) -> Arrays:
+        """The parsed files, from the cache if they were parsed before; downloaded if `download` is set.
+
+        Raises:
+            DataMissing: the files are nowhere, or the download failed.
+            DataCorrupt: a file is not what it should be.
+        """
+        files = self.locate()
+        if files is None and self.download:
+            self.fetch(report)
+            files = self.locate()
+        if files is None:
+            state = self.state()
+            looked = ", ".join(state.looked)
+            raise DataMissing(f"data set '{self.name}' is in none of: {looked}; to get it, {state.how}")
+        return cached_arrays(self._key(files), lambda: self._checked(files, report))
+
+    @property
+    def stamp(self) -> str:
+        """See `DataSource.stamp`."""
+        files = self.locate()
+        return "" if files is None else self._key(files)
+
+    def _key(self, files: list[Path]) -> str:
+        return source_key(self.name + self.variant + ("-partial" if self.partial else ""), files)
+
+    def _checked(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
+        arrays = self.parse(files, report)
+        train = int(arrays["num_train"][0])
+        self.check(files[0].parent, train, len(arrays["y"]) - train)
+        return arrays
+
+    def check(self, where: Path, train: int, test: int) -> None:
+        """Refuse what was parsed if samples are missing.
+
+        Raises:
+            DataCorrupt: other numbers than published, unless `partial`.
+        """
+        if not self.partial and (train, test) != self.published:
+            raise DataCorrupt(
+                f"{where} holds {train:,} + {test:,} samples of {self.name}, published are "
+                f"{self.published[0]:,} + {self.published[1]:,}; fetch it again, or say dataset.partial=true"
+            )
+
+    def fetch(self, report: Report = silent) -> None:
+        """Download the parts into `root`, verify and unpack them.
+
+        Raises:
+            DataMissing: no network, no space.
+            DataCorrupt: what came is not the published file.
+        """
+        root = Path(self.root).expanduser() if self.root else data_dir()
+        try:
+            for part in self.parts:
+                if not (root / part.to).exists():
+                    part.fetch(root, report)
+        except (OSError, DataMissing) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise DataMissing(
+                f"data set '{self.name}' could not be downloaded to {root}: {reason}"
+            ) from error

@@ -1,1 +1,0 @@
-"""Readers of the on-disk formats that several data sets share."""

@@ -1,0 +1,465 @@
+"""From the hardware config to a device and an engine. Defaults are the fastest correct choice known for the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedbench.config.schema import HardwareConfig
+from fedbench.core import trees
+from fedbench.core.cache import cached_arrays
+from fedbench.core.errors import ConfigError
+from fedbench.engine import schedule
+from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.setup import Drawn, Setup, drawn, opening
+from fedbench.engine.stacked import Capture, StackedTrainer, cuda_capture
+from fedbench.engine.trainer import Engine, Trainer, by_kind
+from fedbench.engine.workers import WorkersTrainer, available_workers
+from fedbench.models.layers import LOWERINGS, NATIVE, Conv2d
+from fedbench.models.task import Task
+
+# How fast an engine trains on this machine: a few steps of a run's own local work are timed, once, and remembered.
+
+FEW, MORE = 2, 10  # steps of each client and stage that are taken: two lengths tell what a step adds
+TIMING_FORMAT = 4  # raised when what is timed changes
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine, and how many clients it trains at once."""
+
+    build: Callable[[Setup], Trainer]
+    clients: int = 1
+
+
+class Cut:
+    """A source of mini-batches: the first few of each stage, counted as they are and as they would have been."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.planned = self.taken = 0
+
+    def __call__(self, setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
+        """See BatchSource."""
+        order, noise = drawn(setup, client, stage, view, purpose)
+        self.planned += len(order)
+        self.taken += min(self.steps, len(order))
+        return order.cut(0, self.steps), {name: leaf[: self.steps] for name, leaf in noise.items()}
+
+
+def pace(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float]:
+    """Seconds of a plain local step of a client, all that a method does about it included, with each contender.
+
+    The largest clients are trained. Measured on the first call, read from the cache after.
+
+    Raises:
+        Diverged: already the first steps do.
+    """
+
+    def measure() -> dict[str, NDArray[np.float64]]:
+        return {name: np.array(seconds_a_step(setup, each)) for name, each in contenders.items()}
+
+    return {name: float(value) for name, value in cached_arrays(_key(setup, contenders), measure).items()}
+
+
+def run_steps(setup: Setup) -> float:
+    """Plain local steps of the whole run, all clients together, as the cohorts' sizes let expect."""
+    steps = schedule.all_steps(setup.population.sizes, setup.protocol.local)
+    return float(steps.mean()) * setup.at_once * setup.protocol.rounds
+
+
+def seconds_a_step(setup: Setup, contender: Contender) -> float:
+    """Seconds that a contender takes for a plain local step: its round of a client, over the plain steps in it.
+
+    What happens once a round (start and finish, passes over all data) is timed as it is, a step by what it adds.
+    """
+    clients = setup.population.sizes.topk(contender.clients).indices
+    clock = Clock(0, setup.protocol.rounds)
+    message, memory = opening(setup, clients, clock)
+
+    def timed(steps: int) -> tuple[float, Cut]:
+        cut = Cut(steps)
+        trainer = contender.build(replace(setup, source=cut))
+        _wait(setup.federation.device)
+        begin = time.perf_counter()
+        trainer.train(clients, message, memory, clock)
+        _wait(setup.federation.device)
+        return time.perf_counter() - begin, cut
+
+    timed(FEW)  # to warm up
+    (little, few), (seconds, more) = timed(FEW), timed(MORE)
+    if more.taken > few.taken:
+        seconds += max(0.0, seconds - little) / (more.taken - few.taken) * (more.planned - more.taken)
+    if setup.federation.device.type == "cuda":
+        torch.cuda.empty_cache()  # what is free decides how many clients are trained at once
+    return seconds / max(1, sum(setup.steps(client) for client in clients.tolist()))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _key(setup: Setup, contenders: Mapping[str, Contender]) -> str:
+    """Of the machine and of all that a step's cost depends on."""
+    federation, protocol = setup.federation, setup.protocol
+    gpu = federation.device.type == "cuda"
+    machine = (platform.node(), torch.cuda.get_device_name(federation.device) if gpu else "")
+    net = setup.task.fresh()
+    what = (
+        TIMING_FORMAT,
+        (machine, torch.__version__, torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32),
+        sorted((name, each.clients) for name, each in contenders.items()),
+        *(["bf16"] if setup.task.bf16 else []),
+        (setup.method, str(net), [leaf.shape for leaf in net.state_dict().values()], setup.task.shape),
+        (protocol.local, protocol.optimizer, protocol.augment),
+        (federation.clients, federation.dtype, setup.at_once, float(setup.population.sizes.max())),
+    )
+    return f"pace-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
+
+
+# Which way each convolution of a stack of clients is computed: all are timed on the device, once, and remembered.
+
+LOWERING_FORMAT = 1  # raised when what is timed changes
+REPEATS = 10  # passes forward and backward that are timed together
+FASTER = 0.95  # of torch's own time: a choice that noise does not turn around
+
+
+def choose(setup: Setup, clients: int) -> None:
+    """Set the way of each convolution of `setup`'s network for `clients` at once.
+
+    On a CPU torch's own is kept: of the benchmark's layers it is the fastest or near it (patches take 1.4 to 18 times
+    as long).
+    """
+    device = setup.federation.device
+    if device.type != "cuda":
+        return
+    for name, layer, shape in layers(setup.task, setup.protocol.local.batch_size):
+        seconds = timed(layer, (clients, *shape), device)
+        best = min(seconds, key=lambda each: seconds[each])
+        chosen = best if seconds[best] < FASTER * seconds[NATIVE] else NATIVE
+        setup.task.set_lowering(name, chosen)
+
+
+def layers(task: Task, batch: int) -> list[tuple[str, Conv2d, tuple[int, ...]]]:
+    """(name, layer, shape of its input [B, I, H, W]) of each convolution, found by running the network on no data."""
+    found: list[tuple[str, Conv2d, tuple[int, ...]]] = []
+    net = task.fresh().to("meta")
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda layer, inputs: found.append((name, layer, tuple(inputs[0].shape)))
+
+    for name, layer in net.named_modules():
+        if isinstance(layer, Conv2d):
+            layer.register_forward_pre_hook(note(name))
+    net(torch.zeros(batch, *task.shape, device="meta"))
+    return found
+
+
+def timed(layer: Conv2d, shape: tuple[int, ...], device: torch.device) -> dict[str, float]:
+    """Seconds of a pass forward and backward with inputs [C, B, I, H, W], by each way; remembered."""
+    clients = shape[0]
+    what = (
+        (
+            LOWERING_FORMAT,
+            torch.__version__,
+            torch.cuda.get_device_name(device),
+            torch.backends.cudnn.allow_tf32,
+        ),
+        (str(layer), shape),
+    )
+
+    def measure() -> dict[str, NDArray[np.float64]]:
+        model = {
+            name: torch.randn(clients, *leaf.shape, device=device) for name, leaf in layer.named_parameters()
+        }
+        x = torch.randn(shape, device=device)
+        return {name: np.array(_seconds(_pass(layer, name), model, x)) for name in LOWERINGS}
+
+    key = f"convolution-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
+    return {name: float(value) for name, value in cached_arrays(key, measure).items()}
+
+
+def _pass(layer: Conv2d, lowering: str) -> Callable[..., Any]:
+    def loss(model: dict[str, Tensor], x: Tensor) -> Tensor:
+        layer.lowering = lowering
+        out: Tensor = functional_call(layer, model, (x,))
+        return out.sum()
+
+    return vmap(grad(loss, argnums=(0, 1)))
+
+
+def _seconds(work: Callable[..., object], *arguments: object) -> float:
+    """Of a call, the device kept busy so that what the host adds does not count."""
+    for _ in range(2):
+        work(*arguments)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            work(*arguments)
+    graph.replay()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / REPEATS
+
+
+SHARE = 0.6  # of the free memory that a chunk may take
+COPIES = 5  # of a client's model while it trains: weights, gradient, momentum, and two temporaries
+ACTIVATION_COPIES = 3  # of every layer's output: itself, its gradient, workspace
+CERTAIN = 4  # times the rough estimate: no method needs so much
+TRIED = 4  # clients that are trained to tell what more would take
+
+log = logging.getLogger("fedbench")
+
+Peak = Callable[[Callable[[], object]], int]  # most bytes that work, which is called, has allocated at once
+
+
+def activation_bytes(net: nn.Module, shape: tuple[int, ...], batch: int) -> int:
+    """Bytes of all layer outputs of one forward pass on `batch` inputs, found by running it on no data."""
+    total = 0
+
+    def count(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        nonlocal total
+        total += output.numel() * output.element_size()
+
+    hooks = [m.register_forward_hook(count) for m in net.modules() if not list(m.children())]
+    net.to("meta")(torch.zeros(batch, *shape, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
+def client_bytes(setup: Setup) -> int:
+    """Roughly what training a client within a chunk takes, found in no time: of one model, whatever the method."""
+    task = setup.task
+    model = sum(leaf.numel() * leaf.element_size() for leaf in task.init(torch.Generator()).values())
+    pixels = 4 * torch.Size(task.shape).numel() * setup.protocol.local.batch_size
+    activations = activation_bytes(task.fresh(), task.shape, setup.protocol.local.batch_size)
+    return COPIES * model + ACTIVATION_COPIES * (activations + pixels)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bytes of training a cohort with the stacked engine: `fixed`, of a client being trained, of one that was."""
+
+    fixed: int
+    training: int
+    trained: int
+
+    @classmethod
+    def of(cls, setup: Setup, peak: Peak, capture: Capture | None = None) -> Growth:
+        """From the peaks of a round of a large client alone, and of a few together and one after the other."""
+        sizes = setup.population.sizes
+        short = sizes % setup.protocol.local.batch_size != 0  # the padding of a short batch takes memory too
+        large = (sizes + sizes.max() * short).topk(min(TRIED, setup.at_once)).indices
+        clock = Clock(0, setup.protocol.rounds)
+
+        def taken(ids: Tensor, chunk: int) -> int:
+            trainer = StackedTrainer(setup, chunk, capture)
+            message, memory = opening(setup, ids, clock)
+            given = [
+                leaf for tree in (message, memory) for leaf in tree.values() if not trees.is_shared(leaf)
+            ]
+            return sum(map(trees.leaf_bytes, given)) + peak(
+                lambda: trainer.train(ids, message, memory, clock)
+            )
+
+        alone, more = taken(large[:1], 1), len(large) - 1
+        training, trained = ((taken(large, chunk) - alone) // more for chunk in (len(large), 1))
+        return cls(max(0, alone - training), max(1, training), max(0, trained))
+
+    def bytes(self, cohort: int, chunk: int) -> int:
+        """Of a round of `cohort` clients, `chunk` of them at once."""
+        return self.fixed + self.training * chunk + self.trained * (cohort - chunk)
+
+    def chunk(self, cohort: int, budget: float) -> int:
+        """The most clients at once, of `cohort`, that `budget` bytes hold."""
+        left = budget - self.fixed - self.trained * cohort
+        return max(1, min(cohort, int(left / max(1, self.training - self.trained))))
+
+
+def fitting_chunk(setup: Setup, capture: Capture | None = None) -> int:
+    """Clients that fit in memory at once: at least one, at most the cohort; `capture` as the engine is to have it.
+
+    Where the rough estimate is not sure that all do, a GPU is asked: a few clients train there for a round, and what
+    they do is thrown away. On a CPU larger chunks gain nothing.
+    """
+    cohort, device = setup.at_once, setup.federation.device
+    budget = SHARE * free_bytes(device)
+    sure = max(1, min(cohort, int(budget / (CERTAIN * client_bytes(setup)))))
+    if sure == cohort or device.type != "cuda":
+        return sure
+    try:
+        return Growth.of(setup, partial(gpu_peak, device), capture).chunk(cohort, budget)
+    except Exception as error:  # noqa: BLE001 - a trial must not end a run, as it may of a method that needs its preparation first
+        log.warning("no trial told how many clients fit in memory, %d train at once: %s", sure, error)
+        return sure
+
+
+def gpu_peak(device: torch.device, work: Callable[[], object]) -> int:
+    """Most bytes that `work` has allocated on a GPU at once."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on `device` now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # no Linux: what is free without giving up any cached file
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return min([1024 * available, *_container_bytes()])
+
+
+def _container_bytes(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What this process's container may still take, where it is in one (control groups, version 2).
+
+    Files that the system keeps in memory count as used there, but it gives those up that nobody reads any more.
+    """
+    try:
+        limit, used, stat = (
+            (folder / name).read_text(encoding="ascii")
+            for name in ("memory.max", "memory.current", "memory.stat")
+        )
+        cached = next(int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file "))
+        return [max(0, int(limit) - int(used) + cached)]
+    except (OSError, ValueError, StopIteration):  # no container, or "max": no limit
+        return []
+
+
+# Seconds that worker processes must save a run before they are worth starting, which took as long on two quiet cores
+# (`start_seconds` in scripts/benchmarks/cores.py; `make bench` measures it for every workload).
+WORKERS_START = 4.0
+
+
+CLEARLY = 0.9  # of the stacked engine's time: a choice that noise does not turn around
+
+
+def pick_device(config: HardwareConfig) -> torch.device:
+    """The device that `config` asks for; `auto` is the GPU where there is one.
+
+    Raises:
+        ConfigError: a GPU was asked for that is not there.
+    """
+    name = config.device
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpus = torch.cuda.device_count()
+    known = ("cpu", "cuda", *(f"cuda:{index}" for index in range(gpus)))
+    if name not in known[: None if gpus else 1]:
+        seen = f"{gpus} GPU(s)" if gpus else "no GPU"
+        raise ConfigError(f"hardware.device={name}: torch {torch.__version__} sees {seen}; use hardware=cpu")
+    return torch.device(name)
+
+
+def set_threads(config: HardwareConfig) -> None:
+    """Torch's threads for whatever this thread computes, and those that start after it."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+
+
+def set_precision(*, tf32: bool) -> None:
+    """What a GPU multiplies in: float32, or TensorFloat-32, which torch by itself allows for convolutions alone.
+
+    bfloat16 is no setting of the process, see Task.apply.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def stacks(config: HardwareConfig) -> bool:
+    """Whether `config` may lead to the stacked engine, so that several seeds are worth joining."""
+    return config.engine == "stacked" or (config.engine == "auto" and pick_device(config).type == "cuda")
+
+
+def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
+    """The engine for `setup`, one for each kind of client; `auto` is what trains a few steps fastest here."""
+    set_threads(config)
+    if config.precision == "tf32" and setup.federation.device.type != "cuda":
+        raise ConfigError("hardware.precision=tf32 is a GPU's; use float32 or bf16 on a CPU")
+    set_precision(tf32=config.precision == "tf32")
+    return by_kind(setup, [_picked(kind, config) for kind in setup.kinds])
+
+
+def _picked(setup: Setup, config: HardwareConfig) -> Engine:
+    device = setup.federation.device
+    if config.engine == "auto":
+        return _fastest_on_gpu(setup, config) if device.type == "cuda" else _fastest_on_cpu(setup, config)
+    if config.engine == "looped":
+        return LoopedTrainer(setup)
+    if config.engine == "stacked":
+        return stacked_engine(setup, config)
+    if device.type != "cpu":
+        raise ConfigError(
+            "hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU"
+        )
+    return WorkersTrainer(setup, config.workers or available_workers())
+
+
+def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Engine:
+    """Workers where they save more than their start costs; in a process that may have no children the plain loop.
+
+    Stacking is no candidate: on no CPU workload of the benchmark is it as fast as workers.
+    """
+    workers = config.workers or available_workers()
+    busy = min(workers, setup.at_once)
+    if busy < 2 or multiprocessing.current_process().daemon:
+        return LoopedTrainer(setup)
+    step = _tried(setup, {"looped": Contender(LoopedTrainer)}).get("looped", math.inf)
+    saved = run_steps(setup) * step * (1 - 1 / busy)
+    return WorkersTrainer(setup, workers) if saved > WORKERS_START else LoopedTrainer(setup)
+
+
+def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Engine:
+    """Stacked, unless looped takes clearly less time for a step of a client."""
+    if setup.at_once == 1:
+        return LoopedTrainer(setup)
+    stacked = stacked_engine(setup, config)
+    same = partial(StackedTrainer, chunk=stacked.chunk, capture=stacked.capture)
+    together = Contender(same, min(stacked.chunk, setup.at_once))
+    step = _tried(setup, {"looped": Contender(LoopedTrainer), "stacked": together})
+    return LoopedTrainer(setup) if step and step["looped"] < CLEARLY * step["stacked"] else stacked
+
+
+def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float]:
+    """The contenders' paces; none where the trial fails, as it may of a method that needs its preparation first."""
+    try:
+        return pace(setup, contenders)
+    except Exception as error:  # noqa: BLE001 - a trial must not end a run; its own errors come in the run
+        log.warning("no engine could be timed, so the default one trains: %s", error)
+        return {}
+
+
+def stacked_engine(setup: Setup, config: HardwareConfig) -> StackedTrainer:
+    """Stacked, with as many clients at once as memory holds; captured on a GPU, unless `config` says otherwise."""
+    device = setup.federation.device
+    capture = cuda_capture(device) if device.type == "cuda" and config.graph == "auto" else None
+    chunk = config.chunk or fitting_chunk(setup, capture)
+    if capture is not None:  # elsewhere the functions of a lowering cost more host time than they save
+        choose(setup, min(chunk, setup.at_once))
+    return StackedTrainer(setup, chunk, capture)

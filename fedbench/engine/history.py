@@ -1,0 +1,282 @@
+"""The history of a run: one record an evaluated round, append-only, stored losslessly in every checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbench.metrics import Reported, Tally, report
+
+if TYPE_CHECKING:
+    import torch
+
+
+PHASES = ("prepare", "train", "server", "evaluate")
+COMMON = "common"  # the one global model: a tally of one entry, not of one a client
+TEST_SETS = ("local", "global", COMMON)  # the first that was scored is the one a run is judged by
+VALIDATION = "val"
+TRAINED = "trained_"  # before a set's name: the models after local training, where both moments are scored
+TIMING_PREFIX = "seconds_"  # columns that differ between two runs of the same configuration; no others do
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """State of the federation after `round` completed rounds (0: before training)."""
+
+    round: int
+    # local, global, val, also after TRAINED: [N]; common (one global model): [1]
+    tallies: Mapping[str, Tally]
+    bytes_up: int  # clients to server, whole federation, cumulative
+    bytes_down: int  # server to clients, whole federation, cumulative
+    seconds: Mapping[str, float]  # cumulative, by phase (PHASES)
+    train_loss: float = math.nan  # mean over the round's steps, where the method reports it
+
+    def primary(self) -> str:
+        """Name of the test set the run is judged by."""
+        return next((name for name in TEST_SETS if name in self.tallies), next(iter(self.tallies)))
+
+
+class History:
+    """Records in ascending order of rounds."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self._records: list[Record] = []
+        for record in records:
+            self.add(record)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """All records so far."""
+        return tuple(self._records)
+
+    @property
+    def last(self) -> Record:
+        """The latest record. Raises IndexError before the first one."""
+        return self._records[-1]
+
+    def add(self, record: Record) -> None:
+        """Append `record`. Raises ValueError when it is out of order or empty, or cumulative bytes went down."""
+        if not record.tallies:
+            raise ValueError(f"round {record.round}: a record needs at least one tally")
+        if self._records:
+            last = self.last
+            if record.round <= last.round:
+                raise ValueError(f"round {record.round} was recorded after round {last.round}")
+            if record.bytes_up < last.bytes_up or record.bytes_down < last.bytes_down:
+                raise ValueError(f"round {record.round}: cumulative bytes went down")
+        self._records.append(record)
+
+    def having(self, *sets: str) -> list[Record]:
+        """Records that scored all of `sets`."""
+        return [record for record in self._records if all(name in record.tallies for name in sets)]
+
+    def test_sets(self) -> tuple[str, ...]:
+        """Test sets that were scored at least once, the primary one first."""
+        return tuple(name for name in TEST_SETS if self.having(name))
+
+    def report(self, test_set: str, rule: str, average: str = "client", per_client: bool = False) -> Reported:
+        """Apply a report rule (fedbench.metrics) to the rounds that scored `test_set`.
+
+        The one global model has no client of its own: it is read at the federation's best-validation round. Where
+        models were scored after training too, they compete as candidates of their own for a best round.
+        """
+        with_val = rule == "best_val" and bool(self.having(test_set, VALIDATION))
+        moments = (TRAINED, "") if rule.startswith("best") else ("",)
+        candidates = [
+            (record, moment)
+            for record in self._records
+            for moment in moments
+            if all(moment + name in record.tallies for name in (test_set, *[VALIDATION] * with_val))
+        ]
+        return report(
+            rule,
+            [record.round for record, _ in candidates],
+            [record.tallies[moment + test_set] for record, moment in candidates],
+            [record.tallies[moment + VALIDATION] for record, moment in candidates] if with_val else None,
+            average,
+            per_client and test_set != COMMON,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict an evaluated round; percent: acc_on_<set> (client mean) and acc_on_<set>_pooled."""
+        return [record_row(record) for record in self._records]
+
+    def client_rows(self) -> list[dict[str, Any]]:
+        """One dict an evaluated round and client: round, client, and acc_on_<set> in percent."""
+        rows = []
+        for record in self._records:
+            columns = {
+                f"acc_on_{name}": 100 * tally.accuracy()
+                for name, tally in record.tallies.items()
+                if name != COMMON
+            }
+            for client, accuracies in enumerate(zip(*columns.values(), strict=True)):
+                values = dict(zip(columns, map(float, accuracies), strict=True))
+                rows.append({"round": record.round, "client": client, **values})
+        return rows
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Everything but the seconds; of each set the counts [R', N] and the rounds [R'] that scored it."""
+        out: dict[str, np.ndarray[Any, Any]] = {
+            "round": np.array([record.round for record in self._records], dtype=np.int64),
+            "bytes_up": np.array([record.bytes_up for record in self._records], dtype=np.int64),
+            "bytes_down": np.array([record.bytes_down for record in self._records], dtype=np.int64),
+            "train_loss": np.array([record.train_loss for record in self._records], dtype=np.float64),
+        }
+        for name in dict.fromkeys(name for record in self._records for name in record.tallies):
+            scored = self.having(name)
+            out[f"tally/{name}/round"] = np.array([record.round for record in scored], dtype=np.int64)
+            out[f"tally/{name}/correct"] = np.stack([record.tallies[name].correct for record in scored])
+            out[f"tally/{name}/total"] = np.stack([record.tallies[name].total for record in scored])
+        return out
+
+    def state(self, prefix: str = "history/") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The history as int64 and float64 tensors, their names opening with `prefix`, and JSON-able meta."""
+        import torch
+
+        phases = list(dict.fromkeys(phase for record in self._records for phase in record.seconds))
+        arrays = self.arrays()
+        for phase in phases:
+            spent = [record.seconds.get(phase, math.nan) for record in self._records]
+            arrays[f"seconds/{phase}"] = np.array(spent, dtype=np.float64)
+        names = [key.split("/")[1] for key in arrays if key.startswith("tally/") and key.endswith("/round")]
+        tensors = {prefix + key: torch.from_numpy(array) for key, array in arrays.items()}
+        return tensors, {"sets": names, "phases": phases}
+
+    @classmethod
+    def restore(
+        cls, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any], prefix: str = "history/"
+    ) -> History:
+        """The history that `state` stored; other entries of `tree` are ignored."""
+        arrays = {k[len(prefix) :]: leaf.cpu().numpy() for k, leaf in tree.items() if k.startswith(prefix)}
+        tallies: dict[int, dict[str, Tally]] = {int(done): {} for done in arrays["round"]}
+        for name in meta["sets"]:
+            stored = (arrays[f"tally/{name}/{part}"] for part in ("round", "correct", "total"))
+            for done, correct, total in zip(*stored, strict=True):
+                tallies[int(done)][name] = Tally(correct, total)
+        records = []
+        for index, done in enumerate(arrays["round"]):
+            seconds = {phase: float(arrays[f"seconds/{phase}"][index]) for phase in meta["phases"]}
+            records.append(
+                Record(
+                    int(done),
+                    tallies[int(done)],
+                    int(arrays["bytes_up"][index]),
+                    int(arrays["bytes_down"][index]),
+                    {phase: spent for phase, spent in seconds.items() if not math.isnan(spent)},
+                    float(arrays["train_loss"][index]),
+                )
+            )
+        return cls(records)
+
+
+def deterministic(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of `row` that two runs of one configuration must agree on bit for bit: all but the timings."""
+    return {column: value for column, value in row.items() if not column.startswith(TIMING_PREFIX)}
+
+
+def seconds_columns(seconds: Mapping[str, float]) -> dict[str, float]:
+    """seconds_<phase> for every phase, and seconds_total."""
+    columns = {TIMING_PREFIX + phase: spent for phase, spent in seconds.items()}
+    return {**columns, f"{TIMING_PREFIX}total": float(sum(seconds.values()))}
+
+
+def record_row(record: Record) -> dict[str, Any]:
+    """`record` as one flat row; accuracies in percent, seconds by phase and in total."""
+    row: dict[str, Any] = {"round": record.round}
+    for name, tally in record.tallies.items():
+        row[f"acc_on_{name}"] = 100 * tally.mean()
+        if name != COMMON:
+            row[f"acc_on_{name}_pooled"] = 100 * tally.pooled()
+    row |= {"train_loss": record.train_loss, "bytes_up": record.bytes_up, "bytes_down": record.bytes_down}
+    return row | seconds_columns(record.seconds)
+
+
+# What a run tells the world while it goes on: a progress bar, a logger, or whatever subclasses Observer.
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The names under which people look for a run. They identify it only together with its key."""
+
+    dataset: str
+    partition: str
+    model: str
+    method: str
+    protocol: str
+    seed: int
+    variant: str = ""  # what tells apart runs of one method in a sweep, such as "mu=0.1"
+
+
+class Observer:
+    """Base class: every hook does nothing. An observer never changes a result and never raises."""
+
+    def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """A run of `rounds` rounds begins, `resumed_from` of which are already done (0: from the start)."""
+
+    def phase(self, name: str) -> None:
+        """The run enters a phase (fedbench.engine.history.PHASES)."""
+
+    def advance(self, done: int) -> None:
+        """`done` rounds are completed; called after every round, scored or not."""
+
+    def record(self, record: Record) -> None:
+        """A round was scored."""
+
+    def recall(self, result: Mapping[str, Any]) -> None:
+        """The run was completed by an earlier command, which is told before `finish`."""
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """The run is complete; `result` is its row (fedbench.runs.summary)."""
+
+    def close(self) -> None:
+        """The run is over, complete or not: always called last, also after an error. Releases what is held."""
+
+
+class Observers(Observer):
+    """Several observers as one, told in order."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.start(labels, rounds, resumed_from)
+
+    def phase(self, name: str) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.phase(name)
+
+    def advance(self, done: int) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.advance(done)
+
+    def record(self, record: Record) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.record(record)
+
+    def recall(self, result: Mapping[str, Any]) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.recall(result)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.finish(result)
+
+    def close(self) -> None:
+        """Tell all."""
+        for observer in self._observers:
+            observer.close()

@@ -1,1 +1,0 @@
-"""Which device and engine a run gets: timed steps and measured memory."""

@@ -1,0 +1,360 @@
+"""Several setups of different seeds as one, and what their simulations ask of an engine as one request.
+
+The clients of all simulations train in one chunk, each on its own data with its own randomness; servers stay apart. The
+results equal those of separate runs up to rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.signals import Stopped
+from fedbench.core.trees import Tree
+from fedbench.data.federation import Federation
+from fedbench.engine import schedule
+from fedbench.engine.contract import Clock
+from fedbench.engine.setup import Setup
+from fedbench.engine.trainer import Counts, Outcome, Trainer
+
+
+@dataclass(frozen=True, eq=False)
+class JointSetup(Setup):
+    """The clients of several setups, those of the first before those of the second, and so on."""
+
+    seeds: tuple[int, ...] = ()  # of each setup
+
+    @classmethod
+    def of(cls, setups: Sequence[Setup]) -> JointSetup:
+        """Of setups that differ in their seeds and partitions only."""
+        first = setups[0]
+        federation = Federation.joined([each.federation for each in setups])
+        seeds = tuple(each.seed for each in setups)
+        return cls(first.method, first.task, federation, first.protocol, first.seed, seeds=seeds)
+
+    @property
+    def clients(self) -> int:
+        """Of each run."""
+        return self.federation.clients // len(self.seeds)
+
+    @property
+    def at_once(self) -> int:
+        """Clients of a round of all runs."""
+        return len(self.seeds) * self.protocol.cohort_size(self.clients)
+
+    def draw_cohort(self, clock: Clock) -> Tensor:
+        """Of each run its own."""
+        size = self.protocol.cohort_size(self.clients)
+        cohorts = [schedule.cohort(seed, clock, self.clients, size) for seed in self.seeds]
+        return torch.cat([ids + place * self.clients for place, ids in enumerate(cohorts)])
+
+    def seed_of(self, client: int) -> int:
+        """The seed of the client's own run."""
+        return self.seeds[client // self.clients]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of Trainer.train or, if it is not `training`, of Trainer.evaluate."""
+
+    training: bool
+    ids: Tensor
+    message: Tree
+    memory: Tree
+    clock: Clock
+    score: tuple[str, ...] = ()
+
+    def served_by(self, trainer: Trainer) -> Outcome:
+        """What `trainer` makes of it; of scoring only the counts.
+
+        Raises:
+            Diverged: see Trainer.train.
+        """
+        arguments = (self.ids, self.message, self.memory, self.clock, self.score)
+        if self.training:
+            return trainer.train(*arguments)
+        return Outcome({}, {}, torch.zeros(len(self.ids)), trainer.evaluate(*arguments))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for requests that can be served as one."""
+        shapes = [
+            tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in sorted(tree.items()))
+            for tree in (self.message, self.memory)
+        ]
+        return (self.training, self.clock, self.score, *shapes)
+
+
+def merged(requests: Sequence[Request], first: Sequence[int]) -> Request:
+    """Requests of one kind as one; `first`: the place of each one's client 0 in the joint setup."""
+    ids = torch.cat([request.ids + place for request, place in zip(requests, first, strict=True)])
+    message, memory = (
+        {name: torch.cat([tree[name] for tree in part]) for name in part[0]}
+        for part in ([r.message for r in requests], [r.memory for r in requests])
+    )
+    one = requests[0]
+    return Request(one.training, ids, message, memory, one.clock, one.score)
+
+
+def split(outcome: Outcome, sizes: Sequence[int]) -> list[Outcome]:
+    """The outcome of a merged request as one for each of the requests, of `sizes` clients."""
+
+    def cut(leaf: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(leaf, list(sizes))
+
+    def trees_of(tree: Tree) -> list[Tree]:
+        pieces = {name: cut(leaf) for name, leaf in tree.items()}
+        return [{name: piece[k] for name, piece in pieces.items()} for k in range(len(sizes))]
+
+    counts = {name: (cut(correct), cut(total)) for name, (correct, total) in outcome.counts.items()}
+    return [
+        Outcome(
+            upload, memory, loss, {name: (correct[k], total[k]) for name, (correct, total) in counts.items()}
+        )
+        for k, (upload, memory, loss) in enumerate(
+            zip(trees_of(outcome.uploads), trees_of(outcome.memory), cut(outcome.loss), strict=True)
+        )
+    ]
+
+
+# A simulation in a thread of its own, and the engine as it sees it: one that waits until it is given an answer.
+#
+# So the loop over rounds, which calls its engine as any other, can be made to wait for other simulations.
+
+ResultT = TypeVar("ResultT")
+Seating = Callable[[Trainer], Trainer]  # a simulation's own engine -> the one that it is to use
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of a request, or what ended it, and the seconds it took: a share of what was done as one."""
+
+    outcome: Outcome | BaseException
+    seconds: float = 0.0
+
+
+class Seat(Trainer):
+    """The engine as one of several simulations sees it. Its clock leaves out what the others take."""
+
+    def __init__(self, own: Trainer, ask: Callable[[Request], Answer]) -> None:
+        super().__init__(own.setup)
+        self.own = own
+        self._ask = ask
+        self._others = 0.0  # seconds
+
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """See Trainer.train."""
+        return self._answered(Request(True, ids, message, memory, clock, tuple(score)))
+
+    def evaluate(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """See Trainer.evaluate."""
+        return self._answered(Request(False, ids, message, memory, clock, tuple(score))).counts
+
+    def clock(self) -> float:
+        """See Trainer.clock."""
+        return time.perf_counter() - self._others
+
+    def close(self) -> None:
+        """See Trainer.close."""
+        self.own.close()
+
+    def _answered(self, request: Request) -> Outcome:
+        begin = time.perf_counter()
+        answer = self._ask(request)
+        self._others += time.perf_counter() - begin - answer.seconds
+        if isinstance(answer.outcome, BaseException):
+            raise answer.outcome
+        return answer.outcome
+
+
+class SimulationThread(Generic[ResultT]):
+    """A simulation in a thread of its own, which moves only while `start`, `go_on` or `stop` waits for it."""
+
+    def __init__(self, work: Callable[[Seating], ResultT]) -> None:
+        self.request: Request | None = None  # what it waits for; None before its start and after its end
+        self.seat: Seat | None = None  # from when it has an engine
+        self._work = work
+        self._results: list[ResultT] = []
+        self._error: BaseException | None = None
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: its end
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._going = False
+
+    def start(self) -> None:
+        """Let it run until it asks for the first time, or ends. Raises what interrupts it, but for `Stopped`."""
+        self._going = True
+        self._thread.start()
+        self._listen()
+        self._raise_interruption()
+
+    def go_on(self, answer: Answer) -> None:
+        """Let it run until it asks again, or ends. Raises what interrupts it, but for `Stopped`."""
+        self._answers.put(answer)
+        self._listen()
+        self._raise_interruption()
+
+    def stop(self) -> None:
+        """Interrupt it where it asks next, and wait for its end."""
+        while self._going:
+            self._answers.put(Answer(KeyboardInterrupt()))
+            self._listen()
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """How a signal ended it, after a round of its own."""
+        return self._error if isinstance(self._error, Stopped) else None
+
+    def result(self) -> ResultT | Exception:
+        """What it ended with."""
+        return self._error if isinstance(self._error, Exception) else self._results[0]
+
+    def _listen(self) -> None:
+        self.request = self._requests.get()
+        if self.request is None:
+            self._thread.join()
+            self._going = False
+
+    def _raise_interruption(self) -> None:
+        if self._error is not None and not isinstance(self._error, (Exception, Stopped)):
+            raise self._error
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work(self._seated))
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._error = error
+        self._requests.put(None)
+
+    def _seated(self, own: Trainer) -> Trainer:
+        self.seat = Seat(own, self._ask)
+        return self.seat
+
+    def _ask(self, request: Request) -> Answer:
+        self._requests.put(request)
+        return self._answers.get()
+
+
+# Several simulations that share an engine, each in a thread of its own of which one runs at a time.
+#
+# What a simulation asks of its seat waits until every other one has asked too, or ended; then requests that are
+# alike are
+# served as one.
+
+log = logging.getLogger("fedbench")
+
+
+def together(
+    works: Sequence[Callable[[Seating], ResultT]], joint: Callable[[Sequence[Setup]], Trainer]
+) -> list[ResultT | Exception]:
+    """Run all simulations to their ends, alike requests as one; the result of each, or the error that ended it.
+
+    A work runs a simulation on the engine that its `Seating` makes of its own. Requests are alike that ask for the same
+    at the same round. The one furthest behind goes first, so simulations that began apart meet. A joint request that
+    fails is served again one by one, so that an error ends only its own simulation. `joint` makes the engine for all of
+    the setups, once, when every simulation has asked for the first time.
+
+    Raises:
+        Stopped: a signal was held back, and each simulation has ended after a round of its own.
+        KeyboardInterrupt: one was interrupted at once, and so all were.
+    """
+    threads = [SimulationThread(work) for work in works]
+    shared = _Shared(threads, joint)
+    try:
+        for each in threads:
+            each.start()
+        while waiting := [each for each in threads if each.request is not None]:
+            group = _furthest_behind(waiting)
+            for each, answer in zip(group, shared.answers(group), strict=True):
+                each.go_on(answer)
+    finally:
+        for each in threads:
+            each.stop()
+        shared.close()
+    if stops := [each.stopped for each in threads if each.stopped is not None]:
+        raise Stopped(stops[0].number, "\n".join(stop.where for stop in stops))
+    return [each.result() for each in threads]
+
+
+class _Shared(Generic[ResultT]):
+    """The engine for all threads, made when it is first needed."""
+
+    def __init__(
+        self, threads: Sequence[SimulationThread[ResultT]], joint: Callable[[Sequence[Setup]], Trainer]
+    ) -> None:
+        self._threads = threads
+        self._joint = joint
+        self._trainer: Trainer | None = None
+        # The place of each one's client 0 in the joint setup; empty before the first need.
+        self._first: dict[SimulationThread[ResultT], int] = {}
+
+    def close(self) -> None:
+        if self._trainer is not None:
+            self._trainer.close()
+
+    def answers(self, group: Sequence[SimulationThread[ResultT]]) -> Iterator[Answer]:
+        """An answer for each of the group, which waits for the same: served as one, or else one by one."""
+        begin = time.perf_counter()
+        outcomes = self._as_one(group) if len(group) > 1 else None
+        if outcomes is not None:
+            seconds = (time.perf_counter() - begin) / len(group)
+            yield from (Answer(outcome, seconds) for outcome in outcomes)
+            return
+        for each in group:
+            assert each.request is not None
+            assert each.seat is not None
+            begin = time.perf_counter()
+            outcome: Outcome | Exception
+            try:
+                outcome = each.request.served_by(each.seat.own)
+            except Exception as error:  # noqa: BLE001 - raised again in its thread
+                outcome = error
+            yield Answer(outcome, time.perf_counter() - begin)
+
+    def _as_one(self, group: Sequence[SimulationThread[ResultT]]) -> list[Outcome] | None:
+        self._make()
+        if self._trainer is None:
+            return None
+        requests = [each.request for each in group if each.request is not None]
+        try:
+            outcome = merged(requests, [self._first[each] for each in group]).served_by(self._trainer)
+        except FedbenchError:
+            return None
+        except Exception as error:  # noqa: BLE001 - one by one, it ends only the runs that raise it again
+            log.warning("a step of %d runs as one failed, each takes it alone: %s", len(group), error)
+            return None
+        return split(outcome, [len(request.ids) for request in requests])
+
+    def _make(self) -> None:
+        if self._first:
+            return
+        seated = {each: each.seat.setup for each in self._threads if each.seat is not None}
+        starts = itertools.accumulate((each.federation.clients for each in seated.values()), initial=0)
+        self._first = dict(zip(seated, starts, strict=False))
+        try:
+            self._trainer = self._joint(list(seated.values()))
+        except Exception as error:  # noqa: BLE001 - each run has an engine of its own
+            log.warning("the runs train one by one, an engine for all of them failed: %s", error)
+
+
+def _furthest_behind(waiting: Sequence[SimulationThread[ResultT]]) -> list[SimulationThread[ResultT]]:
+    """Those whose requests are alike to that of the earliest round; a round is scored before the next one trains."""
+    requests = {each: each.request for each in waiting if each.request is not None}
+    first = min(requests.values(), key=lambda request: (request.clock.round, request.training))
+    return [each for each, request in requests.items() if request.kind == first.kind]

@@ -1,1 +1,0 @@
-"""Training a cohort: one client after another, in processes, or stacked as one program."""

@@ -1,0 +1,285 @@
+"""What an engine does with a cohort: train it, score it. Looped, stacked and worker engines are Engines."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedbench.core import trees
+from fedbench.core.errors import Diverged
+from fedbench.core.trees import Tree, fetched
+from fedbench.engine.contract import Clock
+from fedbench.engine.method import Calls
+from fedbench.engine.setup import Setup
+
+# Training that diverged: told by losses, trees and scores that are not finite, and raised for the client they are of.
+#
+# Scores need no wait of their own for a device: a sample whose scores are not finite counts as nan, so the
+# counts tell.
+
+
+def diverged(completed: int, who: str, what: str) -> Diverged:
+    """The error for `what` of `who` in the round that is number `completed` (0: before the first) of the run's."""
+    return Diverged(
+        f"training diverged in round {completed} on {who}: {what} not finite; lower protocol.optimizer.lr or set "
+        "protocol.optimizer.clip, or lower the method's own learning rate"
+    )
+
+
+def norms_by_client(*trees: Tree) -> Tensor:
+    """The norm of each floating point leaf [C, ...] of `trees`: finite only if the leaf is, but for overflow."""
+    floats = [leaf for tree in trees for leaf in tree.values() if leaf.is_floating_point()]
+    return torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
+
+
+def check_finite(completed: int, ids: Tensor, loss: Tensor, *trees: Tree) -> None:
+    """Raise Diverged for the first of the clients `ids` [C] whose `loss` [C] or row of `trees` is not finite."""
+    leaves = [(name, leaf) for tree in trees for name, leaf in tree.items()]
+    for row, client in enumerate(ids.tolist()):
+        bad = [name for name, leaf in leaves if not bool(leaf[row].isfinite().all())]
+        if bad or not bool(loss[row].isfinite()):
+            what = f"leaf '{bad[0]}' is" if bad else "the training loss is"
+            raise diverged(completed, f"client {client}", what)
+
+
+def samples(scores: Tensor) -> Tensor:
+    """What each sample with `scores` [..., K] counts, float64 [...]: 1, or nan where one of them is not finite."""
+    wrong = ~scores.isfinite().all(-1)
+    return torch.ones_like(wrong, dtype=torch.float64).masked_fill(wrong, torch.nan)
+
+
+def check_scores(completed: int, ids: Tensor, totals: Sequence[Tensor]) -> None:
+    """Raise Diverged for the first of the clients `ids` [C] with a nan in its row of a total [C, K], on the CPU."""
+    wrong = [total.isnan().any(1) for total in totals]
+    if wrong and bool((rows := torch.stack(wrong).any(0)).any()):
+        raise diverged(completed, f"client {int(ids[rows][0])}", "its model's scores are")
+
+
+# (correct, total) by true class, each float64 [K], or [C, K] of several clients; nan where scores are not finite
+Counted = tuple[Tensor, Tensor]
+Counts = dict[str, Counted]  # by test set
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained cohort: first axis C everywhere. Unless it is settled, `uploads` are what `finish` returned."""
+
+    uploads: Tree
+    memory: Tree
+    loss: Tensor  # float64 [C], mean training loss over the local steps (nan where no step had a loss)
+    counts: Counts = field(default_factory=dict)  # scores after local training, of the sets asked for
+
+
+class Trainer(ABC):
+    """Trains and scores clients of one simulation."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    @abstractmethod
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """Local work of clients `ids` [C] given messages and memories [C, ...], with gradients on or off.
+
+        `score` names the sets (local, val, global) on which each client's trained model is scored.
+
+        Raises:
+            Diverged: a client's loss, upload, memory or scores are not finite.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """Scores of the personal models of clients `ids` [C] as received.
+
+        Raises:
+            Diverged: a model's scores are not finite.
+        """
+
+    def clock(self) -> float:
+        """Seconds on the clock that the simulation's phases are timed by."""
+        return time.perf_counter()
+
+    def close(self) -> None:
+        """Release processes and buffers."""
+        return
+
+
+class Engine(Trainer):
+    """A trainer of clients of one kind, which sets the device to all work, draws for the next round, and then waits."""
+
+    @abstractmethod
+    def launch(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """`train`, not settled: the host has waited for nothing."""
+
+    @abstractmethod
+    def launch_scoring(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """`evaluate`, with counts that may still be on the device."""
+
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """See Trainer.train."""
+        launched, after = self.launch(ids, message, memory, clock, score), clock.next
+        self.setup.draw_ahead(self.setup.draw_cohort(after), after)
+        return settled([(self.setup, ids, launched)], clock)[0]
+
+    def evaluate(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """See Trainer.evaluate."""
+        return on_host(self.launch_scoring(ids, message, memory, clock, score), ids, clock)
+
+
+def settled(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) -> list[Outcome]:
+    """What clients `ids` [C] of each setup came to, and send: the host waits here for the device, once for all parts.
+
+    Raises:
+        Diverged: a client's loss, upload, memory or scores are not finite.
+    """
+    flat = [
+        [norms_by_client(each.uploads, each.memory), each.loss, *_flat(each.counts)] for _, _, each in parts
+    ]
+    home = iter(fetched([leaf for part in flat for leaf in part]))
+    found = []
+    for (setup, ids, outcome), part in zip(parts, flat, strict=True):
+        norms, loss, *scored = [next(home) for _ in part]
+        counts = _named(outcome.counts, scored)
+        stages = setup.method.stages(setup.protocol.local, clock)
+        learned = torch.tensor([setup.learns(client, stages) for client in ids.tolist()])
+        if not bool(norms.isfinite().all()) or not bool(loss[learned].isfinite().all()):
+            losses = loss.masked_fill(~learned, 0)
+            check_finite(clock.round + 1, ids, losses, outcome.uploads, outcome.memory)
+        check_scores(clock.round + 1, ids, [total for _, total in counts.values()])
+        uploads = compressed(setup, ids, outcome.uploads, clock)
+        found.append(Outcome(uploads, outcome.memory, loss, counts))
+    return found
+
+
+@torch.no_grad()
+def compressed(setup: Setup, ids: Tensor, uploads: Tree, clock: Clock) -> Tree:
+    """What clients `ids` send of their `uploads` [C, ...]."""
+    if not uploads:
+        return uploads
+    compress = setup.method.compress
+    found: Tree = Calls(setup.method, clock, ids)("compress", torch.vmap(compress), uploads)
+    return found
+
+
+def on_host(counts: Counts, ids: Tensor, clock: Clock) -> Counts:
+    """`counts` of clients `ids` [C], scored at `clock`, on the CPU, in one copy.
+
+    Raises:
+        Diverged: a model's scores are not finite.
+    """
+    found = _named(counts, fetched(_flat(counts)))
+    check_scores(clock.round, ids, [total for _, total in found.values()])
+    return found
+
+
+def _flat(counts: Counts) -> list[Tensor]:
+    return [part for pair in counts.values() for part in pair]
+
+
+def _named(like: Counts, flat: Sequence[Tensor]) -> Counts:
+    return {name: (flat[2 * place], flat[2 * place + 1]) for place, name in enumerate(like)}
+
+
+def count_correct(scores: Tensor, labels: Tensor, classes: int) -> Counted:
+    """(correct, total) per true class, float64 [K], of scores [B, K] against labels, int64 [B].
+
+    The total is nan in a class of which a sample's scores are not finite.
+    """
+    kinds = 2 * labels + (scores.argmax(dim=-1) == labels)
+    counts = torch.zeros(2 * classes, dtype=torch.float64, device=labels.device)
+    # Not bincount, for which a GPU makes the host wait.
+    counts = counts.index_add_(0, kinds, samples(scores)).view(classes, 2)
+    return counts[:, 1], counts.sum(1)
+
+
+def by_kind(setup: Setup, engines: Sequence[Engine]) -> Trainer:
+    """The engine for `setup` of those for its kinds: the only one, or all of them in turn."""
+    return engines[0] if len(engines) == 1 else KindsTrainer(setup, engines)
+
+
+class KindsTrainer(Trainer):
+    """Any engine for each kind; what they give is put back in the cohort's order.
+
+    All are set to work before the host waits for what any of them gives.
+    """
+
+    def __init__(self, setup: Setup, engines: Sequence[Engine]) -> None:
+        """`engines` are of the setups of `setup.kinds`."""
+        super().__init__(setup)
+        self.engines = tuple(engines)
+
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """See Trainer.train."""
+        each = list(self._each(ids, message, memory))
+        launched = [
+            (engine.setup, ids[chosen], engine.launch(ids[chosen], *given, clock, score))
+            for chosen, engine, given in each
+        ]
+        after = self.setup.draw_cohort(clock.next)
+        kind = self.setup.task.kind_of(after)
+        for place, engine in enumerate(self.engines):
+            engine.setup.draw_ahead(after[kind == place], clock.next)
+        parts = [(chosen, part) for (chosen, _, _), part in zip(each, settled(launched, clock), strict=True)]
+
+        def whole(tree: Callable[[Outcome], Tree]) -> Tree:
+            return trees.spread([(chosen, tree(each)) for chosen, each in parts], len(ids))
+
+        counts = _whole([(chosen, each.counts) for chosen, each in parts], len(ids))
+        loss = whole(lambda each: {"loss": each.loss})["loss"]
+        return Outcome(whole(lambda each: each.uploads), whole(lambda each: each.memory), loss, counts)
+
+    def evaluate(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
+    ) -> Counts:
+        """See Trainer.evaluate."""
+        parts = [
+            (chosen, engine.launch_scoring(ids[chosen], *given, clock, score))
+            for chosen, engine, given in self._each(ids, message, memory)
+        ]
+        return on_host(_whole(parts, len(ids)), ids, clock)
+
+    def close(self) -> None:
+        """See Trainer.close."""
+        for engine in self.engines:
+            engine.close()
+
+    def _each(
+        self, ids: Tensor, message: Tree, memory: Tree
+    ) -> Iterator[tuple[Tensor, Engine, tuple[Tree, Tree]]]:
+        """(which of the cohort, their engine, their messages and memories) of each kind in the cohort."""
+        kind = self.setup.task.kind_of(ids)
+        for place, engine in enumerate(self.engines):
+            chosen = kind == place
+            if bool(chosen.any()):
+                own = engine.setup.task.own
+                yield chosen, engine, (trees.rows(own(message), chosen), trees.rows(own(memory), chosen))
+
+
+def _whole(parts: Sequence[tuple[Tensor, Counts]], count: int) -> Counts:
+    """The counts of `count` clients from those of each kind."""
+    names = parts[0][1].keys()
+    halves = [
+        trees.spread(
+            ((chosen, {name: counts[name][half] for name in names}) for chosen, counts in parts), count
+        )
+        for half in (0, 1)
+    ]
+    return {name: (halves[0][name], halves[1][name]) for name in names}

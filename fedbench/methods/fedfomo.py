@@ -1,0 +1,172 @@
+"""FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+
+Client i receives the models of M others and weighs them on its validation samples, theta_i its own latest:
+w_n = (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|. With w+_n = max(w_n, 0) / sum_m max(w_m, 0) it trains on from
+theta_i + sum_n w+_n (theta_n - theta_i). Server: P_in adds up the w_n that i reports; the M of highest P_in
+are sent, ties by lot. For exploration a candidate ranks by lot instead with probability epsilon, which falls by `decay`
+a round. Candidates are all clients, by their latest upload. Validation samples: the protocol's
+(protocol.test.val_fraction; pFedSim's comparison: .2), else the training samples, on which a client that fits its own
+finds nobody better and stays alone. They are held out once and never trained on, as in the authors' code. (FL-bench
+draws them anew each round, so that in time all are trained on; it does not explore, and a client's own model takes one
+of the M places: epsilon=0, M=4.) Scored is a client's own latest
+model. M models cross the network downwards, one upwards; where fewer others exist, copies of its own take their place.
+Batch normalisation: statistics are combined like weights, but are not in the norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config.fields import at_least, selectors, share
+from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree, sent
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Stage
+from fedbench.engine.method import Method
+from fedbench.methods.parts import features
+from fedbench.methods.parts.mixing import one_each
+from fedbench.models.task import Task
+
+# FedFomo's choices: whose models a client receives, and how it weighs them (Zhang et al., ICLR 2021).
+
+SMALLEST = 1e-12  # squared distance below which two models are the same: no weight
+
+
+def peers(P: Tensor, cohort: Cohort, M: int, epsilon: float) -> Tensor:
+    """Ids [C, M] of those highest in the cohort's rows of P [N, N]; a client's own where there are no others.
+
+    Ties are broken by lot, and with probability `epsilon` a candidate's rank is drawn.
+    """
+    shape = (len(cohort.ids), len(P))
+    lot = torch.rand(shape, generator=cohort.generator, dtype=torch.float64)
+    explored = torch.rand(shape, generator=cohort.generator) < epsilon
+    shuffled = lot.argsort(1)
+    order = P[cohort.ids].gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
+    rank = shuffled.gather(1, order).argsort(1).to(torch.float64)
+    rank = torch.where(explored, lot * len(P), rank)
+    served = torch.zeros(len(P), dtype=torch.bool).index_fill(0, cohort.served, True)
+    own = cohort.ids.unsqueeze(1)
+    rank = rank.masked_fill(~served | (torch.arange(len(P)) == own), torch.inf)
+    best = rank.topk(min(M, len(P) - 1), dim=1, largest=False)
+    return torch.where(best.values.isinf(), own, best.indices)
+
+
+def client_weights(own: Tree, models: Tree, data: Batch, task: Task) -> Tensor:
+    """The weights w_n [M] of `models` [M, ...] for a client with model `own`, by their losses on `data`."""
+    theta = task.weights(own)
+    before = features.mean_loss(own, data, task)
+    found = []
+    for n in range(len(next(iter(models.values()), []))):
+        model = {**own, **trees.row(models, n)}
+        squared = trees.squared_distance(theta, model)
+        gain = before - features.mean_loss(model, data, task)
+        found.append(torch.where(squared > SMALLEST, gain / squared.clamp(min=SMALLEST).sqrt(), 0.0))
+    return torch.stack(found) if found else before.new_zeros(0)
+
+
+def combined(own: Tree, models: Tree, weights: Tensor) -> Tree:
+    """`own`, moved towards the `models` [M, ...] by the shares of their positive weights."""
+    positive = weights.clamp(min=0)
+    share = positive / positive.sum().clamp(min=torch.finfo(weights.dtype).tiny)
+    moved = {
+        name: own[name] + torch.tensordot(share, leaf - own[name], dims=1) for name, leaf in models.items()
+    }
+    return {**own, **moved}
+
+
+@dataclass(frozen=True)
+class FedFomo(Method):
+    """Clients combine others' models by how much these help on their validation samples.
+
+    Server: model/* [N, ...]; P [N, N]
+    Memory: * [N, ...]
+    Message: peer/* [M, ...]; reported/peers [M]
+    Upload: * [...]; reported/peers [M]; reported/weights [M]
+    """
+
+    private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
+    M: int = at_least(1, 5)  # models that a client receives
+    epsilon: float = share(0.3)  # probability that one of them is drawn at random
+    decay: float = at_least(0, 0.05)  # by which epsilon falls each round
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+
+    @property
+    def reads_validation(self) -> frozenset[ClientHook]:
+        """To weigh the received models."""
+        return frozenset({"start"})
+
+    @property
+    def conformance(self) -> Conformance:
+        """Who explores is drawn for each place; what is scored lies in the client's memory."""
+        return Conformance(sends_by_cohort="who explores is drawn for each place in the cohort")
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """All start from one model; P is zero."""
+        server, memory = one_each(task, self.private, population, generator)
+        own = trees.part(server, "model")
+        P = torch.zeros(population.clients, population.clients, dtype=torch.float64)
+        return {**server, "P": P}, {**own, **memory}
+
+    # ---- server
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """For each client, M models [C, M, ...] and whose they are [C, M]."""
+        peers = self.peers(server["P"].cpu(), cohort)
+        stored = trees.part(server, "model")
+        flat = trees.take(stored, peers.flatten())
+        models = {name: leaf.reshape(*peers.shape, *leaf.shape[1:]) for name, leaf in flat.items()}
+        return {**trees.join(peer=models), "reported/peers": sent(peers, server["P"].device)}
+
+    def peers(self, P: Tensor, cohort: Cohort) -> Tensor:
+        """Ids [C, M] of the clients whose models are sent."""
+        return peers(P, cohort, self.M, self.epsilon - self.decay * cohort.clock.round)
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Store the models, add the reported weights to P."""
+        models = trees.plain(uploads)
+        ids = sent(cohort.ids, server["P"].device)
+        rows = server["P"][ids].scatter_add(
+            1, uploads["reported/peers"], uploads["reported/weights"].to(torch.float64)
+        )
+        return trees.put(server, cohort.ids, {**trees.join(model=models), "P": rows})
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """P where positive, a row's sum one; without any, the identity's."""
+        positive = server["P"].clamp(min=0)
+        alone = torch.eye(len(positive)).to(positive)
+        rows = torch.where(positive.sum(1, keepdim=True) > 0, positive, alone)
+        return torch.nn.functional.normalize(rows, p=1, dim=1)
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """The combined model, and the weights beside it."""
+        models = trees.part(client.message, "peer")
+        weights = client_weights(client.memory, models, client.validation, client.task)
+        return {**combined(client.memory, models, weights), "reported/weights": weights}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Train the model alone."""
+        return (Stage(self.loss, fixed=("reported/*",)),)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the model and the weights; keep the model."""
+        model = trees.plain(work)
+        _, shared = client.task.split(model, self.private)
+        reported = {"peers": client.message["reported/peers"], "weights": work["reported/weights"]}
+        return {**shared, **trees.join(reported=reported)}, model
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """Without the weights."""
+        return trees.plain(work)
+
+    def personal(self, client: Client) -> Tree:
+        """The client's own latest model."""
+        return client.memory

@@ -1,1 +1,0 @@
-"""FedFomo: candidates among peers and their weights."""

@@ -1,1 +1,0 @@
-"""FedReMa: maximum difference segmentation and relevant peers."""

@@ -1,0 +1,359 @@
+"""Clients of several modalities (kinds) in one federation: a network each, which share the classifier layer.
+
+FedSaC's Table 2: four clients see photographs, four their captions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbench.config.fields import at_least, one_of
+from fedbench.config.groups import registry
+from fedbench.config.schema import added
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.trees import Rows, Tree
+from fedbench.data.dataset import Dataset, Ints
+from fedbench.data.partition import Partition
+from fedbench.models.base import Model
+from fedbench.models.layers import GlobalMean, MaxPool2
+from fedbench.models.task import Slice, Task
+
+
+@dataclass(frozen=True)
+class Kinds(Model):
+    """The clients of the first kind come first, and so on."""
+
+    called: str = "kinds"  # in tables
+    kinds: Any = field(default_factory=dict)  # name of a kind -> its network
+    clients: tuple[int, ...] = at_least(1, ())  # of each kind; empty: equally many, up to one
+    # "all": the clients of all kinds divide the data among them; "each": those of each kind divide the whole data, so
+    # that the first client of each kind holds the same samples, in its own view
+    divide: str = one_of("all", "each")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.kinds, Mapping) or len(self.kinds) < 2:
+            raise ConfigError(
+                "model.kinds must name at least two kinds of client, as {image: {name: cub_cnn}, text: {name: textcnn}}"
+            )
+        if wrong := next((name for name in self.kinds if not name.isidentifier() or name == "head"), None):
+            raise ConfigError(f"model.kinds: '{wrong}' cannot name a kind; use letters, and not 'head'")
+        if self.clients and len(self.clients) != len(self.kinds):
+            raise ConfigError(
+                f"model.clients={list(self.clients)} must have a number for each of {len(self.kinds)} kinds"
+            )
+        object.__setattr__(self, "kinds", {name: _built(name, each) for name, each in self.kinds.items()})
+        for place, each in (("", self), *((f"kinds.{name}.", net) for name, net in self.kinds.items())):
+            if each.classifier != "own":
+                raise ConfigError(
+                    f"model.{place}classifier={each.classifier}: clients of several kinds share the last layer and no "
+                    "other; use classifier=own"
+                )
+
+    @property
+    def label(self) -> str:
+        """What it is called, how its clients are dealt, and who divides the data."""
+        numbers = "-".join(map(str, ("", *self.clients)))
+        return self.called + numbers + "-each" * (self.divide == "each")
+
+    @property
+    def networks(self) -> Mapping[str, Model]:
+        """See Model.networks."""
+        networks: dict[str, Model] = self.kinds
+        return networks
+
+    def dealt(self, partition: Partition) -> tuple[Partition, Ints]:
+        """See Model.dealt.
+
+        Raises:
+            ConfigError: a kind has no client, or `clients` are not as many as there are.
+        """
+        count = len(self.kinds)
+        if self.divide == "each":
+            partition = partition.repeated(count)
+        numbers = self.clients or tuple(map(len, np.array_split(np.arange(len(partition)), count)))
+        if 0 in numbers:
+            alone = list(self.kinds)[numbers.index(0)]
+            raise ConfigError(
+                f"kind '{alone}' has no client: {len(partition)} for {count} kinds; raise partition.num_clients"
+            )
+        if sum(numbers) != len(partition):
+            raise ConfigError(
+                f"model.clients={list(numbers)} are {sum(numbers)}, the federation has {len(partition)} clients; "
+                "change one of them"
+            )
+        return partition, np.repeat(np.arange(count), numbers)
+
+    def lacking(self) -> str:
+        """See Model.lacking."""
+        return "; ".join(filter(None, (each.lacking() for each in self.kinds.values())))
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """There is no network for all clients.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"model {self.label} is one network for each kind of client; choose one of them")
+
+
+def _built(name: str, given: Any) -> Model:
+    if isinstance(given, Model):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"model.kinds.{name} must be a network, as {{name: cub_cnn}}, got {given!r}")
+    try:
+        model: Model = registry("model").build(given)
+    except FedbenchError as error:  # which names the keys of a model that is the only one
+        raise type(error)(str(error).replace("model.", f"model.kinds.{name}.", 1)) from error
+    return model
+
+
+# FedSaC's networks for CUB-200-2011 (appendix B.3): images and captions, representations of the same width.
+#
+# The paper gives the layers' number (four convolutions for images, five for text, then the classification layer) and
+# the representation's dimension, 256. Widths, kernels and pooling are ours:
+# CubCNN: four times conv k3 pad 1 (32, 64, 128, 256 channels), pool 2, ReLU; mean over the map.
+# TextCNN (after Kim, EMNLP 2014): embedding of 128; five convolutions k3 pad 1 over time (128, 128, 256, 256, 256
+# channels), pool 2 after the first two, ReLU; maximum over time. A sample is [1, 1, L] token numbers, all captions of
+# an image one after the other; 0 is padding and embedded as zero.
+
+WIDTH = 256  # of the representation, in both
+
+
+@dataclass(frozen=True)
+class CubCNN(Model):
+    """Four convolutions, a global mean and the classifier."""
+
+    width: int = added(at_least(8, WIDTH))  # of the representation; the layers before it shrink with it
+
+    @property
+    def label(self) -> str:
+        """The name, and another width."""
+        return "cub_cnn" + f"-{self.width}" * (self.width != WIDTH)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: conv, pool, head."""
+        layers: list[nn.Module] = []
+        channels = shape[0]
+        for width in (self.width // 8, self.width // 4, self.width // 2, self.width):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), MaxPool2(), nn.ReLU()]
+            channels = width
+        stages = {
+            "conv": nn.Sequential(*layers),
+            "pool": GlobalMean(),
+            "head": nn.Linear(self.width, classes),
+        }
+        return nn.Sequential(OrderedDict(stages))
+
+
+@dataclass(frozen=True)
+class TextCNN(Model):
+    """Embedding, five convolutions over time, a maximum over time and the classifier."""
+
+    vocabulary: int = at_least(2, 8192)  # token numbers lie below it
+    width: int = added(at_least(8, WIDTH))  # of the representation; the layers before it shrink with it
+
+    @property
+    def label(self) -> str:
+        """The name, and another width."""
+        return "textcnn" + f"-{self.width}" * (self.width != WIDTH)
+
+    @property
+    def tokens(self) -> int:
+        """See Model.tokens."""
+        return self.vocabulary
+
+    def view(self, dataset: Dataset) -> Dataset:
+        """The captions of each image, one after the other: x [n, 1, 1, captions words] of token numbers."""
+        if dataset.text is None:
+            raise ConfigError(
+                f"model=textcnn reads captions, {dataset.name} was loaded without any: take dataset=captioned, or "
+                "dataset=cub with dataset.text=true"
+            )
+        if len(dataset.vocabulary) > self.vocabulary:
+            raise ConfigError(
+                f"{dataset.name} has {len(dataset.vocabulary)} words; set model.vocabulary to at least that"
+            )
+        tokens = dataset.text.astype(np.float32).reshape(len(dataset), 1, 1, -1)
+        return dataclasses.replace(
+            dataset, x=tokens, mean=(0.0,), std=(1.0,), scale=1.0, text=None, vocabulary=()
+        )
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+        """Stages: embedding, conv, pool, head.
+
+        Raises:
+            ConfigError: samples that are no captions.
+        """
+        if len(shape) != 3 or shape[:2] != (1, 1):
+            raise ConfigError(
+                f"model=textcnn reads token numbers of shape [1, 1, L], not images {list(shape)}"
+            )
+        layers: list[nn.Module] = []
+        half = self.width // 2
+        channels = half
+        for place, width in enumerate((half, half, self.width, self.width, self.width)):
+            layers.append(nn.Conv1d(channels, width, 3, padding=1))
+            layers += [nn.MaxPool1d(2)] if place < 2 else []
+            layers.append(nn.ReLU())
+            channels = width
+        stages = {
+            "embedding": WordEmbedding(self.vocabulary, half),
+            "conv": nn.Sequential(*layers),
+            "pool": GlobalMax(),
+            "head": nn.Linear(self.width, classes),
+        }
+        return nn.Sequential(OrderedDict(stages))
+
+
+class WordEmbedding(nn.Module):
+    """Token numbers as floats, x [B, 1, 1, L], to vectors [B, width, L]; zero for token 0."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(vocabulary, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Look up and mask."""
+        tokens = x.flatten(1).round().long()
+        vectors = self.weight[tokens] * (tokens > 0).unsqueeze(-1)
+        return vectors.transpose(1, 2)
+
+
+class GlobalMax(nn.Module):
+    """Maximum over time: [B, C, L] -> [B, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reduce."""
+        return x.amax(-1)
+
+
+# Networks of several kinds of client as one task: names of leaves are told apart, the classifier layer is shared.
+#
+# The network of the kind `text` is an nn.Sequential of two stages: `text`, everything before the classifier layer, and
+# `head`. So its leaves are called `text.conv.0.weight` and `head.weight`. A leaf whose name, after any namespace,
+# begins with a kind is had by the clients of that kind alone; every other leaf by all.
+
+
+class KindTask(Task):
+    """The network of one kind of client among `names`, which begins with the classifier layer of `first`."""
+
+    def __init__(self, plain: Task, names: Sequence[str], kind: int, first: Task | None = None) -> None:
+        self._made_of = (plain, tuple(names), kind, first)
+        self._names = tuple(names)
+        self._first = first
+        self.prefix = f"{names[kind]}."
+        build = partial(_nested, plain._build, names[kind])
+        begin = partial(_renamed, plain._begin, self.prefix)
+        super().__init__(build, plain.shape, plain.classes, begin, plain.tokens, bf16=plain.bf16)
+
+    def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
+        """Pickle what makes the task, not the networks."""
+        return KindTask, self._made_of
+
+    def init(self, generator: torch.Generator) -> Tree:
+        """Its own initial weights, but for those it shares with the first kind."""
+        state = generator.get_state()
+        own = super().init(generator)
+        if self._first is None:
+            return own
+        generator.set_state(state)
+        shared = self._first.init(generator)
+        return {name: shared.get(name, leaf) for name, leaf in own.items()}
+
+    def own(self, tree: Tree) -> Tree:
+        """See Leaves.own."""
+        return {key: leaf for key, leaf in tree.items() if owner(key, self._names) in (self.prefix[:-1], "")}
+
+
+class JointTask(Task):
+    """What a server knows of networks of several kinds: the leaves of all. It runs none: see `kinds`."""
+
+    def __init__(self, tasks: Sequence[Task], names: Sequence[str], kind: Tensor) -> None:
+        """`tasks` and `names` of the kinds; `kind` [N] is the place in them of each client's.
+
+        Raises:
+            ConfigError: the kinds' classifier layers differ.
+        """
+        first = KindTask(tasks[0], names, 0)
+        rest = [KindTask(task, names, place, first) for place, task in enumerate(tasks[1:], 1)]
+        self._kinds: tuple[Task, ...] = (first, *rest)
+        self._names, self._kind = tuple(names), kind
+        self._check_heads()
+        self.classes = first.classes
+        self.parameters = frozenset().union(*(task.parameters for task in self._kinds))
+        self.buffers = frozenset().union(*(task.buffers for task in self._kinds))
+        self.groups = {
+            group: frozenset().union(*(task.groups[group] for task in self._kinds)) for group in first.groups
+        }
+
+    def _check_heads(self) -> None:
+        shapes = [
+            {n: tuple(p.shape) for n, p in task.fresh().get_submodule("head").named_parameters()}
+            for task in self._kinds
+        ]
+        for name, other in zip(self._names[1:], shapes[1:], strict=True):
+            if other != shapes[0]:
+                raise ConfigError(
+                    f"clients of kinds '{self._names[0]}' and '{name}' share the classifier layer, whose weights are "
+                    f"{list(shapes[0].get('weight', ()))} and {list(other.get('weight', ()))}; choose networks with "
+                    "representations of one width"
+                )
+
+    @property
+    def kinds(self) -> tuple[Task, ...]:
+        """The network of each kind."""
+        return self._kinds
+
+    def kind_of(self, ids: Tensor) -> Tensor:
+        """See Leaves.kind_of; the clients of several runs as one (JointSetup) are numbered on."""
+        return self._kind[ids % len(self._kind)]
+
+    def init(self, generator: torch.Generator) -> Tree:
+        """The initial weights of all kinds, each drawn as if it were alone."""
+        state = generator.get_state()
+        leaves: Tree = {}
+        for task in self._kinds:
+            generator.set_state(state)
+            leaves |= task.init(generator)
+        return leaves
+
+    def among(self, tree: Tree, ids: Tensor) -> Iterator[tuple[Rows, Tree]]:
+        """See Leaves.among."""
+        kind = self.kind_of(ids)
+        for place, name in enumerate((*self._names, "")):
+            leaves = {key: leaf for key, leaf in tree.items() if owner(key, self._names) == name}
+            chosen = kind == place if name else slice(None)
+            if leaves and (isinstance(chosen, slice) or bool(chosen.any())):
+                yield chosen, trees.rows(leaves, chosen)
+
+    def _slice(self, train: bool, since: str | None, until: str | None) -> Slice:
+        raise RuntimeError("clients of several kinds have no network in common; run one of task.kinds")
+
+
+def owner(leaf: str, names: Sequence[str]) -> str:
+    """Which of the kinds `names` alone has a leaf; "": all have it."""
+    first = leaf.rpartition("/")[2].partition(".")[0]
+    return first if first in names else ""
+
+
+def _nested(build: Callable[[], nn.Sequential], kind: str) -> nn.Sequential:
+    """The network's stages but the last as one that is called after the kind."""
+    stages = OrderedDict(build().named_children())
+    head = stages.pop("head")
+    return nn.Sequential(OrderedDict([(kind, nn.Sequential(stages)), ("head", head)]))
+
+
+def _renamed(begin: Callable[[], Tree], prefix: str) -> Tree:
+    return {name if name.startswith("head.") else prefix + name: leaf for name, leaf in begin().items()}

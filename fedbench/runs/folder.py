@@ -1,0 +1,296 @@
+"""The folder of a run: runs/<dataset>/<partition>/<method>/seed<k>-<key8>-<data6>/.
+
+`result.json` is written last: a run is finished when it is there, and has checksums of its files by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.core.errors import FedbenchError, FolderInUse
+from fedbench.core.files import (
+    MANIFEST,
+    FolderLock,
+    Sealed,
+    as_csv,
+    as_json,
+    as_npz,
+    checksum,
+    sweep,
+    write_bytes,
+    write_text,
+)
+from fedbench.engine.history import History, Labels
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+
+# The files of a run: their names, how each is written, and how they are read back.
+#
+# Every file is written atomically; those that are read back have checksums (fedbench.core.files).
+
+RESULT = "result.json"
+CHECKPOINT = "checkpoint.safetensors"
+MODEL = "model.safetensors"
+MEMORY = "memory.rows"  # what clients keep between rounds, where it is too large for a checkpoint
+FAILURE = "failure.txt"
+CONFIG = "config.yaml"
+CODE = "code.txt"  # hashes of the code that began the run
+LOST = f"{CODE}:lost"
+ROUNDS = "rounds.csv"
+CLIENTS = "clients.csv"
+TALLIES = "tallies.npz"
+PARTITION = "partition.csv"
+ARRAYS = "arrays.npz"
+COLLABORATION = "collaboration.npz"
+
+
+class Savable(Protocol):
+    """A partition, as far as its files are concerned."""
+
+    def save(self, path: Path) -> object:
+        """Write the client indices to `path` (.npz), atomically."""
+
+
+class RunFiles:
+    """Writes the files of one run below `path`, and keeps their checksums."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._checksums: dict[str, str] = {}  # of the files written so far
+
+    def write_config(self, yaml: str) -> None:
+        """config.yaml: the resolved config."""
+        self._write(CONFIG, yaml.encode())
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """environment.json (fedbench.runs.environment)."""
+        self._write("environment.json", as_json(environment))
+
+    def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
+        """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
+        path = self.path / "partition.npz"
+        partition.save(path)
+        self._checksums[path.name] = checksum(path.read_bytes())
+        self._write(PARTITION, as_csv(statistics))
+
+    def write_figure(self, name: str, svg: str) -> None:
+        """`name`.svg: a figure (fedbench.plots)."""
+        write_text(self.path / f"{name}.svg", svg)
+
+    def write_history(self, history: History) -> None:
+        """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
+        self._write(ROUNDS, as_csv(history.rows()))
+        self._write(TALLIES, as_npz(history.arrays()))
+
+    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """clients.csv: one row a client (fedbench.runs.summary.client_rows)."""
+        self._write(CLIENTS, as_csv(rows))
+
+    def write_collaboration(self, matrix: NDArray[Any]) -> None:
+        """collaboration.npz (array W) and .csv: row i holds the weights [N, N] client i gives to the others."""
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
+        self._write(COLLABORATION, as_npz({"W": matrix}))
+        rows = [
+            {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
+            for index, weights in enumerate(matrix)
+        ]
+        self._write("collaboration.csv", as_csv(rows))
+
+    def write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """arrays.npz: what the method found: before training (distances, coalitions), or in its course."""
+        self._write(ARRAYS, as_npz(arrays))
+
+    def _write(self, name: str, content: bytes) -> None:
+        write_bytes(self.path / name, content)
+        self._checksums[name] = checksum(content)
+
+
+def files_of(folder: Path) -> Sealed:
+    """The files of a finished run."""
+    return Sealed(folder, f"make the run again after: rm -r {shlex.quote(str(folder))}")
+
+
+def numeric_rows(files: Sealed, name: str, *columns: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of numbers, as text that is empty or a number; at least one, with all of `columns`.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    rows = files.csv(name)
+    try:
+        for row in rows:
+            for text in row.values():
+                float(text or "nan")
+    except ValueError as error:
+        raise files.damaged(name, "it holds something else than numbers") from error
+    if not rows or not set(columns) <= set(rows[0]):
+        raise files.damaged(name, "rows or columns are missing")
+    return rows
+
+
+Status = Literal["new", "partial", "finished"]
+
+
+class RunFolder(RunFiles):
+    """The folder of one run, from its beginning to its result. As a context manager it holds the folder's lock."""
+
+    def __init__(self, runs_dir: Path | str, key: str, labels: Labels, data: str = "") -> None:
+        """`key` is the hash of the configuration, `data` that of the samples ("": they are not on this machine).
+
+        Without the samples it is the folder of the only run with this key, whichever they were. Nothing is created
+        before the folder is entered.
+        """
+        parts = (labels.dataset, labels.partition, labels.method)
+        self.runs_dir = Path(runs_dir)
+        place, name = self.runs_dir.joinpath(*map(_slug, parts)), f"seed{labels.seed}-{key[:8]}"
+        there = [] if data else sorted(place.glob(f"{name}-*"))
+        super().__init__(there[0] if len(there) == 1 else place / (f"{name}-{data[:6]}" if data else name))
+        self.key, self.data = key, data
+        self.labels = labels
+        self._lock = FolderLock(self.path)
+
+    @property
+    def checkpoint(self) -> Path:
+        """File of the checkpoint (fedbench.engine.checkpoint)."""
+        return self.path / CHECKPOINT
+
+    def status(self) -> Status:
+        """finished: has a result; partial: has a checkpoint to go on from; new: neither."""
+        if (self.path / RESULT).is_file():
+            return "finished"
+        return "partial" if self.checkpoint.is_file() else "new"
+
+    def __enter__(self) -> Self:
+        """Create the folder, lock it and remove what a killed process left half-written.
+
+        Raises:
+            FolderInUse: another process runs in it.
+        """
+        self._lock.acquire()
+        sweep(self.path)
+        finished = self.status() == "finished"
+        for name in (
+            (CHECKPOINT, MEMORY) if finished else (MANIFEST,)
+        ):  # killed just after, or before, its result
+            (self.path / name).unlink(missing_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unlock; a folder that nothing was written to disappears."""
+        self._lock.release()
+        folder = self.path
+        while folder != self.runs_dir.parent:
+            try:
+                folder.rmdir()
+            except OSError:  # not empty
+                break
+            folder = folder.parent
+
+    @contextlib.contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Keep the reason if the block fails with an error of the run itself; forget an earlier one.
+
+        An interruption is none: the run goes on from its checkpoint. Nor is a folder that another process runs in.
+        """
+        (self.path / FAILURE).unlink(missing_ok=True)
+        try:
+            yield
+        except FolderInUse:
+            raise
+        except Exception as error:
+            with contextlib.suppress(OSError):  # a full disk must not hide the error
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_text(self.path / FAILURE, f"{type(error).__name__}: {error}\n")
+            raise
+
+    def failure(self) -> str:
+        """Why the run failed when it was last tried, on one line; "" if it did not."""
+        try:
+            return " ".join((self.path / FAILURE).read_text(encoding="utf-8").split())
+        except OSError:
+            return ""
+
+    @property
+    def code(self) -> str:
+        """Hashes of the code that began the run, as `begin` was told; "" if it finished before they were noted.
+
+        `LOST`, which no code has, if the run is under way and they are not as they were written.
+
+        Raises:
+            Damaged: the run is finished, and its row is not as it was written.
+        """
+        if self.status() == "finished":
+            return str(files_of(self.path).json(RESULT).get("code") or "")
+        try:
+            text = (self.path / CODE).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return LOST
+        return text.strip() if re.fullmatch(r"\w+:\w+( \w+:\w+)*\n", text) else LOST
+
+    def begin(self, code: str) -> None:
+        """code.txt: the hashes of the code that the run begins with (fedbench.runs.fingerprint)."""
+        write_text(self.path / CODE, f"{code}\n")
+
+    def clear(self) -> None:
+        """Forget the run, so that it starts anew."""
+        for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, MEMORY, CODE):
+            (self.path / name).unlink(missing_ok=True)
+
+    def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Write `model` if it is to be kept, then `result`, and drop the checkpoint: the run is finished."""
+        if model is not None:
+            from fedbench.engine import checkpoint
+
+            checkpoint.save(self.path / MODEL, model, {}, key=self.key)
+        files_of(self.path).write({RESULT: as_json({**result, "key": self.key})}, self._checksums)
+        self.checkpoint.unlink(missing_ok=True)
+
+    def result(self) -> dict[str, Any]:
+        """The row of a finished run.
+
+        Raises:
+            Damaged: result.json is not as it was written.
+            FedbenchError: it is of another configuration, or of other samples.
+        """
+        row = files_of(self.path).json(RESULT)
+        if row.get("key") != self.key:
+            raise FedbenchError(
+                f"{self.path} belongs to another configuration; delete the folder to run this one"
+            )
+        if self.data and row.get("data", self.data) != self.data:
+            raise FedbenchError(
+                f"{self.path} was made with other samples; delete the folder to run with these"
+            )
+        return row
+
+    def accuracies(self) -> NDArray[np.float64]:
+        """Reported accuracies [N] of a finished run, as fractions: what Local lends to IPR and RSD.
+
+        Raises:
+            Damaged: clients.csv or result.json is not as it was written.
+        """
+        files = files_of(self.path)
+        rows = numeric_rows(files, CLIENTS, "acc")
+        if len(rows) != self.result().get("clients"):
+            raise files.damaged(CLIENTS, f"it does not hold as many clients as {RESULT}")
+        return np.array([float(row["acc"] or "nan") for row in rows], dtype=np.float64) / 100
+
+
+def _slug(name: str) -> str:
+    """`name` as a folder name on any system: letters, digits and . _ + = , - only, no leading dot."""
+    return re.sub(r"[^A-Za-z0-9._+=,-]", "_", name)[:80].lstrip(".") or "_"

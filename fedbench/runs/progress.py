@@ -1,0 +1,281 @@
+"""How a run that goes on is shown: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from fedbench.engine.history import PHASES, TIMING_PREFIX, Labels, Observer, Record
+
+STALE = "‡"  # beside what other code than today's made
+
+
+def human_bytes(count: float) -> str:
+    """Decimal units, as the papers count traffic: 1234567 -> "1.23 MB"."""
+    value = float(count)
+    if value < 1000:
+        return f"{value:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.995 or unit == "TB":
+            break
+    return f"{value:.2f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """0.5 -> "0.50 s", 75 -> "1 min 15 s", 3700 -> "1 h 01 min"."""
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds < 59.995:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite float, else None (missing, null, nan)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def decimals(value: Any) -> str:
+    """Two decimals; "-" for a missing value."""
+    known = number(value)
+    return "-" if known is None else f"{known:.2f}"
+
+
+def mean_std(values: Sequence[float]) -> str:
+    """`mean ± sample std` to two decimals; the mean alone for one value, "-" for none."""
+    if not values:
+        return "-"
+    mean = decimals(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def remark(parts: Iterable[str]) -> str:
+    """What stands under a table with marked rows, given the parts of the code that changed; "" if there are none."""
+    if names := sorted(set(parts)):
+        return f"{STALE} made by other code than today's ({', '.join(names)} changed since); stale=rerun makes it again"
+    return ""
+
+
+GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable when they agree on these
+COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
+LOWER_IS_BETTER = ("rsd",)
+
+
+def run_table(result: Mapping[str, Any]) -> Table:
+    """The closing table of one run, from its result row."""
+    title = ", ".join(str(result[name]) for name in ("method", "variant", *GROUP) if result.get(name))
+    table = Table(title=Text(f"{title}, seed {result['seed']}"), show_header=False, title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, heading in COLUMNS.items():
+        table.add_row(heading, decimals(result.get(name)))
+    table.add_row("read at", f"{result['report']}, {result['test_set']} test set")
+    for way in ("up", "down"):
+        prepared = number(result.get(f"bytes_{way}_prepare"))
+        said = f" ({human_bytes(prepared)} to prepare)" if prepared else ""
+        table.add_row(f"traffic {way}", f"{human_bytes(result[f'bytes_{way}'])}{said}")
+    table.add_section()
+    for name, value in result.items():
+        if name.startswith(TIMING_PREFIX):
+            table.add_row(name.removeprefix(TIMING_PREFIX), human_seconds(value))
+    return table
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Many runs: a section for each (data set, partition, model, protocol), a line for each method.
+
+    Cells are mean ± sample standard deviation over the runs, the best mean of a section is bold. A run that
+    appears twice (same key) counts once; more runs than seeds are shown as such, since they mix configurations.
+    Where other code made one of the runs (`code_changed`), its line is marked: see `units.remark`.
+    """
+    unique = {row.get("key") or index: row for index, row in enumerate(rows)}
+    table = Table()
+    # A section's heading folds where the terminal is narrow; methods' names and values stay on one line before it.
+    table.add_column("method", min_width=max((len(_label(row)) for row in rows), default=0))
+    table.add_column("seeds", justify="right")
+    for heading in COLUMNS.values():
+        table.add_column(heading, justify="right")
+    for where, section in _grouped(list(unique.values()), GROUP).items():
+        table.add_section()
+        table.add_row(Text(", ".join(filter(None, where)), style="italic"))
+        _add_section(table, section)
+    return table
+
+
+def _add_section(table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    methods = _grouped(rows, ("method", "variant"))
+    values = {
+        name: {
+            method: [known for row in runs if (known := number(row.get(name))) is not None]
+            for method, runs in methods.items()
+        }
+        for name in COLUMNS
+    }
+    best = {name: _best(column, name in LOWER_IS_BETTER) for name, column in values.items()}
+    for method, runs in methods.items():
+        seeds = len({row.get("seed") for row in runs})
+        count = str(seeds) if seeds == len(runs) else f"{seeds} ({len(runs)} runs)"
+        mark = STALE if any(row.get("code_changed") for row in runs) else ""
+        cells = [
+            Text(
+                mean_std(values[name][method]) + (mark if values[name][method] else ""),
+                style="bold" if method in best[name] else "",
+            )
+            for name in COLUMNS
+        ]
+        table.add_row(Text(_label(runs[0])), count, *cells)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return "  " + " ".join(str(row[name]) for name in ("method", "variant") if row.get(name))
+
+
+def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
+    """Methods whose mean, as printed, is the best of those that have one; none if there is nothing to beat."""
+    means = {key: round(math.fsum(known) / len(known), 2) for key, known in column.items() if known}
+    if len(means) < 2:
+        return set()
+    target = min(means.values()) if lower else max(means.values())
+    return {key for key, mean in means.items() if mean == target}
+
+
+def _grouped(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
+    """Rows by their values of `names`, in order of first appearance."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row.get(name) or "") for name in names), []).append(row)
+    return groups
+
+
+class Output(Console):
+    """Standard output, of which somebody may read the first lines only (`| head`): what runs goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Print to nobody from now on; rich would end the process."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Progress(Observer):
+    """A progress bar on a terminal or in a notebook; elsewhere a plain line about every tenth of the rounds."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        mode: str = "auto",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`mode`: auto (bar on a terminal or in a notebook, else lines), bar, lines or none. `clock` counts seconds."""
+        self._console = console or Output()
+        live = self._console.is_terminal or self._console.is_jupyter
+        self._mode = ("bar" if live else "lines") if mode == "auto" else mode
+        self._clock = clock
+        self._bar: Bar | None = None
+        self._rounds = self._first = self._done = self._shown = self._scored = 0
+        self._phase = ""
+        self._accuracy = ""
+
+    def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """Show what runs."""
+        self._rounds, self._began = rounds, self._clock()
+        self._first = self._done = self._shown = resumed_from
+        self._phase = self._accuracy = ""
+        name = " ".join(part for part in (labels.method, labels.variant, f"seed {labels.seed}") if part)
+        if self._mode == "lines":
+            where = f"{labels.dataset}, {labels.partition}, {labels.model}"
+            resumed = f", resumed after round {resumed_from}" if resumed_from else ""
+            self._line(f"{name} on {where}: {rounds} rounds{resumed}")
+        if self._mode == "bar":
+            self._bar = _bar(self._console)
+            self._bar.add_task(name, total=rounds, completed=resumed_from, accuracy="", phase="")
+            self._bar.start()
+
+    def phase(self, name: str) -> None:
+        """Show the phase; as a line only for what comes before the rounds."""
+        if self._mode == "lines" and name == PHASES[0] and name != self._phase:
+            self._line("preparing")
+        self._phase = name
+        self._refresh()
+
+    def advance(self, done: int) -> None:
+        """Move on to `done` rounds."""
+        self._done = done
+        self._refresh()
+        step = max(1, math.ceil(self._rounds / 10))
+        due = done // step > self._shown // step or done == self._rounds
+        if self._mode == "lines" and due and done > self._shown:
+            self._shown = done
+            left = (self._clock() - self._began) / max(1, done - self._first) * (self._rounds - done)
+            ending = f", {human_seconds(left)} left" if done < self._rounds else ""
+            self._line(f"round {done}/{self._rounds}{self._said and ', ' + self._said}{ending}")
+
+    def record(self, record: Record) -> None:
+        """Show the accuracy of the test set the run is judged by."""
+        accuracy = decimals(100 * record.tallies[record.primary()].mean())
+        self._accuracy, self._scored = f"acc {accuracy} %", record.round
+        self._refresh()
+
+    @property
+    def _said(self) -> str:
+        """The last score, with its round where that is an earlier one."""
+        old = self._accuracy and self._scored < self._done
+        return f"{self._accuracy} after round {self._scored}" if old else self._accuracy
+
+    def recall(self, result: Mapping[str, Any]) -> None:
+        """Say that what follows is not new, and how to make it anew."""
+        if self._mode != "none":
+            commit, changes, _ = str(result.get("commit") or "").partition("+changes")
+            commit = commit[:7] + changes
+            self._line(f"finished earlier{commit and f', at commit {commit}'}; force=true repeats it")
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """End the bar and print the closing table."""
+        self.close()
+        if self._mode != "none":
+            self._console.print(run_table(result))
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _refresh(self) -> None:
+        if self._bar is not None:
+            task = self._bar.tasks[0].id
+            self._bar.update(task, completed=self._done, accuracy=self._said, phase=self._phase)
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[phase]}", markup=False),
+        console=console,
+    )

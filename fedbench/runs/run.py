@@ -1,0 +1,284 @@
+"""The reader of a finished run: its row, its rounds and clients, W, its models."""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbench.core.errors import FedbenchError, unknown
+from fedbench.runs.folder import (
+    ARRAYS,
+    CLIENTS,
+    COLLABORATION,
+    CONFIG,
+    MODEL,
+    PARTITION,
+    RESULT,
+    ROUNDS,
+    TALLIES,
+    files_of,
+    numeric_rows,
+)
+from fedbench.runs.progress import COLUMNS, decimals, human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from fedbench.core.trees import Tree
+
+
+SHOWN = ("dataset", "partition", "model", "protocol", "seed")  # of the row, above the metrics
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. Every part is read from its folder when it is first asked for.
+
+    Whatever is read raises Damaged where a file is not as it was written.
+    """
+
+    folder: Path
+    earlier: bool = False  # it was there when it was asked for
+    code_changed: tuple[
+        str, ...
+    ] = ()  # the parts of the code that are not what made it, when it was asked for
+
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        """Labels, metrics (accuracies and IPR in percent, RSD in percentage points), bytes, seconds, versions."""
+        return files_of(self.folder).json(RESULT)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved config that made it."""
+        import yaml
+
+        content: dict[str, Any] = yaml.safe_load(files_of(self.folder).read(CONFIG))
+        return content
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One line a scored round: accuracies, loss, bytes and seconds so far."""
+        return files_of(self.folder).frame(ROUNDS)
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One line a client: samples, accuracy, and that of Local."""
+        return files_of(self.folder).frame(CLIENTS)
+
+    @cached_property
+    def rounds(self) -> list[dict[str, str]]:
+        """The lines of `history`, each number as the text that was written."""
+        return numeric_rows(files_of(self.folder), ROUNDS, "round", "seconds_total", "bytes_up", "bytes_down")
+
+    @cached_property
+    def client_rows(self) -> list[dict[str, str]]:
+        """The lines of `clients`, each number as the text that was written."""
+        return numeric_rows(files_of(self.folder), CLIENTS, "acc")
+
+    @cached_property
+    def accuracies(self) -> NDArray[np.float64] | None:
+        """Reported accuracies [N] of the clients in percent; None if they were not kept."""
+        import numpy as np
+
+        if not files_of(self.folder).has(CLIENTS):
+            return None
+        return np.array([float(row["acc"] or "nan") for row in self.client_rows])
+
+    @cached_property
+    def tallies(self) -> dict[str, NDArray[Any]]:
+        """Counts of every client at each scored round, `tally/SET/correct` and `tally/SET/total`, and the rounds."""
+        return files_of(self.folder).npz(TALLIES)
+
+    @cached_property
+    def label_counts(self) -> NDArray[np.float64]:
+        """Training samples [N, K] of each label."""
+        import numpy as np
+
+        clients = files_of(self.folder).csv(PARTITION)
+        labels = [name for name in clients[0] if name.startswith("class_")]
+        return np.array([[float(client[name]) for name in labels] for client in clients])
+
+    @cached_property
+    def W(self) -> NDArray[np.float64] | None:  # noqa: N802 - the papers' name
+        """The collaboration matrix [N, N], row i: whose models client i's is made of; None without one."""
+        files = files_of(self.folder)
+        return files.npz(COLLABORATION)["W"] if files.has(COLLABORATION) else None
+
+    @cached_property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What the method found (distances, coalitions, ...), by name; empty if nothing."""
+        files = files_of(self.folder)
+        return files.npz(ARRAYS) if files.has(ARRAYS) else {}
+
+    @cached_property
+    def models(self) -> Tree:
+        """The final state of server and clients as tensors, by leaf: `server/...` and `memory/...` [N, ...].
+
+        Raises:
+            FedbenchError: they were not kept.
+        """
+        from fedbench.engine import checkpoint
+
+        if not (self.folder / MODEL).is_file():
+            raise FedbenchError(
+                f"{self.folder} kept no models; run it again with save_models=true and force=true"
+            )
+        return checkpoint.load(self.folder / MODEL)[0]
+
+    def column(self, name: str) -> float:
+        """Return a column of the row as a number.
+
+        Raises:
+            UnknownName: the row has no such column.
+        """
+        if name not in self.row:
+            raise unknown("result column", name, [str(key) for key in self.row])
+        value = self.row[name]
+        return float("nan") if value is None else float(value)
+
+    def curve(self, test_set: str) -> list[float]:
+        """Return the accuracy on `test_set` at each scored round, as fractions.
+
+        Raises:
+            UnknownName: the run was not scored on it.
+        """
+        name = f"acc_on_{test_set}"
+        if name not in self.rounds[0]:
+            scored = [key.removeprefix("acc_on_") for key in self.rounds[0] if key.startswith("acc_on_")]
+            raise unknown("test set", test_set, scored)
+        return [float(row[name] or "nan") / 100 for row in self.rounds]
+
+    @property
+    def _title(self) -> str:
+        return str(self.row["method"])
+
+    def _lines(self) -> list[tuple[str, str]]:
+        row = self.row
+        seconds = row.get("seconds_total")
+        return [
+            *((name, str(row[name])) for name in SHOWN),
+            *((heading, decimals(row.get(name))) for name, heading in COLUMNS.items()),
+            ("traffic up, down", f"{human_bytes(row['bytes_up'])}, {human_bytes(row['bytes_down'])}"),
+            *([("time", human_seconds(seconds))] if seconds is not None else []),
+            ("folder", str(self.folder)),
+            *(
+                [("made by other code", f"{', '.join(self.code_changed)} changed")]
+                if self.code_changed
+                else []
+            ),
+        ]
+
+    def __repr__(self) -> str:
+        """Method, setting and metrics, a line each."""
+        return "\n".join([self._title, *(f"  {name}: {value}" for name, value in self._lines())])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        lines = (
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in self._lines()
+        )
+        return f"<table><caption>{html.escape(self._title)}</caption>{''.join(lines)}</table>"
+
+
+log = logging.getLogger("fedbench")
+
+GROUPS = (
+    "dataset",
+    "partition",
+    "model",
+    "method",
+    "protocol",
+    "hardware",
+)  # of a run's config that are columns
+FURTHER = ("partition_seed", "reference_seed")  # columns, too, where any run has them
+
+
+def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
+    """Result rows of all finished runs in or below `paths`, with their folder as `path`, in order of folder.
+
+    Runs that are not finished are left out; a result that cannot be read is left out with a warning, and one
+    that is reached twice counts once. Missing values are nan.
+
+    Args:
+        paths: run folders, or folders that hold some.
+        config: add each run's config as flat columns (method.mu, protocol.optimizer.lr, ...). A column has one type:
+            numbers where all runs have numbers, else text (JSON).
+
+    Raises:
+        FedbenchError: a path does not exist.
+    """
+    import pandas as pd
+
+    files: set[Path] = set()
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FedbenchError(f"no runs at {path}: there is no such folder")
+        files |= {path.resolve()} if path.is_file() else {file.resolve() for file in path.rglob(RESULT)}
+    rows = [row for file in sorted(files) for row in _readable(file, config)]
+    table: pd.DataFrame = pd.DataFrame(_one_type(rows) if config else rows)
+    return table
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping with dotted keys; lists are kept."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _readable(file: Path, config: bool) -> list[dict[str, Any]]:
+    """The row in `file`, or none and a warning."""
+    try:
+        row = {**files_of(file.parent).json(file.name), "path": str(file.parent)}
+    except FedbenchError as error:
+        log.warning("%s", error)
+        return []
+    return [{**row, **_config(file.parent)} if config else row]
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The run's config as flat columns; nothing, and a warning, where it cannot be read."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(files_of(folder).read(CONFIG))
+        kept = {group: content[group] for group in GROUPS if isinstance(content.get(group), Mapping)}
+        return flat({**kept, **{key: content[key] for key in FURTHER if content.get(key) is not None}})
+    except (FedbenchError, ValueError, AttributeError, yaml.YAMLError) as error:
+        log.warning("%s has no readable config.yaml, its columns stay empty: %s", folder, error)
+        return {}
+
+
+def _one_type(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows whose columns hold one type each, as parquet wants: mixed ones and lists become JSON text."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    for name in names:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        kinds = {_kind(value) for value in values}
+        if len(kinds) > 1 or "other" in kinds:
+            for row in rows:
+                if row.get(name) is not None and not isinstance(row[name], str):
+                    row[name] = json.dumps(row[name])
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, (int, float)):
+        return "number"
+    return "text" if isinstance(value, str) else "other"

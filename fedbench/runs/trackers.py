@@ -1,0 +1,246 @@
+"""What the trackers share: a failure of theirs is told once and ends the logging, not the run."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedbench.engine.history import Labels, Observer, Record, record_row
+from fedbench.runs.progress import number
+from fedbench.runs.run import flat
+
+log = logging.getLogger("fedbench")
+FINAL = ("acc", "acc_pooled", "ipr", "rsd")  # of the result row, for trackers that take numbers only
+
+
+class Tracker(Observer):
+    """Opens a record of the run, logs a row for every scored round and the final metrics, and closes it.
+
+    A subclass imports its library in `open`.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, key: str, folder: Path, config: Mapping[str, Any] | None = None) -> None:
+        """`key` is the run's key, under which a resumed run goes on, `folder` the run's, `config` a nested mapping."""
+        self.key, self.folder, self.config = key, folder, dict(config or {})
+        self.failed = False
+        self._opened = self._complete = False
+
+    # ---- what a subclass does
+
+    @abstractmethod
+    def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """Begin, or go on with, the record of a run."""
+
+    @abstractmethod
+    def log(self, round_: int, row: Mapping[str, Any]) -> None:
+        """The row of a scored round."""
+
+    @abstractmethod
+    def summarise(self, result: Mapping[str, Any]) -> None:
+        """The result row."""
+
+    @abstractmethod
+    def end(self, *, complete: bool) -> None:
+        """Close the record."""
+
+    # ---- Observer
+
+    def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """See Observer.start."""
+        self._opened = self._guarded(lambda: self.open(labels, rounds, resumed_from))
+
+    def record(self, record: Record) -> None:
+        """See Observer.record."""
+        if self._opened:
+            self._guarded(lambda: self.log(record.round, record_row(record)))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """See Observer.finish."""
+        if self._opened:
+            self._guarded(lambda: self.summarise(result))
+        self._complete = True
+
+    def close(self) -> None:
+        """See Observer.close; a run that did not finish is marked as failed where the library can."""
+        if self._opened:
+            self._opened = False
+            self._guarded(lambda: self.end(complete=self._complete))
+
+    def _guarded(self, action: Callable[[], None]) -> bool:
+        """Whether it was done."""
+        if self.failed:
+            return False
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - the library's own failures are of many types
+            self.failed = True
+            log.warning("%s logging is off for this run: %s", self.name, error)
+        return not self.failed
+
+
+def title(labels: Labels) -> str:
+    """What a run is called in a tracker's list."""
+    return " ".join(part for part in (labels.method, labels.variant, f"seed {labels.seed}") if part)
+
+
+def setting(labels: Labels) -> str:
+    """What runs that may be compared share."""
+    return f"{labels.dataset}/{labels.partition}/{labels.model}/{labels.protocol}"
+
+
+class WandbTracker(Tracker):
+    """A wandb run, whose files are in the run's folder."""
+
+    name: ClassVar[str] = "wandb"
+
+    def __init__(
+        self,
+        key: str,
+        folder: Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        project: str = "fedbench",
+        entity: str | None = None,
+        mode: str = "offline",
+        tags: Sequence[str] = (),
+    ) -> None:
+        """`mode` is offline (uploaded later by `wandb sync`), online or disabled; the rest as `Tracker`."""
+        super().__init__(key, folder, config)
+        self._settings: dict[str, Any] = {
+            "id": key[:32],
+            "dir": str(folder),
+            "config": self.config,
+            "project": project,
+            "entity": entity,
+            "mode": mode,
+            "tags": list(tags),
+        }
+        self._run: Any = None
+
+    def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """See Tracker.open."""
+        import wandb
+
+        online = self._settings["mode"] == "online"  # elsewhere nobody knows what was logged before
+        self._run = wandb.init(
+            **self._settings,
+            name=title(labels),
+            group=setting(labels),
+            resume="allow" if online else None,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")
+        self._run.config.update({"fedbench_rounds": rounds, "fedbench_resumed_from": resumed_from})
+
+    def log(self, round_: int, row: Mapping[str, Any]) -> None:
+        """See Tracker.log."""
+        self._run.log(dict(row))
+
+    def summarise(self, result: Mapping[str, Any]) -> None:
+        """See Tracker.summarise."""
+        self._run.summary.update(dict(result))
+
+    def end(self, *, complete: bool) -> None:
+        """See Tracker.end."""
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+class TensorBoardTracker(Tracker):
+    """Scalars by round, the config as text, the final metrics as scalars of their own."""
+
+    name: ClassVar[str] = "tensorboard"
+    _writer: Any
+
+    def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """See Tracker.open."""
+        import yaml
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(
+            str(self.folder / "tensorboard"), purge_step=resumed_from + 1 if resumed_from else None
+        )
+        text = yaml.safe_dump(self.config, sort_keys=False)
+        self._writer.add_text(title(labels), f"```\n{text}```")
+
+    def log(self, round_: int, row: Mapping[str, Any]) -> None:
+        """See Tracker.log."""
+        for name, value in row.items():
+            known = number(value)
+            if name != "round" and known is not None:
+                self._writer.add_scalar(name, known, round_)
+
+    def summarise(self, result: Mapping[str, Any]) -> None:
+        """See Tracker.summarise."""
+        for name in FINAL:
+            known = number(result.get(name))
+            if known is not None:
+                self._writer.add_scalar(f"final/{name}", known)
+
+    def end(self, *, complete: bool) -> None:
+        """See Tracker.end."""
+        self._writer.close()
+
+
+LONGEST = 500  # characters of a parameter that every MLflow server takes
+
+
+class MlflowTracker(Tracker):
+    """An MLflow run; one that goes on is found by the run's key among the tags of its experiment."""
+
+    name: ClassVar[str] = "mlflow"
+
+    def __init__(
+        self,
+        key: str,
+        folder: Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        uri: str | None = None,
+        experiment: str = "fedbench",
+    ) -> None:
+        """`uri`: of the tracking server, None: MLflow's own; the rest as `Tracker`."""
+        super().__init__(key, folder, config)
+        self._uri, self._experiment = uri, experiment
+        self._client: Any = None
+        self._run = ""
+
+    def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        """See Tracker.open."""
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._uri)
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        if resumed_from:
+            before = self._client.search_runs([experiment], f"tags.key = '{self.key}'", max_results=1)
+            self._run = before[0].info.run_id if before else ""
+        if not self._run:
+            tags = {"key": self.key, "setting": setting(labels), "folder": str(self.folder)}
+            made = self._client.create_run(experiment, tags=tags, run_name=title(labels))
+            self._run = made.info.run_id
+            for name, value in flat(self.config).items():
+                self._client.log_param(self._run, name, str(value)[:LONGEST])
+
+    def log(self, round_: int, row: Mapping[str, Any]) -> None:
+        """See Tracker.log."""
+        for name, value in row.items():
+            known = number(value)
+            if name != "round" and known is not None:
+                self._client.log_metric(self._run, name, known, step=round_)
+
+    def summarise(self, result: Mapping[str, Any]) -> None:
+        """See Tracker.summarise."""
+        for name in FINAL:
+            known = number(result.get(name))
+            if known is not None:
+                self._client.log_metric(self._run, f"final_{name}", known)
+
+    def end(self, *, complete: bool) -> None:
+        """See Tracker.end."""
+        self._client.set_terminated(self._run, "FINISHED" if complete else "FAILED")

@@ -1,0 +1,362 @@
+"""A filled table as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text as Words
+
+from fedbench.core.errors import FedbenchError, nearest
+from fedbench.core.files import write_csv, write_text
+from fedbench.tables import staleness, store, verdict
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables.spec import ColumnSpec, MetricSpec
+from fedbench.tables.store import TableResult
+from fedbench.tables.text import SIGNS, Layout, Text, remarks
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from fedbench.tables.staleness import Count
+
+
+def write(folder: Path) -> Count:
+    """Draw the table stored in `folder` as table.md, table.tex and cells.csv beside it, with the tests it allows.
+
+    significance.csv: rows against the headline; bias.csv: groups of rows against the paper; specificity.csv: every cell
+    against every published value of its column and metric.
+
+    Returns:
+        How many runs are behind it, and how many of them were made by other code.
+
+    Raises:
+        FedbenchError: the stored table is unreadable.
+    """
+    import dataclasses
+
+    from fedbench.tables import staleness, verdict
+
+    table, count = staleness.load(folder)
+    drawings = (("table.md", draw_markdown), ("table.tex", draw_latex), ("cells.csv", draw_csv))
+    for name, draw in drawings:
+        write_text(folder / name, draw(table))
+    first, headline = table.spec.metrics[0], table.spec.headline
+    tests: dict[str, Sequence[Any]] = {
+        "significance.csv": verdict.paired(table, first, headline) if headline else [],
+        "bias.csv": verdict.biases(table),
+        "specificity.csv": verdict.matches(table),
+    }
+    for name, found in tests.items():
+        if found:
+            write_csv(folder / name, [dataclasses.asdict(each) for each in found])
+    return count
+
+
+COLUMNS = (
+    "row",
+    "column",
+    "metric",
+    "mean",
+    "std",
+    "n",
+    "seeds",
+    "values",
+    "published_mean",
+    "published_std",
+    "difference",
+    "low",
+    "high",
+    "effect",
+    "margin",
+    "verdict",
+    "seeds_needed",
+    "exploratory",
+    "also_passes_for",
+    "reason",
+    "keys",
+)
+
+
+def draw_csv(table: TableResult) -> str:
+    """The lines, with a header; numbers with all their digits, lists separated by spaces."""
+    layout, out = Layout(table), io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in table.spec.rows:
+        for column in table.spec.columns:
+            for metric in table.spec.metrics:
+                cell = table.cell(row.label, column.label, metric.name)
+                text = layout.text(row, column, metric)
+                judged, test = text.verdict, text.verdict.comparison
+                published = cell.published
+                line = {
+                    "row": row.label,
+                    "column": column.label,
+                    "metric": metric.name,
+                    "mean": repr(cell.mean),
+                    "std": repr(cell.std),
+                    "n": len(cell.values),
+                    "seeds": " ".join(map(str, cell.seeds)),
+                    "values": " ".join(map(repr, cell.values)),
+                    "published_mean": "" if published is None else f"{published.bound}{published.mean}",
+                    "published_std": "" if published is None or published.std is None else published.std,
+                    "difference": repr(judged.difference),
+                    "low": "" if test is None else repr(test.low),
+                    "high": "" if test is None else repr(test.high),
+                    "effect": "" if test is None else repr(test.effect),
+                    "margin": "" if test is None else repr(test.margin),
+                    "verdict": judged.text,
+                    "seeds_needed": "" if math.isnan(judged.seeds) else f"{judged.seeds:g}",
+                    "exploratory": judged.exploratory,
+                    "also_passes_for": ", ".join(text.also),
+                    "reason": cell.reason,
+                    "keys": " ".join(cell.keys),
+                }
+                writer.writerow(line)
+    return out.getvalue()
+
+
+def draw_markdown(table: TableResult) -> str:
+    """The whole document."""
+    layout, spec = Layout(table), table.spec
+    pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
+    lines = [["", *(_heading(table, *pair) for pair in pairs)], ["---"] * (len(pairs) + 1)]
+    for row in layout.rows:
+        texts = [layout.text(row, *pair) for pair in pairs]
+        lines.append([row.label, *map(_cell, texts)])
+    said = "".join(f"- {_escaped(remark)}\n" for remark in remarks(layout))
+    matrices = "".join(_matrix(layout, column) for column in layout.columns)
+    return f"# {table.title}\n\n{_lines(lines)}\n{said}{matrices}"
+
+
+def _matrix(layout: Layout, column: ColumnSpec) -> str:
+    """For which published rows each row of ours passes, a sign a metric; "" without a verdict."""
+    found = verdict.matrix(layout.matches, column.label)
+    rows = list(dict.fromkeys(row for row, _ in found))
+    published = list(dict.fromkeys(name for _, name in found))
+    if len(published) < 2:
+        return ""
+    lines = [["ours \\ published", *published], ["---"] * (len(published) + 1)]
+    signs = {pair: "".join(SIGNS[outcome] for outcome in outcomes) for pair, outcomes in found.items()}
+    lines += [[row, *(signs.get((row, name), "") for name in published)] for row in rows]
+    metrics = ", ".join(metric.label for metric in layout.table.spec.metrics)
+    return (
+        f"\n## For which published rows does a row of ours pass? {_escaped(column.label)}\n\n"
+        f"A sign for each of {metrics} that both have.\n\n{_lines(lines)}"
+    )
+
+
+def _lines(lines: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
+
+
+def _heading(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> str:
+    parts = [column.group, column.label, metric.label if len(table.spec.metrics) > 1 else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _cell(text: Text) -> str:
+    if not text.ran:
+        return f"{text.ours} (paper {text.published})" if text.published != "-" else text.ours
+    marked = {1: f"**{text.ours}**", 2: f"<u>{text.ours}</u>"}.get(text.place, text.ours)
+    if text.published == "-":
+        return marked
+    sign = SIGNS.get(text.verdict.kind, "") + ("†" if text.verdict.exploratory else "")
+    needed = f" {text.verdict.seeds:.0f}" if math.isfinite(text.verdict.seeds) else ""
+    return f"{marked} (paper {text.published}; {text.difference}) {sign}{needed}".rstrip()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+# A filled table as it is looked at from Python: cells, runs and curves as data frames, the drawing in notebooks.
+
+
+@dataclass(frozen=True)
+class Filled:
+    """One filled table. Every part is read from its folder when it is first asked for."""
+
+    folder: Path
+
+    @classmethod
+    def named(cls, name: str, results: Path | str = "results") -> Filled:
+        """The table kept in the folder `name`.
+
+        Raises:
+            FedbenchError: there is none.
+        """
+        folders = {folder.name: folder for folder in store.folders(results)}
+        if name not in folders:
+            near = f"; filled are {nearest(name, folders)}" if folders else ""
+            raise FedbenchError(
+                f"no filled table '{name}' below {results}; python -m fedbench reproduce table=NAME fills one{near}"
+            )
+        return cls(folders[name])
+
+    @cached_property
+    def table(self) -> TableResult:
+        """The specification with its cells, and what of it other code made."""
+        return staleness.load(self.folder)[0]
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """One line a cell and metric: mean, standard deviation, values by seed, published value, verdict."""
+        import pandas as pd
+
+        frame: pd.DataFrame = pd.read_csv(io.StringIO(draw_csv(self.table)))
+        return frame
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """One line a run: its whole result row."""
+        return store.files_of(self.folder).frame(store.ROWS)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """The learning curves behind the cells."""
+        return store.files_of(self.folder).frame(store.CURVES)
+
+    @cached_property
+    def matrices(self) -> dict[str, np.ndarray]:
+        """Collaboration matrices [N, N] by "row|column|seed"."""
+        return store.load_matrices(self.folder)
+
+    def __repr__(self) -> str:
+        """The table as Markdown."""
+        return draw_markdown(self.table)
+
+    def _repr_markdown_(self) -> str:
+        """The same, which notebooks draw."""
+        return repr(self)
+
+
+# A table as LaTeX (booktabs): ours with the published value below, best bold, second underlined, as the papers do.
+
+LATEX_SIGNS = {EQUIVALENT: r"$\approx$", DIFFERENT: r"$\neq$", INCONCLUSIVE: "?"}
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+}
+
+
+def draw_latex(table: TableResult) -> str:
+    """A table environment; needs the package booktabs."""
+    layout, spec = Layout(table), table.spec
+    pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
+    width = len(spec.metrics)
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{escaped(table.title)}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(pairs)}}}",
+        r"\toprule",
+    ]
+    if any(column.group for column in layout.columns):
+        lines.append(_spans([(column.group, width) for column in layout.columns]))
+    lines.append(_spans([(column.label, width) for column in layout.columns]))
+    if width > 1:
+        lines.append(" & ".join(["", *(escaped(metric.label) for _, metric in pairs)]) + r" \\")
+    lines.append(r"\midrule")
+    for row in layout.rows:
+        texts = [layout.text(row, *pair) for pair in pairs]
+        lines.append(" & ".join([escaped(row.label), *map(_ours, texts)]) + r" \\")
+        if spec.paper:
+            lines.append(" & ".join([r"\quad published", *map(_published, texts)]) + r" \\")
+    lines += [
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(f"% {remark}" for remark in remarks(layout)),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """`text` with LaTeX's special characters made printable."""
+    return "".join(SPECIAL.get(character, character) for character in text)
+
+
+def _spans(labels: list[tuple[str, int]]) -> str:
+    """A heading line; neighbours with one label share it."""
+    cells = []
+    for label, same in groupby(labels, key=lambda pair: pair[0]):
+        columns = sum(width for _, width in same)
+        cells.append(rf"\multicolumn{{{columns}}}{{c}}{{{escaped(label)}}}")
+    return " & ".join(["", *cells]) + r" \\"
+
+
+def _ours(text: Text) -> str:
+    if not text.ran:
+        return "--"
+    marked = {1: r"\textbf{%s}", 2: r"\underline{%s}"}.get(text.place, "%s")
+    return marked % escaped(text.ours)
+
+
+def _published(text: Text) -> str:
+    if text.published == "-":
+        return ""
+    sign = LATEX_SIGNS.get(text.verdict.kind, "") + (SPECIAL["†"] if text.verdict.exploratory else "")
+    return f"{escaped(text.published)} {sign}".rstrip()
+
+
+# A table for the terminal: one rich table a column of the paper's, a line a row, ours beside the published value.
+
+BEST = {1: "bold", 2: "underline"}
+
+
+def draw_terminal(table: TableResult) -> Group:
+    """All columns in which something ran, what the signs mean, and what is left out."""
+    layout = Layout(table)
+    drawn = [_column(layout, column) for column in layout.columns]
+    signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items() if sign)
+    judged = f"; {signs}" if table.circumstances.faithful else ""
+    order = "; bold best, underlined second" if table.circumstances.trained else ""
+    told = Words(f"published value in brackets{judged}{order}")
+    return Group(*drawn, told, *map(Words, filter(None, [layout.left_out])))
+
+
+def _column(layout: Layout, column: ColumnSpec) -> Table:
+    spec = layout.table.spec
+    title = ", ".join(part for part in (layout.table.title, column.group, column.label) if part)
+    drawn = Table(title=Words(title), title_justify="left")
+    drawn.add_column("", no_wrap=True)
+    for metric in spec.metrics:
+        drawn.add_column(metric.label, justify="right")
+    for row in spec.rows:
+        texts = [layout.text(row, column, metric) for metric in spec.metrics]
+        if not any(text.ran for text in texts):
+            continue
+        cells = []
+        for text in texts:
+            beside = "" if text.published == "-" else f" ({text.published})"
+            sign = SIGNS.get(text.verdict.kind, "")
+            cells.append(
+                Words.assemble((text.ours, BEST.get(text.place, "")), beside, f" {sign}" if sign else "")
+            )
+        drawn.add_row(row.label, *cells)
+    return drawn

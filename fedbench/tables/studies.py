@@ -1,0 +1,385 @@
+"""Studies: cells of a table that no training run's accuracy fills. A table's row names one by `study: NAME`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from fedbench.config.fields import Registry
+from fedbench.core import trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.hardware import pick_trainer
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.trainer import Outcome
+from fedbench.methods import fedap
+from fedbench.methods.fedcollab import distances
+from fedbench.methods.fedcollab.fedcollab import FedCollab
+from fedbench.methods.fedsac import FedSaC
+from fedbench.methods.parts import features, mixing
+from fedbench.models.layers import GlobalMean
+from fedbench.runs.config import RunConfig, from_plain
+from fedbench.runs.execution import build
+from fedbench.runs.fingerprint import load
+
+
+@dataclass(frozen=True)
+class Study(ABC):
+    """Numbers about a federation, by name: the measure `result` reads them as it reads a run's columns."""
+
+    @abstractmethod
+    def run(self, config: RunConfig) -> dict[str, float]:
+        """The numbers, for the data, partition, model, method, protocol and seed of `config`.
+
+        Raises:
+            FedbenchError: the study does not fit them.
+        """
+
+
+STUDIES: Registry[Study] = Registry(
+    "study",
+    {
+        "cs": "fedbench.tables.studies:ClassifierSimilarity",
+        "data_similarity": "fedbench.tables.studies:DataSimilarity",
+        "discriminator_cost": "fedbench.tables.studies:DiscriminatorCost",
+        "fedsac_phases": "fedbench.tables.studies:FedSaCPhases",
+        "ldb": "fedbench.tables.studies:LossSimilarity",
+        "local_seconds": "fedbench.tables.studies:LocalSeconds",
+        "mdb": "fedbench.tables.studies:UpdateSimilarity",
+        "model_cost": "fedbench.tables.studies:ModelCost",
+        "wdb": "fedbench.tables.studies:StatisticsSimilarity",
+    },
+)
+
+
+# Operations and parameters of networks, counted (FedCollab, Table 5).
+#
+# Multiply-adds (MACs) of one forward pass of one sample: the weights of convolutions and linear layers, each as
+# often as
+# it is used, without biases and activations. The paper's number for ResNet-18, 37,220,352, is met to the last
+# digit when
+# a value in batch normalisation counts four, and a mean over n places n + 1, as a common profiler has it; so do we.
+
+
+@dataclass(frozen=True)
+class ModelCost(Study):
+    """Of the model that clients train."""
+
+    def run(self, config: RunConfig) -> dict[str, float]:
+        """`macs` and `params` (statistics of batch normalisation are no parameters)."""
+        data = config.model.view(load(config.dataset))
+        net = config.model.build(data.shape, data.classes)
+        params = sum(leaf.numel() for leaf in net.parameters())
+        return {"macs": float(multiply_adds(net, data.shape)), "params": float(params)}
+
+
+@dataclass(frozen=True)
+class DiscriminatorCost(Study):
+    """Of FedCollab's client discriminator, which sees the features of the model before its classifier, and a label."""
+
+    def run(self, config: RunConfig) -> dict[str, float]:
+        """`macs` and `params`."""
+        if not isinstance(config.method, FedCollab):
+            raise ConfigError("the study 'discriminator_cost' needs method=fedcollab")
+        data = config.model.view(load(config.dataset))
+        task = config.model.task(data.shape, data.classes)
+        model = task.init(torch.Generator().manual_seed(0))
+        width = task.features(model, torch.zeros(1, *data.shape)).numel()
+        hidden = config.method.discriminator.hidden
+        leaves = distances.initial(width, data.classes, hidden, torch.Generator().manual_seed(0))
+        macs = sum(leaves[name].numel() for name in ("Wx", "Wy", "w2"))
+        return {"macs": float(macs), "params": float(sum(leaf.numel() for leaf in leaves.values()))}
+
+
+def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
+    """Of `net` for one input of `shape`, counted while it runs."""
+    counted: list[int] = []
+
+    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        counted.append(operations(module, inputs[0], output))
+
+    hooks = [module.register_forward_hook(count) for module in net.modules()]
+    training = net.training
+    with torch.no_grad():
+        net.eval()(torch.zeros(1, *shape))
+    net.train(training)
+    for hook in hooks:
+        hook.remove()
+    return sum(counted)
+
+
+def operations(module: nn.Module, x: torch.Tensor, output: torch.Tensor) -> int:
+    """Of one layer for one sample; 0 for what holds other layers or does not count."""
+    if isinstance(module, nn.Conv2d):
+        return module.weight.numel() * output[0, 0].numel()
+    if isinstance(module, nn.Linear):
+        return module.weight.numel() * output[0, ..., 0].numel()
+    if isinstance(module, nn.BatchNorm2d):
+        return 4 * x.numel()
+    if isinstance(module, GlobalMean):
+        return x.numel() + output.numel()
+    return 0
+
+
+# pFedSim's measurement study (Tan et al., 2023, section 4.1, Table 2): five measures of the similarity of two
+# clients.
+#
+# Four clients i, i', j and k (partition label_groups) train from the same initial weights, each alone (method local).
+# The paper defines data similarity (Eq. 1) and classifier similarity (Eq. 2), and the others by reference alone:
+# - WDB, FedAP (Lu et al., 2022): 1 / d_ij, d_ij the distance of batch-normalisation statistics that FedAP's weights
+#   are made of;
+# - MDB, CFL (Sattler et al., 2020): the cosine of the models' changes in training;
+# - LDB, FedFomo (Zhang et al., 2021), Eq. 4: (L_i(theta_i) - L_i(theta_j)) / |theta_j - theta_i|, L_i on the
+# test samples
+#   of the first client of the pair.
+
+PAIRS = {"i and i'": (0, 1), "i and j": (0, 2), "j and k": (2, 3), "i and k": (0, 3)}
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The clients' models [N, ...] before and after training."""
+
+    setup: Setup
+    before: Tree
+    after: Tree
+
+
+@dataclass(frozen=True)
+class Similarity(Study):
+    """A measure of two clients, for the paper's four pairs."""
+
+    trains: ClassVar[bool] = True  # whether it compares trained models
+
+    def run(self, config: RunConfig) -> dict[str, float]:
+        """See Study.run."""
+        setup = build(config)[0]
+        clients = setup.federation.clients
+        if clients < 4 or config.labels["method"] != "local":
+            raise ConfigError("this study compares four clients trained alone: method=local, four clients")
+        models = trained(json.dumps(dict(config.plain))) if self.trains else Trained(setup, {}, {})
+        with torch.no_grad():
+            return {name: float(self.of(models, first, second)) for name, (first, second) in PAIRS.items()}
+
+    @abstractmethod
+    def of(self, models: Trained, first: int, second: int) -> Tensor:
+        """The similarity of two clients, a scalar."""
+
+
+@functools.lru_cache(maxsize=8)
+def trained(plain: str) -> Trained:
+    """Every client alone, as the config `plain` (JSON) says; the same models for all measures."""
+    config = from_plain(json.loads(plain))
+    setup = build(config)[0]
+    trainer = pick_trainer(setup, config.hardware)
+    try:
+        simulation = Simulation(setup, trainer)
+        state = simulation.begin()
+        before = trees.clone(state.memory)
+        while not simulation.done(state):
+            simulation.step(state)
+    finally:
+        trainer.close()
+    return Trained(setup, before, dict(state.memory))
+
+
+@dataclass(frozen=True)
+class DataSimilarity(Similarity):
+    """1 - dist of Eq. 1: the share of the two clients' training samples whose label both have."""
+
+    trains: ClassVar[bool] = False
+
+    def of(self, models: Trained, first: int, second: int) -> Tensor:
+        """See Similarity.of."""
+        counts = models.setup.population.label_counts[[first, second]]
+        shared = (counts > 0).all(0)
+        return counts[:, shared].sum() / counts.sum()
+
+
+@dataclass(frozen=True)
+class ClassifierSimilarity(Similarity):
+    """CS, Eq. 2: the mean over classes of the cosine of the classifiers' rows (weights, as in pFedSim itself)."""
+
+    def of(self, models: Trained, first: int, second: int) -> Tensor:
+        """See Similarity.of."""
+        weight = models.after["head.weight"]
+        return cosine_similarity(weight[first], weight[second], dim=1).mean()
+
+
+@dataclass(frozen=True)
+class UpdateSimilarity(Similarity):
+    """MDB: the cosine of the changes of all weights."""
+
+    def of(self, models: Trained, first: int, second: int) -> Tensor:
+        """See Similarity.of."""
+        task = models.setup.task
+        before, after = task.weights(models.before), task.weights(models.after)
+        change = trees.flatten({name: leaf - before[name] for name, leaf in after.items()})
+        return cosine_similarity(change[first], change[second], dim=0)
+
+
+@dataclass(frozen=True)
+class StatisticsSimilarity(Similarity):
+    """WDB: one over FedAP's distance of batch-normalisation statistics."""
+
+    def of(self, models: Trained, first: int, second: int) -> Tensor:
+        """See Similarity.of."""
+        task = models.setup.task
+        statistics = {name: leaf for name, leaf in models.after.items() if task.is_buffer(name)}
+        if not statistics:
+            raise ConfigError(
+                "the study 'wdb' needs a model with batch normalisation, such as model=lenet5_bn"
+            )
+        return 1 / fedap.distances(statistics)[first, second]
+
+
+@dataclass(frozen=True)
+class LossSimilarity(Similarity):
+    """LDB: FedFomo's weight of the second client's model for the first client."""
+
+    def of(self, models: Trained, first: int, second: int) -> Tensor:
+        """See Similarity.of."""
+        task, federation = models.setup.task, models.setup.federation
+        data = Batch(*federation.gather(federation.indices("local", first)))
+        own, other = trees.row(models.after, first), trees.row(models.after, second)
+        gain = features.mean_loss(own, data, task) - features.mean_loss(other, data, task)
+        return gain / trees.squared_distance(task.weights(own), task.weights(other)).sqrt()
+
+
+# Seconds: of FedSaC's phases (Yan et al., 2024, Table 6) and of local training a sample (pFedSim, Table 7).
+#
+# Clients are trained one after another, whatever engine the config asks for: both tables are about one client's work.
+
+REPEATS = 5  # of what takes milliseconds; the median counts
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One client in one round."""
+
+    samples: int
+    training: float  # seconds in the optimiser's steps
+    seconds: float  # in all local work
+
+
+class Stopwatch(LoopedTrainer):
+    """The plain loop, timed client by client; keeps the latest uploads."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.laps: list[Lap] = []
+        self.uploads: Tree = {}
+        self._steps = 0.0
+
+    def train(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+    ) -> Outcome:
+        """See Trainer.train."""
+        outcome = super().train(ids, message, memory, clock, score)
+        self.uploads = outcome.uploads
+        return outcome
+
+    def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
+        """See LoopedTrainer.train_one; timed with what the client then makes of its upload."""
+
+        def work() -> Outcome:
+            outcome = super(Stopwatch, self).train_one(client, view, score)
+            with torch.no_grad():
+                self.setup.method.compress(outcome.uploads)
+            return outcome
+
+        self._steps = 0.0
+        outcome, seconds = self.timed(work)
+        self.laps.append(Lap(self.setup.federation.size(client), self._steps, seconds))
+        return outcome
+
+    def descend(
+        self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
+    ) -> list[Tensor]:
+        """See LoopedTrainer.descend."""
+        losses, seconds = self.timed(
+            lambda: super(Stopwatch, self).descend(client, work, view, stages, purpose)
+        )
+        self._steps += seconds
+        return losses
+
+    def timed(self, work: Callable[[], ResultT]) -> tuple[ResultT, float]:
+        """(result, seconds) of `work`, waiting for a GPU to end it."""
+        device = self.setup.federation.device
+        begin = time.perf_counter()
+        result = work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return result, time.perf_counter() - begin
+
+    def median(self, work: Callable[[], object]) -> float:
+        """Median seconds of `work` over a few repeats."""
+        return median(self.timed(work)[1] for _ in range(REPEATS))
+
+
+def play(config: RunConfig) -> tuple[Stopwatch, State]:
+    """All rounds of a run, timed; clients are scored before the first and after the last only."""
+    setup = build(config)[0]
+    setup = replace(
+        setup, protocol=replace(setup.protocol, score="received", eval_every=setup.protocol.rounds)
+    )
+    watch = Stopwatch(setup)
+    simulation = Simulation(setup, watch)
+    state = simulation.begin()
+    while not simulation.done(state):
+        simulation.step(state)
+    return watch, state
+
+
+@dataclass(frozen=True)
+class LocalSeconds(Study):
+    """pFedSim's xi_p: seconds of a client's local work over its training samples, mean over rounds and cohorts."""
+
+    def run(self, config: RunConfig) -> dict[str, float]:
+        """`seconds_per_sample`."""
+        laps = play(config)[0].laps
+        return {"seconds_per_sample": sum(lap.seconds / lap.samples for lap in laps) / len(laps)}
+
+
+@dataclass(frozen=True)
+class FedSaCPhases(Study):
+    """Seconds a round of one client's local training, and of what FedSaC adds for all of its clients."""
+
+    def run(self, config: RunConfig) -> dict[str, float]:
+        """`training`, `similarity`, `complementarity` (subspaces and their angles) and `optimization` (Eq. 8)."""
+        method = config.method
+        if not isinstance(method, FedSaC):
+            raise ConfigError("the study 'fedsac_phases' needs method=fedsac")
+        watch, state = play(config)
+        ids = torch.arange(watch.setup.federation.clients)
+        cohort = watch.setup.cohort(ids, Clock(0, config.protocol.rounds))
+        with torch.no_grad():
+            S = method.similarities(state.server, watch.uploads, cohort)
+            U = watch.uploads["subspace/U"]
+            C = features.complementarity(U, method.angles == "greedy").to(S)
+            rows = cohort.weights.to(S) - (method.alpha * C - method.beta * S) / 2
+            similarity = watch.median(lambda: method.similarities(state.server, watch.uploads, cohort))
+            angles = watch.median(lambda: features.complementarity(U, method.angles == "greedy"))
+            optimization = watch.median(lambda: mixing.project(rows))
+        subspaces = median(lap.seconds - lap.training for lap in watch.laps)
+        return {
+            "training": median(lap.training for lap in watch.laps),
+            "similarity": similarity,
+            "complementarity": len(ids) * subspaces + angles,
+            "optimization": optimization,
+        }

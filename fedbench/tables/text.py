@@ -1,0 +1,641 @@
+"""What every rendering of a table shares: the text of a cell, and which cells are best and second."""
+
+from __future__ import annotations
+
+import functools
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fedbench.config import groups
+from fedbench.core.files import write_text
+from fedbench.runs.progress import STALE
+from fedbench.tables import spec, store, verdict
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEAST_SEEDS
+from fedbench.tables.estimate import spell
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec
+from fedbench.tables.store import LOCAL, PENDING, Cell, TableResult
+from fedbench.tables.verdict import (
+    KINDS,
+    NONE,
+    Agreement,
+    Bias,
+    Match,
+    Verdict,
+    agreements,
+    biases,
+    counts,
+    judge,
+)
+
+DASH = "-"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A cell in words."""
+
+    ours: str  # "92.02 ± 0.39", "> horizon", or why there is no value
+    published: str  # as printed, or a dash
+    difference: str  # signed, with its 95 % interval and Hedges' g where there is a test; or a dash
+    verdict: Verdict
+    place: int  # 1: best of its column and metric, 2: second, 0: neither
+    ran: bool
+    also: tuple[str, ...] = ()  # other rows to whose published value it is equivalent as well
+
+
+class Layout:
+    """A table with its cells put into words."""
+
+    def __init__(self, table: TableResult) -> None:
+        self.table = table
+        self._places = {
+            (column.label, metric.name): _places(table, column, metric)
+            for column in table.spec.columns
+            for metric in table.spec.metrics
+        }
+
+    @cached_property
+    def columns(self) -> list[ColumnSpec]:
+        """The columns in which something ran; all of them if nothing did."""
+        ran = {cell.column for cell in self.table.cells if cell.values}
+        return [column for column in self.table.spec.columns if not ran or column.label in ran]
+
+    @cached_property
+    def rows(self) -> list[RowSpec]:
+        """The rows that have a value in those columns, or a reason why one that was asked for is not there; or all."""
+        columns = {column.label for column in self.columns}
+        known = {cell.row for cell in self.table.cells if cell.column in columns and not _pending(cell)}
+        return [row for row in self.table.spec.rows if not known or row.label in known]
+
+    @property
+    def left_out(self) -> str:
+        """The rows and columns that were not asked for, or have not begun; "" if there are none."""
+        spec = self.table.spec
+        begun = {cell.column for cell in self.table.cells if not _pending(cell)}
+        rows = [row.label for row in spec.rows if row not in self.rows]
+        columns = [
+            each.label for each in spec.columns if each not in self.columns and each.label not in begun
+        ]
+        sides = (("rows", rows), ("columns", columns))
+        said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
+        return f"Left out, as {PENDING}: {said}." if said else ""
+
+    @cached_property
+    def matches(self) -> list[verdict.Match]:
+        """Every cell with a verdict beside every published value of its column and metric."""
+        return verdict.matches(self.table)
+
+    @cached_property
+    def biases(self) -> list[Bias]:
+        """Joint tests of groups of rows."""
+        return biases(self.table)
+
+    def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
+        """The cell of a row, a column and a metric."""
+        cell = self.table.cell(row.label, column.label, metric.name)
+        judged, value = judge(self.table, cell), ours(cell, metric)
+        marked = cell.values and value != DASH and (row.label, column.label) in self.table.stale
+        return Text(
+            value + (STALE if marked else ""),
+            DASH if cell.published is None else cell.published.text,
+            difference(judged, metric),
+            judged,
+            self._places[column.label, metric.name].get(row.label, 0),
+            bool(cell.values),
+            verdict.passes_for(self.matches, column.label, metric.name, row.label),
+        )
+
+
+def _pending(cell: Cell) -> bool:
+    return not cell.values and cell.reason in ("", PENDING)
+
+
+def ours(cell: Cell, metric: MetricSpec) -> str:
+    """Our value: mean ± std, with the number of seeds that never got there; or the reason for having none."""
+    finite = [value for value in cell.values if math.isfinite(value)]
+    if not cell.values:
+        return cell.reason or "not run"
+    if not finite:
+        return DASH
+    digits = metric.decimals
+    mean = sum(finite) / len(finite)
+    text = f"{mean:.{digits}f}"
+    if len(finite) > 1:
+        spread = math.sqrt(sum((value - mean) ** 2 for value in finite) / (len(finite) - 1))
+        text += f" ± {spread:.{digits}f}"
+    missed = len(cell.values) - len(finite)
+    return f"{text} ({missed} of {len(cell.values)} censored)" if missed else text
+
+
+def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[str, int]:
+    """1 for the best rows, 2 for the second, as they are printed; nothing without an order that means anything."""
+    if metric.better == "neither" or not table.circumstances.trained:
+        return {}
+    sign = 1 if metric.better == "higher" else -1
+    means = {
+        row.label: sign * round(table.cell(row.label, column.label, metric.name).mean, metric.decimals)
+        for row in table.spec.rows
+        if math.isfinite(table.cell(row.label, column.label, metric.name).mean)
+    }
+    levels = sorted(set(means.values()), reverse=True)[:2]
+    return {row: levels.index(mean) + 1 for row, mean in means.items() if mean in levels and len(means) > 1}
+
+
+def difference(judged: Verdict, metric: MetricSpec) -> str:
+    """Ours - published, its 95 % interval and Hedges' g; a dash if there is no difference."""
+    if not math.isfinite(judged.difference):
+        return DASH
+    digits, test = metric.decimals, judged.comparison
+    text = f"{judged.difference:+.{digits}f}"
+    if test is None:
+        return text
+    text += f" [{test.low:.{digits}f}, {test.high:.{digits}f}]"
+    return text if math.isnan(test.effect) else f"{text}, g {test.effect:.1f}"
+
+
+# What a filled table is, in words: its setting, its data, its seeds, and the commands that fill it.
+
+PAPERS = {
+    "fedcollab": "FedCollab",
+    "fedsac": "FedSaC",
+    "pfedsim": "pFedSim",
+    "sosicfl": "SosicFL",
+    "fedrema": "FedReMa",
+}
+WORDS = {  # key of a run's config -> what a reader is told of its value
+    "model": "network {}",
+    "model.classifier": "classifier split: {}",
+    "partition": "partition {}",
+    "partition.num_clients": "{} clients",
+    "partition.size": "{} samples a client",
+    "partition_seed": "the partition of seed {}",
+    "protocol.rounds": "{} rounds",
+    "reference_seed": "Local of seed {}",
+}
+
+
+def setting(table: TableResult) -> str:
+    """`as published`, or what differs from the paper."""
+    made, own = table.circumstances, table.spec
+    parts = ["our own"] if not own.paper or own.varies else []
+    parts += [f"scale `{made.scale}`"] if made.scale != "paper" else []
+    parts += [f"`{text}`" for text in (*made.changed, *made.varied)]
+    return ", ".join(parts) or "as published"
+
+
+def spelled(overrides: Sequence[str]) -> str:
+    """`lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words of its own as it is."""
+    pairs = (text.partition("=")[::2] for text in overrides)
+    return ", ".join(WORDS.get(key, f"{key}={{}}").format(value) for key, value in pairs)
+
+
+def data(table: TableResult) -> str:
+    """The data sets that were run, and of how many columns."""
+    columns = [column for column in table.spec.columns if column.label in ran(table, "column")]
+    own = dict.fromkeys(
+        text.partition("=")[2]
+        for column in columns
+        for text in (*table.spec.base, *column.overrides)
+        if text.startswith("dataset=")
+    )
+    substitute = table.circumstances.substitute
+    named = f"{substitute} instead" if substitute else ", ".join(own)
+    every = len(table.spec.columns)
+    return named if len(columns) == every else f"{named}, {len(columns)} of {every} columns"
+
+
+def ran(table: TableResult, side: str) -> set[str]:
+    """Labels of the rows ("row") or columns ("column") in which something ran."""
+    return {getattr(cell, side) for cell in table.cells if cell.values}
+
+
+def seeds(table: TableResult, row: str) -> tuple[int, ...]:
+    """Of which the row has values."""
+    return tuple(sorted({seed for cell in table.cells if cell.row == row for seed in cell.seeds}))
+
+
+def commands(table: TableResult) -> Iterator[str]:
+    """`make reproduce-TABLE ...` for all rows that have the same seeds."""
+    groups: dict[tuple[int, ...], set[str]] = {}
+    for row in ran(table, "row"):
+        groups.setdefault(seeds(table, row), set()).add(row)
+    columns = _numbers("columns", table.spec.columns, ran(table, "column"))
+    for own, rows in sorted(groups.items(), reverse=True):
+        chosen = [*columns, *_numbers("rows", table.spec.rows, rows), *_seeds_text(table, own)]
+        yield " ".join([f"make reproduce-{table.spec.name.replace('_', '-')}", *_made(table), *chosen])
+
+
+def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> str:
+    """`python -m fedbench reproduce ...` for one cell with its seeds; those of the table where it has none."""
+    chosen = [
+        *_numbers("rows", table.spec.rows, {row}),
+        *_numbers("columns", table.spec.columns, {column}),
+        *(_seeds_text(table, own) if own else []),
+    ]
+    words = ["python", "-m", "fedbench", "reproduce", f"table={table.spec.name}", *_made(table), *chosen]
+    return shlex.join(words)
+
+
+def _made(table: TableResult) -> list[str]:
+    made = table.circumstances
+    words = [f"substitute={made.substitute}"] if made.substitute else []
+    words += [f"scale={made.scale}"] if made.scale != "paper" else []
+    return [*words, *made.changed, *made.varied]
+
+
+def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
+    """`seeds=5`, or which; nothing for those that the table has anyway."""
+    if own == tuple(range(_of_scale(table.circumstances.scale) or table.spec.seeds)):
+        return []
+    count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
+    return [f"seeds={count}"]
+
+
+@functools.cache
+def _of_scale(name: str) -> int | None:
+    """How many seeds a scale has of its own."""
+    return spec.load_scale(name).seeds
+
+
+def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:
+    """`key=1,3`, the places of the chosen lines; nothing for all of them."""
+    places = [str(number) for number, line in enumerate(lines, 1) if line.label in chosen]
+    return [] if len(places) == len(lines) else [f"{key}={','.join(places)}"]
+
+
+# What is said of a table's verdicts: the rule and its margins, how many of which kind, and what they are worth.
+
+SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
+
+
+def sentences(layout: Layout) -> Iterator[str]:
+    """One each; nothing for a table that mirrors no published one."""
+    table = layout.table
+    if not table.spec.paper:
+        return
+    if not table.circumstances.faithful:
+        yield "Beside ours the published value and the difference. No verdicts: this is not the paper's setting."
+        return
+    yield (
+        "Beside ours the published value, and in brackets behind the difference its 95 % interval and effect size "
+        "(Hedges' g). Equivalent (≈): the 90 % interval of the difference lies inside the margin, an equivalence test "
+        "at 5 %. Different (≠): the 95 % interval lies wholly outside it. Inconclusive (?): neither; a number behind "
+        "it is how many seeds of ours would decide. See docs/verdicts.md."
+    )
+    yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
+    yield from _partitions(table)
+    yield from _count_remarks(table)
+    if any(
+        len(cell.values) < LEAST_SEEDS and judge(table, cell).kind == INCONCLUSIVE for cell in table.cells
+    ):
+        yield f"Values of one seed are inconclusive: a test needs {LEAST_SEEDS}."
+    yield from _leaning(layout)
+    yield from _worth(layout)
+
+
+def counted(found: Counter[str]) -> str:
+    """How many verdicts of which kind, in words."""
+    words = [f"{found[kind]} {kind}" for kind in KINDS if kind != NONE]
+    return f"{', '.join(words)}, {found[NONE]} without a verdict"
+
+
+def _margin(table: TableResult, metric: MetricSpec) -> str:
+    own = table.spec.margins.get(metric.name)
+    sizes = {spec.width(metric.name, table.spec.margins, 100, n) for n in table.clients.values() or [None]}
+    if own is None and metric.name == "ipr":
+        words = f"one client ({', '.join(f'{size:g}' for size in sorted(filter(None, sizes))) or 'unknown'})"
+    else:
+        relative = (own or spec.default(metric.name)).relative
+        words = f"{sizes.pop():g}{' % of the published value' if relative else ''}"
+    return f"{metric.label} {words}{f' ({own.why})' if own else ''}"
+
+
+def _partitions(table: TableResult) -> Iterator[str]:
+    """Over what the intervals are: training seeds alone, or the draw of the partition as well."""
+    made = (*table.circumstances.varied, *table.circumstances.changed)
+    kept = {
+        column.label: [text for text in (*table.spec.base, *column.overrides, *made) if _keeps(text)]
+        for column in table.spec.columns
+    }
+    for texts, labels in groupby(kept, key=lambda label: kept[label]):
+        where = "" if len({*map(tuple, kept.values())}) == 1 else f"{', '.join(labels)}: "
+        if texts:
+            yield (
+                f"{where}One partition for all seeds ({' '.join(texts)}): intervals and verdicts are over training "
+                "seeds on this partition and say nothing of another."
+            )
+        else:
+            yield (
+                f"{where}Each seed draws its own partition: intervals hold the draw and the training. If the paper "
+                "kept one partition, a difference may be that draw's, which its spread does not show."
+            )
+
+
+def _keeps(override: str) -> bool:
+    """Whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
+    key, _, value = override.partition("=")
+    file = groups.conf_dir() / "partition" / f"{value}.yaml"
+    if key != "partition" or not file.is_file():
+        return key == "partition_seed"
+    return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
+
+
+def _count_remarks(table: TableResult) -> Iterator[str]:
+    what = "cells beside a published value" if table.spec.varies else "published values"
+    found, apart = counts(table), counts(table, exploratory=True)
+    if found:
+        yield f"Of {found.total()} {what}: {counted(found)}."
+    if apart:
+        yield f"Exploratory, counted apart: of {apart.total()} {what}: {counted(apart)}."
+    reasons: dict[str, dict[str, None]] = {}
+    for column in table.spec.columns:
+        for row in table.spec.rows:
+            if reason := table.exploratory(row.label, column.label):
+                label = column.label if reason == column.exploratory else row.label
+                reasons.setdefault(reason, {})[label] = None
+    for reason, labels in reasons.items():
+        named = "all rows" if [*labels] == [row.label for row in table.spec.rows] else ", ".join(labels)
+        yield f"Exploratory (†), {named}: {reason}."
+
+
+def _leaning(layout: Layout) -> Iterator[str]:
+    """The joint tests, a sentence a column and group."""
+    digits = {metric.name: (metric.label, metric.decimals) for metric in layout.table.spec.metrics}
+    found = sorted(layout.biases, key=lambda each: (each.column, each.group))
+    for (column, group), metrics in groupby(found, key=lambda each: (each.column, each.group)):
+        told = "; ".join(_bias(each, *digits[each.metric]) for each in metrics)
+        yield f"Does a group lean to one side? {column}, {group}, mean difference over rows: {told} (bias.csv)."
+
+
+def _bias(each: Bias, label: str, decimals: int) -> str:
+    interval = f"[{each.low:.{decimals}f}, {each.high:.{decimals}f}]"
+    side = f"{each.below} of {each.rows} rows below"
+    return f"{label} {each.difference:+.{decimals}f} {interval}, p = {each.p:.2g} by Holm, {side}"
+
+
+def _worth(layout: Layout) -> Iterator[str]:
+    """For how many other published rows the rows pass."""
+    labels = {metric.name: metric.label for metric in layout.table.spec.metrics}
+    for column in layout.table.spec.columns:
+        here = [each for each in layout.matches if each.column == column.label]
+        told = [
+            _passing(labels[metric], list(each))
+            for metric, each in groupby(here, key=lambda each: each.metric)
+        ]
+        if len({each.published for each in here}) > 1:
+            yield (
+                f"What a verdict is worth, {column.label}, each row against the published values of all rows "
+                f"(specificity.csv): {'; '.join(told)}."
+            )
+
+
+def _passing(label: str, found: Sequence[Match]) -> str:
+    own = {each.row for each in found if each.row == each.published and each.outcome == EQUIVALENT}
+    others = [each for each in found if each.row != each.published]
+    also = [each for each in others if each.outcome == EQUIVALENT]
+    passing = sum(each.row in own for each in also)
+    mean = f", which pass for {passing / len(own):.1f} other rows on average" if own else ""
+    different = sum(each.outcome == DIFFERENT for each in others)
+    return (
+        f"{label} {len(own)} of {len({each.row for each in found})} rows are equivalent to their own{mean}, and of "
+        f"{len(others)} pairs of different rows {len(also)} are equivalent, {different} different"
+    )
+
+
+def remarks(layout: Layout) -> list[str]:
+    """All of them, in the order in which they are read."""
+    table = layout.table
+    spec, made = table.spec, table.circumstances
+    said = [*_seed_remarks(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]
+    if made.trained:
+        said += [_agreement(each, spec.headline) for each in agreements(table)]
+        said += _significance(table)
+    else:
+        said.append("The runs are too short for the order of the methods to mean anything.")
+    said += spec.notes
+    if made.scale == "paper" and not made.substitute:
+        said += [finding.text for finding in spec.findings if finding.changed == made.changed]
+    said += [f"{row.label}: {row.note}" for row in layout.rows if row.note]
+    said += [f"{column.label}: {column.note}" for column in layout.columns if column.note]
+    spent = f", {spell(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
+    said.append(f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}.")
+    return said
+
+
+def _seed_remarks(table: TableResult) -> Iterator[str]:
+    """Over which seeds the values are, and which rows have only some of them."""
+    seeds = sorted({seed for cell in table.cells for seed in cell.seeds})
+    words = ", ".join(map(str, seeds)) or "none"
+    yield f"Ours: mean ± sample standard deviation over seeds {words}."
+    rows: dict[tuple[int, ...], list[str]] = {}
+    for row in table.spec.rows:
+        own = {seed for cell in table.cells if cell.row == row.label for seed in cell.seeds}
+        if own and own != set(seeds):
+            rows.setdefault(tuple(sorted(own)), []).append(row.label)
+    each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in rows.items()]
+    if each:
+        yield f"Fewer seeds so far: {'; '.join(each)}."
+
+
+def _scale(table: TableResult) -> Iterator[str]:
+    """What the scale changes, in its own words."""
+    if words := spec.load_scale(table.circumstances.scale).words:
+        yield words
+
+
+def _stale(table: TableResult) -> Iterator[str]:
+    """Which cells other code made, or have another Local, and how to make them again."""
+    again = "The command with stale=rerun makes them again."
+    if parts := sorted({part for parts in table.stale.values() for part in parts} - {LOCAL}):
+        rows = dict.fromkeys(row for (row, _), own in table.stale.items() if {*own} - {LOCAL})
+        yield (
+            f"Made by other code than today's ({STALE}), as the code of {', '.join(parts)} has changed since: "
+            f"{', '.join(rows)}. {again}"
+        )
+    if apart := dict.fromkeys(row for (row, _), own in table.stale.items() if LOCAL in own):
+        yield (
+            f"IPR and RSD against another result of Local than the one above ({STALE}), which was run again since on "
+            f"a machine that rounds otherwise: {', '.join(apart)}. {again}"
+        )
+
+
+def _absent(layout: Layout) -> list[str]:
+    """Which rows and columns are left out, and why."""
+    shown = {column.label for column in layout.columns}
+    reasons = {
+        column.label: _reason(layout.table, column)
+        for column in layout.table.spec.columns
+        if column.label not in shown
+    }
+    said = [f"No run of column {label}: {reason}." for label, reason in reasons.items() if reason]
+    return [*filter(None, [layout.left_out]), *said]
+
+
+def _reason(table: TableResult, column: ColumnSpec) -> str:
+    reasons = {cell.reason for cell in table.cells if cell.column == column.label} - {"", PENDING}
+    return "; ".join(sorted(reason.removeprefix("not run: ") for reason in reasons))
+
+
+def _significance(table: TableResult) -> list[str]:
+    metric = table.spec.metrics[0]
+    if metric.better == "neither":
+        return []
+    said = []
+    reference = table.spec.headline
+    pairs = verdict.paired(table, metric, reference) if reference else []
+    for column in dict.fromkeys(each.column for each in pairs):
+        here = [each for each in pairs if each.column == column]
+        told = {
+            "above": [each.row for each in here if each.low > 0 and each.p < verdict.LEVEL],
+            "below": [each.row for each in here if each.high < 0 and each.p < verdict.LEVEL],
+        }
+        words = "; ".join(f"{side} {', '.join(rows)}" for side, rows in told.items() if rows)
+        said.append(
+            f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is {words or 'not told apart'}"
+            f" ({len(here)} comparisons, all in significance.csv)."
+        )
+    ranked = verdict.ranks(table, metric)
+    if ranked is not None:
+        order = sorted(ranked.ranks.items(), key=lambda item: item[1])
+        said.append(
+            f"Average rank by {metric.label} over {ranked.blocks} blocks (columns and seeds): "
+            + ", ".join(f"{row} {rank:.2f}" for row, rank in order)
+            + f"; critical difference {ranked.critical:.2f} (Nemenyi, 5 %), Friedman p = {ranked.p:.3g}."
+        )
+    return said
+
+
+def _agreement(each: Agreement, headline: str) -> str:
+    text = f"{each.column}, {each.metric}: order of {each.rows} rows against the paper's, Kendall's tau "
+    text += "undefined" if math.isnan(each.tau) else f"{each.tau:.2f}"
+    if each.headline is not None and each.headline_published:
+        holds = "holds" if each.headline else f"does not hold, best is {', '.join(each.best_ours)}"
+        text += f"; the paper's claim that {headline} is best {holds}"
+    return text + "."
+
+
+# How many published values of all filled tables have which verdict: verdicts.md beside them.
+
+JUDGED_KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE)
+FILE = "verdicts.md"
+COLUMNS = ("values", *JUDGED_KINDS)
+HEAD = """\
+# How many values have which verdict
+
+Values of ours beside a published one, at the papers' settings, by table. Exploratory values, whose setting was chosen
+after outcomes had been seen, are counted apart. A value that stands in several tables, as FedCollab's own, counts once
+in the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
+
+"""
+FOOT = "\nWritten by `python -m fedbench redraw results`; nothing is trained.\n"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One value with a verdict."""
+
+    paper: str
+    folder: str
+    setting: str  # what was varied of what the paper leaves open; "" if nothing
+    keys: tuple[str, ...]  # of its runs
+    metric: str
+    kind: str
+    exploratory: bool
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The values of a paper's tables at one setting, each once."""
+
+    paper: str
+    setting: str
+    tables: tuple[str, ...]  # folders
+    values: tuple[Judged, ...]
+
+
+def write(results: Path) -> None:
+    """Write verdicts.md into `results`, if a table there has a verdict."""
+    if found := judged({folder.name: store.load_table(folder) for folder in store.folders(results)}):
+        write_text(results / FILE, HEAD + table(found) + FOOT)
+
+
+def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
+    """Every value with a verdict in filled tables, which are given by the name of their folder."""
+    found = []
+    for folder, filled in tables.items():
+        setting = " ".join(filled.circumstances.varied)
+        for cell in filled.cells:
+            verdict = judge(filled, cell)
+            if verdict.kind != NONE:
+                place = (filled.spec.paper, folder, setting)
+                found.append(Judged(*place, cell.keys, cell.metric, verdict.kind, bool(verdict.exploratory)))
+    return found
+
+
+def tallies(found: Sequence[Judged]) -> list[Tally]:
+    """One for all tables of a paper with the same setting that hold values not exploratory."""
+    confirmed = [each for each in found if not each.exploratory]
+    made = []
+    for paper, setting in dict.fromkeys((each.paper, each.setting) for each in confirmed):
+        tables = [each.folder for each in confirmed if (each.paper, each.setting) == (paper, setting)]
+        once = _once([each for each in found if each.folder in tables])
+        made.append(Tally(paper, setting, tuple(dict.fromkeys(tables)), tuple(once)))
+    return made
+
+
+def _once(found: Sequence[Judged]) -> list[Judged]:
+    """Of values that share a run, the one with most seeds: a table may have more of them than another has."""
+    kept: list[Judged] = []
+    for each in sorted(found, key=lambda each: -len(each.keys)):
+        if not any(each.metric == other.metric and set(each.keys) & set(other.keys) for other in kept):
+            kept.append(each)
+    return kept
+
+
+def kinds_of(found: Sequence[Judged], *, exploratory: bool = False) -> Counter[str]:
+    """How many of which kind: those that are exploratory, or all others."""
+    return Counter(each.kind for each in found if each.exploratory == exploratory)
+
+
+def words(found: Sequence[Judged]) -> str:
+    """The counts as a phrase, those of exploratory values apart."""
+    return "; exploratory: ".join(filter(None, _phrases(found))) or "none"
+
+
+def _phrases(found: Sequence[Judged]) -> Iterator[str]:
+    for exploratory in (False, True):
+        kinds = kinds_of(found, exploratory=exploratory)
+        told = ", ".join(f"{kinds[kind]} {kind}" for kind in JUDGED_KINDS if kinds[kind])
+        yield told or ("" if exploratory or not found else "none")
+
+
+def table(found: Sequence[Judged]) -> str:
+    """A line a table, and one for each tally."""
+    lines = [["table", *COLUMNS, *(f"exploratory: {column}" for column in COLUMNS)]]
+    lines.append(["---"] * len(lines[0]))
+    lines += [
+        [
+            f"[{folder}](tables/{folder}/table.md)",
+            *_count_cells([each for each in found if each.folder == folder]),
+        ]
+        for folder in dict.fromkeys(each.folder for each in found)
+    ]
+    for each in tallies(found):
+        label = f"{each.paper}, {each.setting or 'as specified'}, {len(each.tables)} tables, each value once"
+        lines.append([label, *_count_cells(each.values)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _count_cells(found: Sequence[Judged]) -> list[str]:
+    said = []
+    for exploratory in (False, True):
+        kinds = kinds_of(found, exploratory=exploratory)
+        said += [str(kinds.total()), *(str(kinds[kind]) for kind in JUDGED_KINDS)]
+    return said
