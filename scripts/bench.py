@@ -3,9 +3,8 @@
     python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out runs/bench]
 
 W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone, W6 five seeds as one
-program. PROFILE and PHASES tell where the time of a round and of a run goes, by operator and by phase. SCALE, which
-has to be asked for, measures rounds against the number of clients and the cohort. Results go to OUT/MACHINE.json with
-a page beside it, those of SCALE to OUT/scale.
+program. PHASES tells where the time of a run goes. SCALE, which has to be asked for, measures rounds against the number
+of clients and the cohort. Results go to OUT/MACHINE.json with a page beside it, those of SCALE to OUT/scale.
 """
 
 from __future__ import annotations
@@ -52,15 +51,8 @@ def server_side(_name: str, result: Result, given: argparse.Namespace) -> None:
 
 def together(_name: str, result: Result, given: argparse.Namespace) -> None:
     """Five seeds as one program."""
-    found = seeds.run("W1", torch.device(given.device), given.repeats, quick=given.quick)
+    found = seeds.run(WORKLOADS["W1"], torch.device(given.device), given.repeats, quick=given.quick)
     result["seeds"] = found | conditions(result)
-
-
-def profiled(_name: str, result: Result, given: argparse.Namespace) -> None:
-    """Where the time of a round goes."""
-    result["profile"] = [
-        server.operators(WORKLOADS[name], torch.device(given.device)) for name in ("W1", "W2")
-    ]
 
 
 def phased(_name: str, result: Result, given: argparse.Namespace) -> None:
@@ -87,7 +79,6 @@ PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
     **dict.fromkeys(WORKLOADS, local_training),
     "W5": server_side,
     "W6": together,
-    "PROFILE": profiled,
     "PHASES": phased,
     "SCALE": at_scale,
 }

@@ -99,14 +99,6 @@ def _workloads() -> dict[str, Workload]:
             2,
         ),
         Workload(
-            "W1C",
-            "W1 with all 100 clients a round",
-            (*lenet, "protocol.cohort=all"),
-            (500,) * 100,
-            small,
-            2,
-        ),
-        Workload(
             "W2",
             "FedCollab's label shift: MLP 784-200-200-10, ten clients of 2100 and ten of 14, 1 epoch, batch 32",
             ("model=mlp", "protocol=fedcollab_label_shift"),

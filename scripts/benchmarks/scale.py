@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages import table
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.render import table
 from benchmarks.rounds import timed
 from fedbench.config.compose import compose
 from fedbench.config.schema import HardwareConfig
@@ -130,17 +130,19 @@ def markdown(result: dict[str, Any]) -> str:
         for part, rows in result.items()
         if part in ("by_clients", "by_cohort", "stateful")
     }
+    about = (
+        f"{result['machine']}, device {result['device']}, torch {result['version_torch']}, {result['date']}"
+    )
     lines = [
-        f"{result['machine']}, device {result['device']}, torch {result['version_torch']}, {result['date']}, "
-        f"commit {result['commit'][:12]}",
+        f"{about}, commit {result['commit'][:12]}",
         "",
         "Rounds of a stateless method (FedAvg, LeNet5, 3 x 32 x 32, two steps a client); `MiB a round`: most that was",
         "allocated at once beyond what there was before; `load`: average number of running processes before the case:",
         "",
-        *table(list(COLUMNS.values()), [*cells["by_clients"], *cells["by_cohort"]]),
+        *table(list(COLUMNS.values()), *cells["by_clients"], *cells["by_cohort"]),
         "",
         "A stateful method (Ditto, LeNet5, a cohort of 100), clients with memory of their own:",
         "",
-        *table(list(COLUMNS.values()), cells["stateful"]),
+        *table(list(COLUMNS.values()), *cells["stateful"]),
     ]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""W5, PHASES and PROFILE: the server side alone, and where the time of a run and of a round goes."""
+"""W5 and PHASES: the server side alone, and where the time of a run goes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.rounds import Workload, timed
+from benchmarks.rounds import timed
 from fedbench.config.compose import compose
-from fedbench.config.schema import HardwareConfig
 from fedbench.core import trees
 from fedbench.engine.hardware import pick_trainer
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedcollab.solver import solve
 from fedbench.methods.fedrema import segment
@@ -53,7 +52,6 @@ CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used an
 }
 ROUNDS = 10  # of a case timed at most, after one to warm up
 ENOUGH = 8.0  # seconds of rounds that no further one is timed after
-SHOWN = 10  # operators
 
 
 def has_images() -> bool:
@@ -140,27 +138,3 @@ def phases(name: str, device: str, settings: tuple[str, ...] = ()) -> dict[str, 
         "seconds": {each: round(value, 4) for each, value in seconds.items()},
         "shares": {each: round(100 * value / total, 1) for each, value in a_round.items()},
     }
-
-
-def operators(workload: Workload, device: torch.device) -> dict[str, Any]:
-    """Shares in percent of a round's time by operator of the looped (CPU) or stacked (GPU) engine, the largest first.
-
-    `python` is what no operator accounts for.
-    """
-    cuda = device.type == "cuda"
-    setup = workload.setup(device, quick=not cuda)
-    simulation = Simulation(
-        setup, pick_trainer(setup, HardwareConfig(engine="stacked" if cuda else "looped"))
-    )
-    state = simulation.begin()
-    simulation.step(state)
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as recorded, torch.profiler.record_function("round"):
-        timed(lambda: simulation.step(state), device)
-    events = recorded.key_averages()
-    total = next(event.cpu_time_total for event in events if event.key == "round")
-    spent = {each.key: each.self_device_time_total if cuda else each.self_cpu_time_total for each in events}
-    shares = {k: round(100 * v / total, 1) for k, v in spent.items() if cuda or k.startswith("aten::")}
-    first = sorted(shares.items(), key=lambda item: -item[1])[:SHOWN]
-    rest = {"python": round(100 - sum(shares.values()), 1)}
-    return {"workload": workload.name, "shares": dict(first) | rest}
