@@ -59,7 +59,7 @@ def comparisons(names: Sequence[str], device: str) -> Iterator[Line]:
         model = MODELS.build({"name": name, **fields})
 
         def network(device: str, model: Any = model) -> Setup:
-            return setup(FedAvg(), federation((9, 6), (3, 32, 32), device=device), model, epochs=1)
+            return setup(FedAvg(), federation((8, 5), (3, 32, 32), device=device), model, epochs=1, batch=3)
 
         yield from compare({"name": name, "toy": "network"}, network, device)
     for name in () if names else UNLIKE:
@@ -75,7 +75,10 @@ def compare(what: Line, toy: Callable[..., Setup], device: str) -> Iterator[Line
         try:
             apart = gap(left_by(toy(device=device), hardware), left_by(toy(device="cpu"), LOOPED))
             # In float32 a method that chooses by a comparison may choose otherwise.
-            found: Line = {"gap": apart, "wrong": not apart <= AGREE and "float32" not in what.get("dtype", "")}
+            found: Line = {
+                "gap": apart,
+                "wrong": not apart <= AGREE and "float32" not in what.get("dtype", ""),
+            }
         except Exception as error:  # noqa: BLE001 - is what is looked for
             found = {"wrong": True, "error": f"{type(error).__name__}: {error}"[:300]}
         logging.getLogger("fedbench").removeHandler(said)

@@ -161,9 +161,14 @@ def updated(before: str) -> str:
     return re.sub(rf"<!-- ({'|'.join(MADE)}) -->.*?<!-- /\1 -->", part, before, flags=re.DOTALL)
 
 
+def files() -> list[Path]:
+    """Return the documents that may hold generated parts."""
+    return [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")]
+
+
 def main() -> int:
     """Rewrite every document of which a part has changed."""
-    for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")):
+    for file in files():
         before = file.read_text(encoding="utf-8")
         after = updated(before)
         if after != before:

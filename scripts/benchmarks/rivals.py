@@ -156,12 +156,12 @@ def main(rival: str, package: str, train: Train) -> None:
             found = train(name, given.device, given.repeats + 1, given.processes)
             given.answer.write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
             continue
+        given.out.mkdir(parents=True, exist_ok=True)
+        result = bench.begun(given.device, given.out)
         setup = setup_of(name, given.device)
         before = ours(setup, given.repeats + 1)
         theirs = alone(name, given, rival == "pfl")
         row = compared(name, about, theirs, [before, ours(setup, given.repeats + 1)])
-        given.out.mkdir(parents=True, exist_ok=True)
-        result = bench.begun(given.device, given.out)
         result["rivals"] = [*others(result.get("rivals", []), row), row | bench.conditions(result)]
         bench.store(result, given.out)
         print(row, flush=True)
