@@ -27,14 +27,14 @@ from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort
 from fedbench.methods.parts.features import blocks
-from fedbench.methods.parts.mixing import Library
+from fedbench.methods.parts.mixing import ModelStore
 from fedbench.models.task import Task
 
 MEAN, VARIANCE = "running_mean", "running_var"
 
 
 @dataclass(frozen=True)
-class FedAP(Library):
+class FedAP(ModelStore):
     """FedBN, then mixtures by the distance of batch-normalisation statistics.
 
     Server: model/* [N, ...]; statistics/** [N, ...], of the last warm-up round

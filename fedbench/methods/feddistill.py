@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbench.config.fields import one_of
-from fedbench.methods.parts.features import ClassMeans
+from fedbench.methods.fedproto import ClassMeans
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.parts import features
-from fedbench.methods.parts.mixing import one_each
+from fedbench.methods.parts.mixing import client_models
 from fedbench.models.task import Task
 
 # FedFomo's choices: whose models a client receives, and how it weighs them (Zhang et al., ICLR 2021).
@@ -109,7 +109,7 @@ class FedFomo(Method):
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """All start from one model; P is zero."""
-        server, memory = one_each(task, self.private, population, generator)
+        server, memory = client_models(task, self.private, population, generator)
         own = trees.part(server, "model")
         P = torch.zeros(population.clients, population.clients, dtype=torch.float64)
         return {**server, "P": P}, {**own, **memory}

@@ -46,9 +46,8 @@ from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conforma
 from fedbench.engine.method import Method
 from fedbench.engine.optim import clip
 from fedbench.methods.parts import features
-from fedbench.methods.parts.mixing import one_each, scatter
-from fedbench.methods.parts.updates import gradient
-from fedbench.models.task import Task
+from fedbench.methods.parts.mixing import client_models, rows_over_all
+from fedbench.models.task import Task, gradient
 
 # FedReMa's server: probing classifiers, and maximum difference segmentation (Liang et al., ECAI 2024, Section 4).
 
@@ -104,7 +103,7 @@ def segment(S: Tensor, last_gap: bool, keep_below: bool) -> tuple[Tensor, Tensor
     largest, place = gaps.max(dim=1)
     first = place if keep_below else place + 1
     kept = torch.arange(S.shape[1], device=S.device) >= first.unsqueeze(1)
-    return torch.zeros_like(kept).scatter(1, order, kept), largest
+    return torch.zeros_like(kept).rows_over_all(1, order, kept), largest
 
 
 # FedReMa's server: classifiers of the most relevant peers (Liang et al., ECAI 2024, Algorithm 2, Eqs. 6-7, 9-10).
@@ -141,7 +140,7 @@ class RelevantPeers(Method):
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """In the period, no choices yet."""
-        server, memory = one_each(task, self.private, population, generator)
+        server, memory = client_models(task, self.private, population, generator)
         classifier_stage(task, self.classifier)  # refuses what is no classifier before anything trains
         if hidden := task.select(memory, self.classifier):
             raise ConfigError(f"method.private keeps {hidden[0]} from the server, which compares classifiers")
@@ -157,7 +156,7 @@ class RelevantPeers(Method):
         chosen, gaps = self._segment(models, cohort)
         weights = self._weights(server, chosen, cohort)
         classifiers, extractors = cohort.task.split(models, self.classifier)
-        rows = {**trees.join(model=trees.mix(weights, classifiers)), "W": scatter(weights, cohort)}
+        rows = {**trees.join(model=trees.mix(weights, classifiers)), "W": rows_over_all(weights, cohort)}
         average = trees.expand(trees.mean(extractors, cohort.weights), cohort.population.clients)
         updated = {**trees.put(server, cohort.ids, rows), **trees.join(model=average)}
         if bool(server["period/on"]):

@@ -27,8 +27,7 @@ from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts.updates import gradient
-from fedbench.models.task import Task
+from fedbench.models.task import Task, gradient
 
 
 @dataclass(frozen=True)

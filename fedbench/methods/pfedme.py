@@ -27,8 +27,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
-from fedbench.methods.parts.updates import gradient
-from fedbench.models.task import Task
+from fedbench.models.task import Task, gradient
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Clock, Cohort
-from fedbench.methods.parts.mixing import Library
+from fedbench.methods.parts.mixing import ModelStore
 from fedbench.models.task import Task
 
 EPSILON = 1e-8  # epsilon of Eq. 3
@@ -39,7 +39,7 @@ CLOSEST = 1e-12  # smallest 1 - cosine: equal classifiers have a finite similari
 
 
 @dataclass(frozen=True)
-class PFedSim(Library):
+class PFedSim(ModelStore):
     """Extractors mixed by the similarity of classifiers; classifiers personal.
 
     Server: model/* [N, ...]; phi [N, N]

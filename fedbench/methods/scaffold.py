@@ -23,8 +23,8 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
-from fedbench.methods.parts.updates import accumulation, gradient
-from fedbench.models.task import Task
+from fedbench.methods.fednova import accumulation
+from fedbench.models.task import Task, gradient
 
 
 @dataclass(frozen=True)
