@@ -33,7 +33,7 @@ tables.needs tables.outline tables.render.day tables.render.latex tables.render.
 testing.hooks testing.runs
 """
 ONE_SUBCLASS = """
-Leaves LoopedScorer RelevantPeers RunFiles StackedScorer
+Leaves LoopedScorer RunFiles StackedScorer
 """
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,8 +33,7 @@ from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts import clustered
-from fedbench.methods.parts.clustered import Coalitions, members_of
+from fedbench.methods.parts.clustered import Array, Coalitions, members_of
 from fedbench.models.task import Task
 
 
@@ -116,7 +116,7 @@ class CFL(Coalitions):
             return server
         if len(updates) < 2:
             return server
-        similarity = clustered.cosines(updates.cpu().numpy())
+        similarity = cosines(updates.cpu().numpy())
         server = {**server, "distances": self._seen(server, members.ids, similarity)}
         leaving = self._leaving(similarity, members.sizes.numpy())
         if leaving is None:
@@ -126,7 +126,7 @@ class CFL(Coalitions):
         grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
         return {**server, "coalition": coalition, **trees.join(base=grown)}
 
-    def _seen(self, server: Tree, ids: Tensor, similarity: clustered.Array) -> Tensor:
+    def _seen(self, server: Tree, ids: Tensor, similarity: Array) -> Tensor:
         """1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
         clients = len(server["coalition"])
         seen = server.get("distances")
@@ -141,9 +141,34 @@ class CFL(Coalitions):
         """The distances that cuts were decided by, if there were any, and the clusters."""
         return {name: server[name] for name in ("distances", "coalition") if name in server}
 
-    def _leaving(self, similarity: clustered.Array, sizes: clustered.Array) -> np.ndarray | None:
+    def _leaving(self, similarity: Array, sizes: Array) -> np.ndarray | None:
         """Which members leave a cluster, bool [M], by similarity [M, M] and sizes [M]; None if none is to."""
-        side, across = clustered.bipartition(similarity, self.linkage)
+        side, across = bipartition(similarity, self.linkage)
         if not np.sqrt((1 - across) / 2) > self.gamma_max:
             return None
         return side if sizes[side].sum() < sizes[~side].sum() else ~side
+
+
+# ---- two groups by cosine similarity
+
+
+def cosines(vectors: Array) -> Array:
+    """Return the cosine similarity of each pair of `vectors` [N, P], [N, N]; zero vectors are orthogonal to all."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(norms > 0, norms, 1)
+    return np.asarray(np.clip(units @ units.T, -1, 1))
+
+
+def bipartition(similarity: Array, linkage: str) -> tuple[npt.NDArray[np.bool_], float]:
+    """Return (side of each of N >= 2 points, largest similarity across): two groups of `similarity` [N, N].
+
+    They are found by agglomeration.
+    Single linkage makes the largest similarity across as small as any bipartition can (Sattler et al., Algorithm 1).
+    """
+    from scipy.cluster import hierarchy
+    from scipy.spatial.distance import squareform
+
+    gaps = squareform(1 - similarity, checks=False)
+    root = hierarchy.to_tree(hierarchy.linkage(gaps, linkage))
+    side = np.isin(np.arange(len(similarity)), root.get_left().pre_order())
+    return side, float(similarity[np.ix_(side, ~side)].max())

@@ -30,7 +30,7 @@ from fedbench.engine.contract import Cohort, Conformance, Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import clustered
-from fedbench.methods.parts.clustered import Coalitions, grouped, server_of
+from fedbench.methods.parts.clustered import Coalitions, server_of, server_of_groups
 from fedbench.models.task import Task
 
 
@@ -83,25 +83,25 @@ class FeSEM(Coalitions):
         """As KMeans, or every client in a cluster drawn for it."""
         if self.pretrain_rounds:
             message = self.send(server, preparation.everyone)
-            coalition = clustered.groups(
+            coalition = clustered.cluster_local_models(
                 preparation, message, memory, self.k, self.pretrain_rounds, self.compared
             )
-            return grouped(server_of(server, 0), coalition, self.k), memory
+            return server_of_groups(server_of(server, 0), coalition, self.k), memory
         generator = rng.numpy_rng(preparation.seed, "centres")
         coalition = generator.integers(self.k, size=preparation.population.clients)
         preparation.keep("coalition", coalition)
         if self.drawn:
-            centres = clustered.vectors(trees.part(server, "base"), preparation.task, self.compared)
+            centres = clustered.weight_vectors(trees.part(server, "base"), preparation.task, self.compared)
             apart = clustered.distances(centres.cpu().numpy())
             preparation.keep("distances", apart[coalition][:, coalition])  # of two clients' centres
             return {**server, "coalition": torch.from_numpy(coalition)}, memory
-        return grouped(server_of(server, 0), coalition, self.k), memory
+        return server_of_groups(server_of(server, 0), coalition, self.k), memory
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Centres from the cohort's models (M step), then the cohort's assignment to centres (E step)."""
         server = super().aggregate(server, uploads, cohort)
         models, centres = (
-            clustered.vectors(each, cohort.task, self.compared)
+            clustered.weight_vectors(each, cohort.task, self.compared)
             for each in (uploads, trees.part(server, "base"))
         )
         nearest = torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)

@@ -18,12 +18,12 @@ from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort, Conformance, Preparation
 from fedbench.engine.method import Method
-from fedbench.methods.parts.clustered import Inside, fedavg
+from fedbench.methods.parts.clustered import WrapperMethod, default_base
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class PerKind(Inside):
+class PerKind(WrapperMethod):
     """A base server for each kind of client.
 
     Server: kind [N]; base/**, which of several kinds is base:KIND/**
@@ -32,7 +32,7 @@ class PerKind(Inside):
     Upload: **, the base's
     """
 
-    base: Any = field(default_factory=fedavg)  # the method inside
+    base: Any = field(default_factory=default_base)  # the method inside
 
     unlike: ClassVar[bool] = True
     paper: ClassVar[str] = "-"
@@ -94,12 +94,14 @@ class PerKind(Inside):
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
         """The rows of each kind's clients as the method inside has them."""
         servers = {k: trees.part(server, space) for k, space in enumerate(self._spaces(server))}
-        return self.rows_of(servers, server["kind"].cpu(), population)
+        return self.combined_rows(servers, server["kind"].cpu(), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
         """What the method inside keeps, of each kind."""
         spaces = self._spaces(server)
-        return self.records_of({space.removeprefix("base"): trees.part(server, space) for space in spaces})
+        return self.combined_records(
+            {space.removeprefix("base"): trees.part(server, space) for space in spaces}
+        )
 
     def _spaces(self, server: Tree) -> list[str]:
         return list(dict.fromkeys(key.partition("/")[0] for key in server if "/" in key))

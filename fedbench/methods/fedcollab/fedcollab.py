@@ -30,7 +30,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort, Conformance, Meter, Preparation
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
-from fedbench.methods.parts.clustered import Coalitions, fedavg, grouped, server_of
+from fedbench.methods.parts.clustered import Coalitions, default_base, server_of, server_of_groups
 
 # What the coalition solver sees in Table 3 of FedCollab (Bao et al., ICML 2023), where it lacks a part.
 
@@ -63,7 +63,7 @@ class FedCollab(Coalitions):
     Upload: **, the base's
     """
 
-    base: Any = field(default_factory=fedavg)  # the method inside
+    base: Any = field(default_factory=default_base)  # the method inside
     C: float = at_least(0, 10.0)  # capacity constant of Eq. 7; the paper: 10, concept shift 8
     restarts: int = at_least(1, 100)  # runs of Algorithm 2, the best kept
     quantities: bool = True  # false: solve as if all clients had equally many samples
@@ -118,7 +118,7 @@ class FedCollab(Coalitions):
         coalition[list(self.newcomers)] = alone
         preparation.keep("distances", distances)
         preparation.keep("coalition", coalition)
-        state = grouped(base, coalition, int(coalition.max()) + 1)
+        state = server_of_groups(base, coalition, int(coalition.max()) + 1)
         return {"distances": torch.from_numpy(distances), **state}, memory
 
     def _distances(self, preparation: Preparation) -> np.ndarray:

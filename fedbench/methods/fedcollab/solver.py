@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbench.core.errors import ConfigError
-from fedbench.methods.parts.clustered import shares
+from fedbench.methods.parts.clustered import size_weights
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class Solution:
 def objective(assignment: npt.ArrayLike, sizes: npt.ArrayLike, distances: npt.ArrayLike, C: float) -> float:
     """Eq. 10, first line, by its definition: `assignment` [N], `sizes` [N], `distances` [N, N]."""
     n, D = _checked(sizes, distances, C)
-    A = shares(assignment, n)  # [N, N], Eq. 9
+    A = size_weights(assignment, n)  # [N, N], Eq. 9
     m = n.sum()
     beta = n / m
     quantity = C / np.sqrt(m) * np.sqrt((A**2 / beta).sum(1))  # [N]
