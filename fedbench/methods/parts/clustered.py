@@ -77,14 +77,6 @@ class WrapperMethod(Method):
     def reads_data(self) -> frozenset[ClientHook]:
         return self.inner.reads_data
 
-    @property
-    def reads_validation(self) -> frozenset[ClientHook]:
-        return self.inner.reads_validation
-
-    @property
-    def draws_from(self) -> tuple[str, ...]:
-        return self.inner.draws_from
-
     def start(self, client: Client) -> Tree:
         return self.inner.start(client)
 
