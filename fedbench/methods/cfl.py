@@ -59,11 +59,10 @@ class CFL(Coalitions):
 
     @property
     def inner(self) -> Method:
-        """FedAvg."""
         return FedAvg()
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """One cluster of all; for relative thresholds, the largest mean update of each client's clusters."""
+        """Start with one cluster of all; for relative thresholds, the largest mean update of each client's clusters."""
         server, memory = super().init(task, population, generator)
         if self.relative:
             server["peak"] = torch.zeros(population.clients, dtype=torch.float64)
@@ -81,7 +80,7 @@ class CFL(Coalitions):
     def _updates(
         self, server: Tree, models: Tensor, cohort: Cohort
     ) -> list[tuple[int, Tensor, float, float, float]]:
-        """Of each cluster in the cohort: k, its members' updates [M, P], lengths of their mean, the longest, the peak.
+        """Return for each cluster k its members' updates [M, P], and the lengths of their mean, the longest, the peak.
 
         `models` [C, P] are the cohort's weights.
         """
@@ -104,7 +103,7 @@ class CFL(Coalitions):
     def _split(
         self, server: Tree, updates: Tensor, cohort: Cohort, k: int, drift: float, longest: float, peak: float
     ) -> Tree:
-        """`server` with cluster `k` cut in two if it is due."""
+        """Return `server` with cluster `k` cut in two if it is due."""
         base, coalition = trees.part(server, "base"), server["coalition"].clone()
         members = members_of(cohort, coalition, k)
         unit = 1.0
@@ -127,7 +126,7 @@ class CFL(Coalitions):
         return {**server, "coalition": coalition, **trees.join(base=grown)}
 
     def _seen(self, server: Tree, ids: Tensor, similarity: Array) -> Tensor:
-        """1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
+        """Return 1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
         clients = len(server["coalition"])
         seen = server.get("distances")
         seen = (
@@ -138,11 +137,11 @@ class CFL(Coalitions):
         return seen
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """The distances that cuts were decided by, if there were any, and the clusters."""
+        """Return the distances that cuts were decided by, if there were any, and the clusters."""
         return {name: server[name] for name in ("distances", "coalition") if name in server}
 
     def _leaving(self, similarity: Array, sizes: Array) -> np.ndarray | None:
-        """Which members leave a cluster, bool [M], by similarity [M, M] and sizes [M]; None if none is to."""
+        """Return which members leave a cluster, bool [M], by similarity [M, M] and sizes [M]; None if none is to."""
         side, across = bipartition(similarity, self.linkage)
         if not np.sqrt((1 - across) / 2) > self.gamma_max:
             return None

@@ -51,11 +51,10 @@ class FedAP(ModelStore):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """For the statistics of a network without batch normalisation."""
         return frozenset({"finish"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Nothing known of any client's statistics: all alike."""
+        """Start with statistics that are alike, as nothing is known of any client's."""
         server, memory = super().init(task, population, generator)
         statistics = {name: leaf for name, leaf in memory.items() if task.is_buffer(name)}
         if not statistics:
@@ -66,13 +65,12 @@ class FedAP(ModelStore):
         return {**server, **trees.join(statistics=statistics)}, memory
 
     def warm(self, clock: Clock) -> bool:
-        """FedBN's rounds."""
         return clock.round < math.floor(self.warmup * clock.rounds)
 
     # ---- server
 
     def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """W's rows over the clients of this server."""
+        """Return W's rows over the clients of this server."""
         served = cohort.served
         statistics = trees.take(trees.part(server, "statistics"), served)
         weights = torch.zeros(len(served), cohort.population.clients, dtype=torch.float64)
@@ -86,7 +84,6 @@ class FedAP(ModelStore):
         return trees.put(super().aggregate(server, uploads, cohort), cohort.ids, statistics)
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """W."""
         return closeness(trees.part(server, "statistics"), self.momentum)
 
     # ---- client
@@ -101,7 +98,7 @@ class FedAP(ModelStore):
 
 
 def feature_statistics(model: Tree, client: Client) -> Tree:
-    """Mean and variance [d] of the features of all training samples."""
+    """Return the mean and variance [d] of the features of all training samples."""
     data = client.data
     features = [(client.task.features(model, block.x), block) for block in blocks(data)]
     count = data.count.to(features[0][0].dtype)
@@ -111,7 +108,7 @@ def feature_statistics(model: Tree, client: Client) -> Tree:
 
 
 def distances(statistics: Tree) -> Tensor:
-    """D [N, N] from leaves *.running_mean and *.running_var [N, channels]."""
+    """Return D [N, N] from leaves *.running_mean and *.running_var [N, channels]."""
     found = torch.zeros(())
     for name, mean in statistics.items():
         if name.endswith(MEAN):
@@ -123,7 +120,7 @@ def distances(statistics: Tree) -> Tensor:
 
 
 def closeness(statistics: Tree, momentum: float) -> Tensor:
-    """W [N, N] from clients' statistics; clients at distance 0 share all weight."""
+    """Return W [N, N] from clients' statistics; clients at distance 0 share all weight."""
     apart = distances(statistics)
     count = len(apart)
     if count == 1:

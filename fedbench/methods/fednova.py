@@ -48,7 +48,7 @@ class FedNova(FedAvg):
         return {**trees.join(change=change, statistics=statistics), "steps": scale}, private
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """The model, moved by - tau_eff sum_k p_k d_k."""
+        """Return the model, moved by - tau_eff sum_k p_k d_k."""
         uploads = dict(uploads)
         steps = uploads.pop("steps")
         effective = (sent(cohort.weights, steps.device) * steps).sum()

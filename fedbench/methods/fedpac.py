@@ -57,11 +57,10 @@ class FedPAC(Method):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """For the statistics and centroids."""
         return frozenset({"finish"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Extractor, N classifiers, centroids [K, d] (none seen yet), W."""
+        """Return the extractor, N classifiers, centroids [K, d] (none seen yet), W."""
         head, body = task.split(model := task.init(generator), ("@head",))
         width = task.features(model, torch.zeros(1, *task.shape)).shape[1]
         server = trees.join(body=body, heads=trees.expand(head, population.clients))
@@ -71,7 +70,7 @@ class FedPAC(Method):
         return server, {}
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Extractor, centroids, and each client's classifier."""
+        """Send the extractor, centroids, and each client's classifier."""
         common = {**trees.part(server, "body"), **{k: server[k] for k in ("centroids", "seen")}}
         return {
             **trees.expand(common, len(cohort.ids)),
@@ -79,18 +78,18 @@ class FedPAC(Method):
         }
 
     def start(self, client: Client) -> Tree:
-        """The received extractor and classifier."""
+        """Return the received extractor and classifier."""
         return {k: v for k, v in client.message.items() if k not in ("centroids", "seen")}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Classifier, then extractor on other mini-batches."""
+        """Train the classifier, then the extractor on other mini-batches."""
         return (
             Stage(self.loss, moves=("@head",), epochs=self.classifier_epochs, lr=self.classifier_lr),
             Stage(self.aligned, moves=("@body",), epochs=self.extractor_epochs, order=1),
         )
 
     def aligned(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_i + lambda E||f(x) - c_y||^2 / d."""
+        """Return F_i + lambda E||f(x) - c_y||^2 / d."""
         z = client.task.features(work, batch.x, train=True, mask=batch.mask)
         apart = (z - client.message["centroids"][batch.y]).square().mean(1)
         pull = batch.mean(apart * client.message["seen"][batch.y])
@@ -127,12 +126,12 @@ class FedPAC(Method):
         }
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """Each client's latest row of W."""
+        """Return each client's latest row of W."""
         return server["W"]
 
 
 def weights(h: Tensor, V: Tensor) -> Tensor:
-    """The matrix W [C, C] of collaborating classifiers from h [C, K, d] and V [C]; solved for, and so, on the CPU."""
+    """Return W [C, C] of collaborating classifiers from h [C, K, d] and V [C]; solved for, and so, on the CPU."""
     flat = h.flatten(1).double()
     gram, V = fetched([flat @ flat.t(), V])
     own = gram.diagonal()

@@ -132,26 +132,25 @@ class FedProto(ClassMeans):
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
 
     def split(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The features."""
         return features
 
     def means(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Global prototypes, the same for all."""
+        """Return the global prototypes, the same for all."""
         if self.weighting == "clients":
             sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).to(counts.dtype)
         total = counts.sum(0, keepdim=True)
         return sums.sum(0, keepdim=True) / total.clamp(min=1).unsqueeze(2), total > 0
 
     def pull(self, values: Tensor, targets: Tensor) -> Tensor:
-        """Mean squared error of the features."""
+        """Return the mean squared error of the features."""
         return (values - targets).square().mean(1)
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The client's model, and the prototypes if they decide."""
+        """Return the client's model, and the prototypes if they decide."""
         return {**work, **client.message} if self.inference == "prototype" else work
 
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
-        """Minus the squared distance from each prototype; logits as long as there are none."""
+        """Return minus the squared distance from each prototype; logits as long as there are none."""
         if self.inference == "head":
             return task.apply(model, x)
         features = task.features(model, x)

@@ -131,7 +131,7 @@ class MultimodalFedSaC(FedSaC):
 
     @property
     def why_one_kind(self) -> str:
-        """Nothing: bodies are mixed inside a modality, classification layers across."""
+        """Return no reason: bodies are mixed inside a modality, classification layers across."""
         return ""
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:

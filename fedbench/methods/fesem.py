@@ -63,16 +63,14 @@ class FeSEM(Coalitions):
 
     @property
     def inner(self) -> Method:
-        """FedAvg."""
         return FedAvg()
 
     @property
     def conformance(self) -> Conformance:
-        """A first assignment."""
         return Conformance(draws_by_position="the first assignment is drawn in order")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """One centre, from which all will start, or k of them."""
+        """Start with one centre, from which all will start, or k of them."""
         server, memory = super().init(task, population, generator)
         if self.drawn:
             others = [self.inner.init(task, population, generator)[0] for _ in range(self.k - 1)]
@@ -80,7 +78,7 @@ class FeSEM(Coalitions):
         return server, memory
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """As KMeans, or every client in a cluster drawn for it."""
+        """Group as KMeans, or draw a cluster for every client."""
         if self.pretrain_rounds:
             message = self.send(server, preparation.everyone)
             coalition = clustered.cluster_local_models(
@@ -98,7 +96,7 @@ class FeSEM(Coalitions):
         return server_of_groups(server_of(server, 0), coalition, self.k), memory
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Centres from the cohort's models (M step), then the cohort's assignment to centres (E step)."""
+        """Update centres by the cohort's models (M step), then the cohort's assignment to centres (E step)."""
         server = super().aggregate(server, uploads, cohort)
         models, centres = (
             clustered.weight_vectors(each, cohort.task, self.compared)

@@ -42,7 +42,6 @@ class KMeans(Coalitions):
 
     @property
     def inner(self) -> Method:
-        """FedAvg."""
         return FedAvg()
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:

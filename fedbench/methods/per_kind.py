@@ -45,11 +45,10 @@ class PerKind(WrapperMethod):
 
     @property
     def conformance(self) -> Conformance:
-        """As the method inside."""
         return self.inner.conformance
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """A base server for each kind; all begin from the same weights, as far as they share any."""
+        """Return a base server for each kind; all begin from the same weights, as far as they share any."""
         kind, state = task.kind_of(torch.arange(population.clients)), generator.get_state()
         server: Tree = {"kind": kind}
         parts = []
@@ -61,7 +60,7 @@ class PerKind(WrapperMethod):
         return server, trees.spread(parts, population.clients)
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The method inside prepares, where there is one kind only: see why_one_kind."""
+        """Let the method inside prepare, where there is one kind only: see why_one_kind."""
         kinds = preparation.task.kinds
         if len(kinds) > 1:
             return server, memory
@@ -69,7 +68,7 @@ class PerKind(WrapperMethod):
         return {"kind": server["kind"], **trees.join(**{_space(kinds[0]): own})}, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Each client hears from its kind's server."""
+        """Send each client what its kind's server sends."""
         parts = [
             (chosen, self.inner.send(trees.part(server, _space(alike.task)), alike))
             for chosen, alike in cohort.alike()
@@ -77,7 +76,7 @@ class PerKind(WrapperMethod):
         return trees.spread(parts, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Each kind's server folds in its own clients' uploads; one without a client in the cohort waits."""
+        """Give each kind's server its own clients' uploads; one without a client in the cohort waits."""
         for chosen, alike in cohort.alike():
             space, own = _space(alike.task), trees.rows(alike.task.own(uploads), chosen)
             updated = self.inner.aggregate(trees.part(server, space), own, alike)
@@ -86,17 +85,17 @@ class PerKind(WrapperMethod):
         return server
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """The inner method's global model, if there is one kind only."""
+        """Return the inner method's global model, if there is one kind only."""
         kinds = task.kinds
         return self.inner.common(trees.part(server, _space(kinds[0])), task) if len(kinds) == 1 else None
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
-        """The rows of each kind's clients as the method inside has them."""
+        """Return the rows of each kind's clients as the method inside has them."""
         servers = {k: trees.part(server, space) for k, space in enumerate(self._spaces(server))}
         return self.combined_rows(servers, server["kind"].cpu(), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """What the method inside keeps, of each kind."""
+        """Return what the method inside keeps, of each kind."""
         spaces = self._spaces(server)
         return self.combined_records(
             {space.removeprefix("base"): trees.part(server, space) for space in spaces}
@@ -107,5 +106,5 @@ class PerKind(WrapperMethod):
 
 
 def _space(task: Task) -> str:
-    """Where a kind's server is within the state: `base`, or `base:text`."""
+    """Return the namespace of a kind's server within the state: `base`, or `base:text`."""
     return f"base:{task.prefix}".strip(":.")

@@ -44,17 +44,17 @@ class PerFedAvg(FedAvg):
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Meta steps."""
+        """Train by meta steps."""
         return (Stage(direction=self.direction, lr=self.beta),)
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Plain SGD steps at rate alpha."""
+        """Make plain SGD steps at rate alpha."""
         if self.alpha == 0:
             return ()
         return (Stage(self.loss, iterations=self.adapt_steps, optimizer=OptimizerConfig(lr=self.alpha)),)
 
     def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:
-        """(I - alpha hess f(w; D)) grad f(w~; D') over the weights, and the moved statistics."""
+        """Return (I - alpha hess f(w; D)) grad f(w~; D') over the weights, and the moved statistics."""
         inner, outer = (partial(self.loss, client=client, batch=half) for half in halves(batch))
         slope, statistics = gradient(inner, work, client.task)
         ahead = {name: work[name].sub(slope[name], alpha=self.alpha) for name in slope}
@@ -65,7 +65,7 @@ class PerFedAvg(FedAvg):
         return {**found, **statistics}
 
     def _hessian_product(self, loss: Callable[[Tree], Tensor], model: Tree, vector: Tree, task: Task) -> Tree:
-        """The Hessian of `loss` at `model` times `vector`, exact or by central differences."""
+        """Return the Hessian of `loss` at `model` times `vector`, exact or by central differences."""
         if self.order == "full":
             return gradient(lambda m: trees.dot(vector, gradient(loss, m, task)[0]), model, task)[0]
         ends = [
@@ -76,7 +76,7 @@ class PerFedAvg(FedAvg):
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """The first and the second half of a batch's real samples (the first is the larger); of one sample, twice that."""
+    """Return the first and second half of a batch's real samples (the first is the larger); of one, twice that."""
     count = len(batch.y)
     if batch.mask is None:
         first = (count + 1) // 2

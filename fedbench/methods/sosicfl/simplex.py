@@ -26,19 +26,19 @@ STEPS = 300  # of the walk to a centre; its error falls as 1 / steps
 
 
 def interior(points: Array) -> Array:
-    """`points` [..., n] moved off the simplex's boundary by no more than INSIDE."""
+    """Return `points` [..., n] moved off the simplex's boundary by no more than INSIDE."""
     raised = np.maximum(points, INSIDE)
     return np.asarray(raised / raised.sum(-1, keepdims=True))
 
 
 def hilbert(p: Array, q: Array) -> Array:
-    """Hilbert's distance between points of the open simplex, [..., n] -> [...]."""
+    """Return Hilbert's distance between points of the open simplex, [..., n] -> [...]."""
     ratio = np.log(p) - np.log(q)
     return np.asarray(ratio.max(-1) - ratio.min(-1))
 
 
 def hilbert_walk(p: Array, q: Array, share: float) -> Array:
-    """The point on the line from `p` to `q` [n] at `share` of their Hilbert distance from `p`.
+    """Return the point on the line from `p` to `q` [n] at `share` of their Hilbert distance from `p`.
 
     With the line's coordinate 0 at p, 1 at q, it leaves the simplex at -a and 1 + b, and the distance from p to x is
     log((x + a) (1 + b) / (a (1 + b - x))).
@@ -54,12 +54,12 @@ def hilbert_walk(p: Array, q: Array, share: float) -> Array:
 
 
 def manhattan(p: Array, q: Array) -> Array:
-    """L1 distance, [..., n] -> [...]."""
+    """Return the L1 distance, [..., n] -> [...]."""
     return np.asarray(np.abs(p - q).sum(-1))
 
 
 def straight_walk(p: Array, q: Array, share: float) -> Array:
-    """The point at `share` of the way from `p` to `q`."""
+    """Return the point at `share` of the way from `p` to `q`."""
     return p + share * (q - p)
 
 
@@ -75,7 +75,7 @@ METRICS = {"hilbert": Metric(hilbert, hilbert_walk), "l1": Metric(manhattan, str
 
 
 def cluster(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]:
-    """(cluster of each point [N], centres [C, n]) of `points` [N, n] in the simplex.
+    """Return (cluster of each point [N], centres [C, n]) of `points` [N, n] in the simplex.
 
     C is `count`, or less where there are fewer distinct points. A function of the set of points: their order permutes
     the first result only.
@@ -101,7 +101,7 @@ def _k_centre(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]
 
 
 def _farthest_first(points: Array, count: int, metric: Metric) -> Array:
-    """Seeds: the point nearest the centre of all, then each time the one farthest from all before."""
+    """Return the seeds: the point nearest the centre of all, then each time the one farthest from all before."""
     first = int(metric.distance(points, enclosing_centre(points, metric)).argmin())
     chosen = [first]
     gaps = metric.distance(points, points[first])
@@ -116,7 +116,7 @@ def _nearest(points: Array, centres: Array, metric: Metric) -> Labels:
 
 
 def enclosing_centre(points: Array, metric: Metric, steps: int = STEPS) -> Array:
-    """Centre [n] of (nearly) the smallest ball around `points` [N, n]."""
+    """Return the centre [n] of (nearly) the smallest ball around `points` [N, n]."""
     centre: Array = points.mean(0)
     for step in range(1, steps + 1):
         gaps = metric.distance(points, centre)
@@ -131,7 +131,7 @@ NEAREST = 1e-4  # distance below which two points count as this far apart
 
 
 def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array:
-    """Latent Dirichlet allocation: documents are clients, words are labels; mixing weights [N, count].
+    """Return mixing weights [N, count] by latent Dirichlet allocation: documents are clients, words are labels.
 
     Variational Bayes (Hoffman et al., NIPS 2010) as scikit-learn implements it, with its default priors, on all clients
     at once: its online steps need thousands of passes over so few documents. The clients are fed in an order that
@@ -151,7 +151,7 @@ def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array
 
 
 def spread_scores(heads: Array, count: int) -> Array:
-    """Principal component scores of trained heads [N, P] as points of the simplex that keep apart: [N, count].
+    """Return trained heads' [N, P] principal component scores as points of the simplex that keep apart, [N, count].
 
     As the authors' code (Floco): scores are projected onto the simplices of size z, for z of SIZES, and scaled to sum
     1; taken is the z with the least Riesz energy of the points. With fewer clients than components the missing scores
@@ -170,14 +170,14 @@ def spread_scores(heads: Array, count: int) -> Array:
 
 
 def riesz_energy(points: Array) -> float:
-    """Mean over pairs of `points` [N, n] of one over their squared distance, of which none is below NEAREST."""
+    """Return the mean over pairs of `points` [N, n] of one over their squared distance, at least that of NEAREST."""
     first, second = np.triu_indices(len(points), 1)
     squares = ((points[first] - points[second]) ** 2).sum(1)
     return float((1 / np.maximum(squares, NEAREST**2)).mean()) if len(squares) else 0.0
 
 
 def project(points: Array, size: float = 1.0) -> Array:
-    """Euclidean projection of each row of `points` [N, n] onto {x >= 0: sum x = size} (Held, Wolfe, Crowder 1974)."""
+    """Return the projection of each row of `points` [N, n] onto {x >= 0: sum x = size} (Held, Wolfe, Crowder 1974)."""
     ordered = -np.sort(-points, axis=1)
     excess = (ordered.cumsum(1) - size) / np.arange(1, points.shape[1] + 1)
     last = (ordered > excess).sum(1) - 1
@@ -191,7 +191,7 @@ WHOLE = 2.0  # L1 diameter of a simplex: a ball of this radius around any point 
 
 
 def grid(corners: int, points: int = GRID) -> Array:
-    """At most `points` evenly spaced points inside the simplex with `corners` corners, [G, n].
+    """Return at most `points` evenly spaced points inside the simplex with `corners` corners, [G, n].
 
     The compositions of an integer R into n parts, each at the middle of its cell: (c_i + 1/n) / (R + 1).
     """
@@ -203,7 +203,7 @@ def grid(corners: int, points: int = GRID) -> Array:
 
 
 def _compositions(total: int, parts: int) -> Array:
-    """All vectors of `parts` non-negative integers with sum `total`."""
+    """Return all vectors of `parts` non-negative integers with sum `total`."""
     if parts == 1:
         return np.array([[total]], dtype=np.float64)
     blocks = []
@@ -214,13 +214,13 @@ def _compositions(total: int, parts: int) -> Array:
 
 
 def mean_distance(centres: Array) -> float:
-    """Mean L1 distance between `centres` [C, n] and all points of the simplex (delta-bar of Section 3.3)."""
+    """Return the mean L1 distance between `centres` [C, n] and all points of the simplex (delta-bar of Section 3.3)."""
     points = grid(centres.shape[1])
     return float(np.mean([np.abs(points - centre).sum(1).mean() for centre in centres]))
 
 
 def uniform(count: int, centre: Tensor, radius: float, generator: torch.Generator) -> Tensor:
-    """`count` points drawn uniformly from {x in the simplex: ||x - centre||_1 <= radius}, float64 [count, n].
+    """Return `count` points drawn uniformly from {x in the simplex: ||x - centre||_1 <= radius}, float64 [count, n].
 
     Exact, by rejection from the smaller of two sets that contain the region and are drawn from directly: the simplex
     {x_i >= centre_i - radius/2}, and the ball within the plane of the simplex. Near a corner the first is the region;
@@ -249,13 +249,13 @@ def uniform(count: int, centre: Tensor, radius: float, generator: torch.Generato
 
 
 def dirichlet(count: int, corners: int, generator: torch.Generator) -> Tensor:
-    """`count` points drawn uniformly from a simplex, float64 [count, corners]."""
+    """Return `count` points drawn uniformly from a simplex, float64 [count, corners]."""
     heights = -torch.log1p(-torch.rand(count, corners, dtype=torch.float64, generator=generator))
     return heights / heights.sum(1, keepdim=True)
 
 
 def plane_ball(count: int, corners: int, generator: torch.Generator) -> Tensor:
-    """`count` points drawn uniformly from {x: sum x = 0, ||x||_1 <= 1}, float64 [count, n].
+    """Return `count` points drawn uniformly from {x: sum x = 0, ||x||_1 <= 1}, float64 [count, n].
 
     The ball is a union of cells, one for each non-empty proper subset S of the coordinates: x is (r/2) u on S and
     -(r/2) v off it with u, v in the simplices of |S| and n - |S| corners. A cell's volume goes with
@@ -275,7 +275,7 @@ def plane_ball(count: int, corners: int, generator: torch.Generator) -> Tensor:
 
 
 def unprojected(count: int, centre: Tensor, radius: float, generator: torch.Generator) -> Tensor:
-    """As the authors' code draws: centre + U(0, radius) u, ||u||_1 = 1, float64 [count, n].
+    """Draw as the authors' code does: centre + U(0, radius) u, ||u||_1 = 1, float64 [count, n].
 
     u is a point of the cube [-1, 1]^n over its L1 norm. The result may leave the simplex and its plane, and is
     densest at the centre.
