@@ -87,7 +87,7 @@ class FedGen(Method):
         return {**server, **trees.mean(uploads, cohort.weights), **trees.join(generator=learned)}
 
     def ensemble_loss(self, made: Tree, models: Tree, task: Task, eps: Tensor, y: Tensor) -> Tensor:
-        """Return the cross-entropy of the mean logits of `models` [C, ...] on features of (eps, y) [B], and diversity."""
+        """Return the cross-entropy of `models`' [C, ...] mean logits on features of (eps, y) [B], and diversity."""
         z = generate(made, eps, y, task.classes)
         logits = torch.func.vmap(lambda model: task.head(model, z))(models).mean(0)
         loss = functional.cross_entropy(logits, y)

@@ -60,7 +60,7 @@ class FedRoD(Method):
         return {**client.message, **trees.join(own=trees.part(client.memory, "own"))}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """Return the balanced risk of body and h_G plus h_P's empirical risk; the body has both gradients if `alone`."""
+        """Return the balanced risk of body and h_G plus h_P's empirical risk; both move the body if `alone`."""
         task = client.task
         z = task.features(work, batch.x, train=True, mask=batch.mask)
         generic = task.head(work, z)

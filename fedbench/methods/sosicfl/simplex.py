@@ -1,8 +1,10 @@
-"""Clustering in a simplex: Nielsen & Sun, Clustering in Hilbert's Projective Geometry, 2017/2019.
+"""Clients on a simplex: where they lie on it, their clusters, and the subregions around these.
 
-Hilbert's metric on the open simplex is d(p, q) = log max_i (p_i / q_i) - log min_i (p_i / q_i); straight lines are its
-geodesics. k-centre clustering: seeds by farthest-first traversal, then centres are smallest enclosing balls'
-(Badoiu & Clarkson's walk towards the farthest member), until no point changes its cluster.
+Positions: LDA on label counts, or PCA of trained heads projected onto the simplex. Clusters: Nielsen & Sun, Clustering
+in Hilbert's Projective Geometry, 2017/2019. Hilbert's metric on the open simplex is d(p, q) = log max_i (p_i / q_i) -
+log min_i (p_i / q_i); straight lines are its geodesics. k-centre clustering: seeds by farthest-first traversal, then
+centres are smallest enclosing balls' (Badoiu & Clarkson's walk towards the farthest member), until no point changes its
+cluster. Subregions: L1 balls around the centres, their radius, and uniform draws from them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,70 @@ INSIDE = 1e-9  # smallest coordinate: Hilbert's metric is infinite on the bounda
 SAME = 1e-9  # points closer than this are one
 PASSES = 50  # most reassignments
 STEPS = 300  # of the walk to a centre; its error falls as 1 / steps
+SIZES = np.linspace(1e-4, 1, 1000)  # of the simplices that scores are projected onto
+NEAREST = 1e-4  # distance below which two points count as this far apart
+GRID = 20_000  # most points of an integration grid
+WHOLE = 2.0  # L1 diameter of a simplex: a ball of this radius around any point is all of it
+
+
+# ---- positions
+
+
+def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array:
+    """Return mixing weights [N, count] by latent Dirichlet allocation: documents are clients, words are labels.
+
+    Variational Bayes (Hoffman et al., NIPS 2010) as scikit-learn implements it, with its default priors, on all clients
+    at once: its online steps need thousands of passes over so few documents. The clients are fed in an order that
+    depends on their counts alone, so relabelling them permutes the result.
+
+    Args:
+        counts: samples of each class, [N, K].
+        count: topics, M + 1.
+        seed: of the topics' random start.
+        iterations: passes over the clients.
+    """
+    from sklearn.decomposition import LatentDirichletAllocation
+
+    model = LatentDirichletAllocation(count, max_iter=iterations, random_state=seed % 2**32)
+    model.fit(counts[np.lexsort(counts.T)])
+    return np.asarray(model.transform(counts), dtype=np.float64)
+
+
+def spread_scores(heads: Array, count: int) -> Array:
+    """Return trained heads' [N, P] principal component scores as points of the simplex that keep apart, [N, count].
+
+    As the authors' code (Floco): scores are projected onto the simplices of size z, for z of SIZES, and scaled to sum
+    1; taken is the z with the least Riesz energy of the points. With fewer clients than components the missing scores
+    are zero.
+    """
+    centred = heads - heads.mean(0)
+    left, values, right = np.linalg.svd(centred, full_matrices=False)
+    left = left * np.sign(
+        right[np.arange(len(values)), np.abs(right).argmax(1)]
+    )  # as scikit-learn fixes signs
+    scores = np.zeros((len(heads), count))
+    kept = min(count, len(values))
+    scores[:, :kept] = (left * values)[:, :kept]
+    projections = (project(scores, size) / size for size in SIZES)
+    return min(projections, key=riesz_energy)
+
+
+def riesz_energy(points: Array) -> float:
+    """Return the mean over pairs of `points` [N, n] of one over their squared distance, at least that of NEAREST."""
+    first, second = np.triu_indices(len(points), 1)
+    squares = ((points[first] - points[second]) ** 2).sum(1)
+    return float((1 / np.maximum(squares, NEAREST**2)).mean()) if len(squares) else 0.0
+
+
+def project(points: Array, size: float = 1.0) -> Array:
+    """Return the projection of each row of `points` [N, n] onto {x >= 0: sum x = size} (Held, Wolfe, Crowder 1974)."""
+    ordered = -np.sort(-points, axis=1)
+    excess = (ordered.cumsum(1) - size) / np.arange(1, points.shape[1] + 1)
+    last = (ordered > excess).sum(1) - 1
+    return np.asarray(np.maximum(points - excess[np.arange(len(points)), last][:, None], 0))
+
+
+# ---- clusters
 
 
 def interior(points: Array) -> Array:
@@ -93,10 +159,10 @@ def _k_centre(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]
         # A centre can lose its last member; the others keep theirs.
         kept = [k for k in range(len(centres)) if (labels == k).any()]
         centres = np.stack([enclosing_centre(points[labels == k], metric) for k in kept])
-        found = _nearest(points, centres, metric)
-        if (found == labels).all():
+        nearest = _nearest(points, centres, metric)
+        if (nearest == labels).all():
             break
-        labels = found
+        labels = nearest
     return labels, centres
 
 
@@ -124,70 +190,7 @@ def enclosing_centre(points: Array, metric: Metric, steps: int = STEPS) -> Array
     return centre
 
 
-# Clients as points of a simplex: LDA on label counts, or PCA of trained heads projected onto it.
-
-SIZES = np.linspace(1e-4, 1, 1000)  # of the simplices that scores are projected onto
-NEAREST = 1e-4  # distance below which two points count as this far apart
-
-
-def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array:
-    """Return mixing weights [N, count] by latent Dirichlet allocation: documents are clients, words are labels.
-
-    Variational Bayes (Hoffman et al., NIPS 2010) as scikit-learn implements it, with its default priors, on all clients
-    at once: its online steps need thousands of passes over so few documents. The clients are fed in an order that
-    depends on their counts alone, so relabelling them permutes the result.
-
-    Args:
-        counts: samples of each class, [N, K].
-        count: topics, M + 1.
-        seed: of the topics' random start.
-        iterations: passes over the clients.
-    """
-    from sklearn.decomposition import LatentDirichletAllocation
-
-    model = LatentDirichletAllocation(count, max_iter=iterations, random_state=seed % 2**32)
-    model.fit(counts[np.lexsort(counts.T)])
-    return np.asarray(model.transform(counts), dtype=np.float64)
-
-
-def spread_scores(heads: Array, count: int) -> Array:
-    """Return trained heads' [N, P] principal component scores as points of the simplex that keep apart, [N, count].
-
-    As the authors' code (Floco): scores are projected onto the simplices of size z, for z of SIZES, and scaled to sum
-    1; taken is the z with the least Riesz energy of the points. With fewer clients than components the missing scores
-    are zero.
-    """
-    centred = heads - heads.mean(0)
-    left, values, right = np.linalg.svd(centred, full_matrices=False)
-    left = left * np.sign(
-        right[np.arange(len(values)), np.abs(right).argmax(1)]
-    )  # as scikit-learn fixes signs
-    scores = np.zeros((len(heads), count))
-    kept = min(count, len(values))
-    scores[:, :kept] = (left * values)[:, :kept]
-    found = (project(scores, size) / size for size in SIZES)
-    return min(found, key=riesz_energy)
-
-
-def riesz_energy(points: Array) -> float:
-    """Return the mean over pairs of `points` [N, n] of one over their squared distance, at least that of NEAREST."""
-    first, second = np.triu_indices(len(points), 1)
-    squares = ((points[first] - points[second]) ** 2).sum(1)
-    return float((1 / np.maximum(squares, NEAREST**2)).mean()) if len(squares) else 0.0
-
-
-def project(points: Array, size: float = 1.0) -> Array:
-    """Return the projection of each row of `points` [N, n] onto {x >= 0: sum x = size} (Held, Wolfe, Crowder 1974)."""
-    ordered = -np.sort(-points, axis=1)
-    excess = (ordered.cumsum(1) - size) / np.arange(1, points.shape[1] + 1)
-    last = (ordered > excess).sum(1) - 1
-    return np.asarray(np.maximum(points - excess[np.arange(len(points)), last][:, None], 0))
-
-
-# Subregions of the simplex: L1 balls around centres, their radius, and uniform draws from them.
-
-GRID = 20_000  # most points of an integration grid
-WHOLE = 2.0  # L1 diameter of a simplex: a ball of this radius around any point is all of it
+# ---- subregions
 
 
 def grid(corners: int, points: int = GRID) -> Array:
@@ -234,17 +237,17 @@ def uniform(count: int, centre: Tensor, radius: float, generator: torch.Generato
     simplex = float(1 - floor.sum()) ** (corners - 1)  # volumes, in units of the whole simplex's
     ball = math.comb(2 * corners - 2, corners - 1) * (radius / 2) ** (corners - 1)
     accepted: list[Tensor] = []
-    found = 0
-    while found < count:
-        wanted = 2 * (count - found) + 16
+    have = 0
+    while have < count:
+        more = 2 * (count - have) + 16
         if simplex <= ball:
-            points = floor + (1 - floor.sum()) * dirichlet(wanted, corners, generator)
+            points = floor + (1 - floor.sum()) * dirichlet(more, corners, generator)
             points = points[(points - centre).abs().sum(1) <= radius]
         else:
-            points = centre + plane_ball(wanted, corners, generator) * radius
+            points = centre + plane_ball(more, corners, generator) * radius
             points = points[(points >= 0).all(1)]
         accepted.append(points)
-        found += len(points)
+        have += len(points)
     return torch.cat(accepted)[:count]
 
 

@@ -16,6 +16,14 @@ name, "with the L1-distance" by the text (`metric`, by default the former). The 
 M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
 clusters in one place; tables take ten there, as the authors' later code does.
 Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
+
+SosicFL+ (Section 3.6) is Ditto on the solution simplex: beside its share in SosicFL's endpoints, client k keeps
+endpoints of its own that minimise
+E_{alpha in R_k} F_k(sum_m alpha_m theta_m) + lambda/2 sum_m ||theta_m - theta_m^t||^2; it is scored by these at the
+centre of R_k. The paper applies Ditto "after SosicFL training"; here, as in Ditto
+(Algorithm 1), a round ends with it. lambda is not stated (Ditto's 1); Omega_tr = 10 draws of alpha a round for its own
+endpoints (Appendix A, which is not followed for the shared ones). The global model is SosicFL's, as Ditto's is
+FedAvg's: their curves are the same, while the published ones differ.
 """
 
 from __future__ import annotations
@@ -101,8 +109,8 @@ class SosicFL(Method):
         else:
             centres = self._trained(preparation, server, memory)
             members = np.arange(len(centres))
-        plain = self.sampling == "unprojected"
-        radius = self.rho if plain else self.rho * simplex.mean_distance(centres)
+        unprojected = self.sampling == "unprojected"
+        radius = self.rho if unprojected else self.rho * simplex.mean_distance(centres)
         preparation.keep("centers", centres)
         preparation.keep("cluster", members)
         assigned = {
@@ -113,13 +121,12 @@ class SosicFL(Method):
 
     def _clustered(self, preparation: Preparation) -> tuple[Array, Labels]:
         """Return (centres [C, n], cluster of each client [N]) of the label distributions' topics."""
-        counts = preparation.received({"counts": preparation.population.label_counts.to(torch.int32)})[
-            "counts"
-        ]
+        sent_counts = {"counts": preparation.population.label_counts.to(torch.int32)}
+        counts = preparation.received(sent_counts)["counts"]
         seed = rng.derive(preparation.seed, "topics")
-        found = simplex.topics(counts.double().numpy(), self.endpoints, seed)
-        preparation.keep("positions", found)
-        members, centres = cluster(found, self.clusters, METRICS[self.metric])
+        positions = simplex.topics(counts.double().numpy(), self.endpoints, seed)
+        preparation.keep("positions", positions)
+        members, centres = cluster(positions, self.clusters, METRICS[self.metric])
         return centres, members
 
     def _trained(self, preparation: Preparation, server: Tree, memory: Tree) -> Array:
@@ -143,13 +150,13 @@ class SosicFL(Method):
     def common(self, server: Tree, task: Task) -> Tree | None:
         """Return the middle of the simplex."""
         center = server["region/center"]
-        return at(shared(server), torch.full_like(center[0], 1 / self.endpoints))
+        return model_at(without_regions(server), torch.full_like(center[0], 1 / self.endpoints))
 
     # ---- client
 
     def start(self, client: Client) -> Tree:
         """Return the endpoints and the rest of the model."""
-        return shared(client.message)
+        return without_regions(client.message)
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """Return alpha of every step, [S, n]."""
@@ -165,7 +172,7 @@ class SosicFL(Method):
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return F_k at this step's alpha: autograd scales the gradient of endpoint m by alpha_m (Eq. 8)."""
-        return client.task.loss(at(work, batch.noise["alpha"]), batch)
+        return client.task.loss(model_at(work, batch.noise["alpha"]), batch)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload all endpoints."""
@@ -173,33 +180,19 @@ class SosicFL(Method):
 
     def model(self, work: Tree, client: Client) -> Tree:
         """Return the model at the centre of the client's subregion."""
-        return at(work, client.message["region/center"])
+        return model_at(work, client.message["region/center"])
 
 
-def shared(tree: Tree) -> Tree:
+def without_regions(tree: Tree) -> Tree:
     """Return the endpoints and the rest of the model, without the regions."""
     return {key: leaf for key, leaf in tree.items() if not key.startswith("region/")}
 
 
-def at(work: Tree, alpha: Tensor) -> Tree:
+def model_at(work: Tree, alpha: Tensor) -> Tree:
     """Return the model sum_m alpha_m theta_m beside the leaves that have no endpoints; alpha [n]."""
     plain = {key: leaf for key, leaf in work.items() if not key.startswith("endpoints/")}
     mixed = {k: torch.tensordot(alpha, v, dims=1) for k, v in trees.part(work, "endpoints").items()}
     return {**plain, **mixed}
-
-
-# SosicFL+: Solution Simplex Clustering for Heterogeneous Federated Learning, arXiv 2403.03333, 2024, Section 3.6.
-#
-# Ditto on the solution simplex: beside its share in SosicFL's endpoints, client k keeps endpoints of its own that
-# minimise E_{alpha in R_k} F_k(sum_m alpha_m theta_m) + lambda/2 sum_m ||theta_m - theta_m^t||^2; it is scored
-# by these
-# at the centre of R_k.
-# The paper applies Ditto "after SosicFL training"; here, as in Ditto (Algorithm 1), a round ends with it.
-# lambda is not
-# stated (Ditto's 1); Omega_tr = 10 draws of alpha a round for its own endpoints (Appendix A, which is not
-# followed for
-# the shared ones: see sosicfl.py). The global model is SosicFL's, as Ditto's is FedAvg's: their curves are the same,
-# while the published ones differ.
 
 
 @dataclass(frozen=True)
@@ -220,11 +213,11 @@ class SosicFLPlus(SosicFL):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Personal endpoints start as the shared ones."""
         server, _ = super().init(task, population, generator)
-        return server, trees.join(personal=trees.expand(shared(server), population.clients))
+        return server, trees.join(personal=trees.expand(without_regions(server), population.clients))
 
     def start(self, client: Client) -> Tree:
         """Return both sets of endpoints: shared/* and personal/*."""
-        return {**trees.join(shared=shared(client.message)), **client.memory}
+        return {**trees.join(shared=without_regions(client.message)), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Train the shared endpoints, then the personal ones on the same mini-batches."""
@@ -245,8 +238,8 @@ class SosicFLPlus(SosicFL):
     def personal_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return F_k at this step's alpha + lambda/2 of the squared distance from all that was received."""
         personal = trees.part(work, "personal")
-        pull = trees.squared_distance(client.task.weights(shared(client.message)), personal)
-        return client.task.loss(at(personal, batch.noise["personal"]), batch) + self.lam / 2 * pull
+        pull = trees.squared_distance(client.task.weights(without_regions(client.message)), personal)
+        return client.task.loss(model_at(personal, batch.noise["personal"]), batch) + self.lam / 2 * pull
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the shared endpoints, keep the personal ones."""
