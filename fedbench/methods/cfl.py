@@ -91,14 +91,14 @@ class CFL(Coalitions):
         moved, lengths = [], []
         for k in numbers:
             members = members_of(cohort, coalition, k)
-            inside = sent((coalition[cohort.ids] == k).nonzero().flatten(), models.device)
-            updates = models[inside] - centres[k]
+            index = sent((coalition[cohort.ids] == k).nonzero().flatten(), models.device)
+            updates = models[index] - centres[k]
             shares = sent(members.sizes / members.sizes.sum(), models.device)
             largest = peak[sent(members.served, peak.device)].max()
             moved.append(updates)
             lengths.append(torch.stack([(shares @ updates).norm(), updates.norm(dim=1).max(), largest]))
-        found = torch.stack(lengths).tolist()
-        return [(k, updates, *three) for k, updates, three in zip(numbers, moved, found, strict=True)]
+        scalars = torch.stack(lengths).tolist()
+        return [(k, updates, *three) for k, updates, three in zip(numbers, moved, scalars, strict=True)]
 
     def _split(
         self, server: Tree, updates: Tensor, cohort: Cohort, k: int, drift: float, longest: float, peak: float
@@ -109,14 +109,14 @@ class CFL(Coalitions):
         unit = 1.0
         if self.relative:
             unit = max(drift, peak)
-            inside = sent(coalition == k, server["peak"].device)
-            server = {**server, "peak": server["peak"].masked_fill(inside, unit)}
+            mask = sent(coalition == k, server["peak"].device)
+            server = {**server, "peak": server["peak"].masked_fill(mask, unit)}
         if not (drift < self.eps1 * unit and longest > self.eps2 * unit):
             return server
         if len(updates) < 2:
             return server
         similarity = cosines(updates.cpu().numpy())
-        server = {**server, "distances": self._seen(server, members.ids, similarity)}
+        server = {**server, "distances": self._latest_distances(server, members.ids, similarity)}
         leaving = self._leaving(similarity, members.sizes.numpy())
         if leaving is None:
             return server
@@ -125,16 +125,18 @@ class CFL(Coalitions):
         grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
         return {**server, "coalition": coalition, **trees.join(base=grown)}
 
-    def _seen(self, server: Tree, ids: Tensor, similarity: Array) -> Tensor:
+    def _latest_distances(self, server: Tree, ids: Tensor, similarity: Array) -> Tensor:
         """Return 1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
         clients = len(server["coalition"])
-        seen = server.get("distances")
-        seen = (
-            torch.full((clients, clients), torch.nan, dtype=torch.float64) if seen is None else seen.clone()
+        distances = server.get("distances")
+        distances = (
+            torch.full((clients, clients), torch.nan, dtype=torch.float64)
+            if distances is None
+            else distances.clone()
         )
-        ids = sent(ids, seen.device)
-        seen[ids[:, None], ids] = sent(torch.from_numpy(1 - similarity), seen.device)
-        return seen
+        ids = sent(ids, distances.device)
+        distances[ids[:, None], ids] = sent(torch.from_numpy(1 - similarity), distances.device)
+        return distances
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
         """Return the distances that cuts were decided by, if there were any, and the clusters."""

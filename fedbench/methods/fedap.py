@@ -75,8 +75,8 @@ class FedAP(ModelStore):
         statistics = trees.take(trees.part(server, "statistics"), served)
         weights = torch.zeros(len(served), cohort.population.clients, dtype=torch.float64)
         weights[:, served] = closeness(statistics, self.momentum).cpu()
-        place = torch.searchsorted(served, cohort.ids)
-        return {"*": weights[place]}
+        index = torch.searchsorted(served, cohort.ids)
+        return {"*": weights[index]}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the models, or average them while warm; statistics are those of the warm-up."""
@@ -109,25 +109,25 @@ def feature_statistics(model: Tree, client: Client) -> Tree:
 
 def distances(statistics: Tree) -> Tensor:
     """Return D [N, N] from leaves *.running_mean and *.running_var [N, channels]."""
-    found = torch.zeros(())
+    D = torch.zeros(())
     for name, mean in statistics.items():
         if name.endswith(MEAN):
             deviation = statistics[name.removesuffix(MEAN) + VARIANCE].to(torch.float64).clamp(min=0).sqrt()
             point = torch.cat([mean.to(torch.float64), deviation], dim=1)
             difference = point.unsqueeze(1) - point.unsqueeze(0)
-            found = found + difference.norm(dim=2)
-    return found
+            D = D + difference.norm(dim=2)
+    return D
 
 
 def closeness(statistics: Tree, momentum: float) -> Tensor:
     """Return W [N, N] from clients' statistics; clients at distance 0 share all weight."""
-    apart = distances(statistics)
-    count = len(apart)
+    D = distances(statistics)
+    count = len(D)
     if count == 1:
         return torch.ones(1, 1, dtype=torch.float64)
-    others = ~torch.eye(count, dtype=torch.bool, device=apart.device)
-    smallest = apart.masked_fill(~others, torch.inf).amin(1, keepdim=True)
-    same = (apart == 0).to(torch.float64)
-    inverse = torch.where(smallest == 0, same, smallest / apart).masked_fill(~others, 0)
+    others = ~torch.eye(count, dtype=torch.bool, device=D.device)
+    smallest = D.masked_fill(~others, torch.inf).amin(1, keepdim=True)
+    same = (D == 0).to(torch.float64)
+    inverse = torch.where(smallest == 0, same, smallest / D).masked_fill(~others, 0)
     weights = (1 - momentum) * inverse / inverse.sum(1, keepdim=True)
-    return weights + momentum * torch.eye(count, dtype=torch.float64, device=apart.device)
+    return weights + momentum * torch.eye(count, dtype=torch.float64, device=D.device)

@@ -60,13 +60,13 @@ def client_weights(own: Tree, models: Tree, data: Batch, task: Task) -> Tensor:
     """Return the weights w_n [M] of `models` [M, ...] for a client with model `own`, by their losses on `data`."""
     theta = task.weights(own)
     before = features.mean_loss(own, data, task)
-    found = []
+    weights = []
     for n in range(len(next(iter(models.values()), []))):
         model = {**own, **trees.row(models, n)}
         squared = trees.squared_distance(theta, model)
         gain = before - features.mean_loss(model, data, task)
-        found.append(torch.where(squared > SMALLEST, gain / squared.clamp(min=SMALLEST).sqrt(), 0.0))
-    return torch.stack(found) if found else before.new_zeros(0)
+        weights.append(torch.where(squared > SMALLEST, gain / squared.clamp(min=SMALLEST).sqrt(), 0.0))
+    return torch.stack(weights) if weights else before.new_zeros(0)
 
 
 def combined(own: Tree, models: Tree, weights: Tensor) -> Tree:
@@ -139,8 +139,8 @@ class FedFomo(Method):
     def collaboration(self, server: Tree, population: Population) -> Tensor:
         """Return P where positive, a row's sum one; without any, the identity's."""
         positive = server["P"].clamp(min=0)
-        alone = torch.eye(len(positive)).to(positive)
-        rows = torch.where(positive.sum(1, keepdim=True) > 0, positive, alone)
+        identity = torch.eye(len(positive)).to(positive)
+        rows = torch.where(positive.sum(1, keepdim=True) > 0, positive, identity)
         return torch.nn.functional.normalize(rows, p=1, dim=1)
 
     # ---- client

@@ -92,9 +92,9 @@ class FedGen(Method):
         logits = torch.func.vmap(lambda model: task.head(model, z))(models).mean(0)
         loss = functional.cross_entropy(logits, y)
         if self.diversity:
-            apart = (eps.unsqueeze(0) - eps.unsqueeze(1)).square().mean(2)
+            noise_distance = (eps.unsqueeze(0) - eps.unsqueeze(1)).square().mean(2)
             spread = (z.unsqueeze(0) - z.unsqueeze(1)).abs().mean(2)
-            loss = loss + self.diversity * (-(apart * spread).mean()).exp()
+            loss = loss + self.diversity * (-(noise_distance * spread).mean()).exp()
         return loss
 
     def common(self, server: Tree, task: Task) -> Tree | None:
@@ -150,8 +150,8 @@ class FedGen(Method):
 def generate(made: Tree, eps: Tensor, y: Tensor, classes: int) -> Tensor:
     """Return the features [B, d] of labels y [B] and noise eps [B, noise]."""
     labels = torch.eye(classes, dtype=eps.dtype, device=eps.device)[y]
-    given = torch.cat([eps, labels], dim=1)
-    hidden = functional.linear(given, made["0.weight"], made["0.bias"]).relu()
+    inputs = torch.cat([eps, labels], dim=1)
+    hidden = functional.linear(inputs, made["0.weight"], made["0.bias"]).relu()
     return functional.linear(hidden, made["1.weight"], made["1.bias"])
 
 

@@ -77,12 +77,12 @@ class FedIoT(Method):
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Give the server its labelled samples, of each kind."""
-        for place, kind in enumerate(preparation.task.kinds):
-            samples = preparation.samples(kind=place)
+        for index, kind in enumerate(preparation.task.kinds):
+            samples = preparation.samples(kind=index)
             count = max(1, round(self.labelled * len(samples.y)))
-            generator = rng.torch_rng(preparation.seed, "labelled", place)
-            chosen = torch.randperm(len(samples.y), generator=generator)[:count].to(samples.y.device)
-            own = {f"{kind.prefix}x": samples.x[chosen], f"{kind.prefix}y": samples.y[chosen]}
+            generator = rng.torch_rng(preparation.seed, "labelled", index)
+            rows = torch.randperm(len(samples.y), generator=generator)[:count].to(samples.y.device)
+            own = {f"{kind.prefix}x": samples.x[rows], f"{kind.prefix}y": samples.y[rows]}
             server = {**server, **trees.join(labelled=own)}
         return server, memory
 
@@ -122,13 +122,13 @@ class FedIoT(Method):
         task = client.task
         z = task.features(work, batch.x, train=True, mask=batch.mask)
         weight, bias = (work[f"decoder/{task.prefix}{name}"] for name in ("weight", "bias"))
-        made = functional.linear(z, weight, bias)
+        rebuilt = functional.linear(z, weight, bias)
         if not task.tokens:
-            return batch.mean((made - batch.x.flatten(1)).square().mean(1))
+            return batch.mean((rebuilt - batch.x.flatten(1)).square().mean(1))
         words = batch.x.flatten(1).round().long()  # [B, L]
-        real = (words > 0).to(made.dtype)
-        missed = -(made.log_softmax(1).gather(1, words) * real).sum(1) / real.sum(1).clamp(min=1)
-        return batch.mean(missed)
+        real = (words > 0).to(rebuilt.dtype)
+        error = -(rebuilt.log_softmax(1).gather(1, words) * real).sum(1) / real.sum(1).clamp(min=1)
+        return batch.mean(error)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the autoencoder."""

@@ -91,8 +91,8 @@ class FedPAC(Method):
     def aligned(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return F_i + lambda E||f(x) - c_y||^2 / d."""
         z = client.task.features(work, batch.x, train=True, mask=batch.mask)
-        apart = (z - client.message["centroids"][batch.y]).square().mean(1)
-        pull = batch.mean(apart * client.message["seen"][batch.y])
+        distance = (z - client.message["centroids"][batch.y]).square().mean(1)
+        pull = batch.mean(distance * client.message["seen"][batch.y])
         return client.task.criterion(client.task.head(work, z), batch) + self.lam * pull
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
@@ -112,8 +112,8 @@ class FedPAC(Method):
         met = counts > 0
         fresh = uploads["sums"].sum(0) / counts.clamp(min=1).unsqueeze(1)
         body = trees.mean(trees.part(uploads, "body"), cohort.weights)
-        alone = torch.eye(len(cohort.ids), dtype=counts.dtype)
-        W = weights(uploads["h"], uploads["V"]) if self.collaborate else alone
+        identity = torch.eye(len(cohort.ids), dtype=counts.dtype)
+        W = weights(uploads["h"], uploads["V"]) if self.collaborate else identity
         heads = trees.mix(W, trees.part(uploads, "heads"))
         rows = torch.zeros(len(W), len(server["W"]), dtype=W.dtype)
         rows[:, cohort.ids] = W

@@ -139,15 +139,15 @@ class MultimodalFedSaC(FedSaC):
         C, alpha = self.complementarity(uploads), self.alpha_in(cohort.clock)
         S, same = self.similarities_inside(server, uploads, cohort)
         allowed = drawn_pairs(cohort, self.collaborators)
-        given = (alpha, self.beta, cohort.weights)
-        body = collaboration_graph(C, S, *given, allowed & same, self.solver)
+        parameters = (alpha, self.beta, cohort.weights)
+        body = collaboration_graph(C, S, *parameters, allowed & same, self.solver)
         if self.heads == "apart":
             return {"*": body}
         heads, _ = cohort.task.split(trees.plain(uploads), ("@head",))
         S_heads = self.similarities(server, heads, cohort)
         as_body = sent(same, S.device) & (self.heads == "across")
         C, S = torch.where(as_body, C, 0.0), torch.where(as_body, S, S_heads)
-        return {"@head": collaboration_graph(C, S, *given, allowed, self.solver), "*": body}
+        return {"@head": collaboration_graph(C, S, *parameters, allowed, self.solver), "*": body}
 
     def similarities_inside(self, server: Tree, uploads: Tree, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Return S of each two clients of one modality, 0 of the others, and which are of one (bool), [C, C]."""

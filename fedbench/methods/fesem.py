@@ -90,8 +90,8 @@ class FeSEM(Coalitions):
         preparation.keep("coalition", coalition)
         if self.drawn:
             centres = clustered.weight_vectors(trees.part(server, "base"), preparation.task, self.compared)
-            apart = clustered.distances(centres.cpu().numpy())
-            preparation.keep("distances", apart[coalition][:, coalition])  # of two clients' centres
+            distances = clustered.distances(centres.cpu().numpy())
+            preparation.keep("distances", distances[coalition][:, coalition])  # of two clients' centres
             return {**server, "coalition": torch.from_numpy(coalition)}, memory
         return server_of_groups(server_of(server, 0), coalition, self.k), memory
 

@@ -42,12 +42,12 @@ class Oracle(Coalitions):
             ConfigError: `coalition` has not one number a client.
         """
         clients = preparation.population.clients
-        given = self.coalition or (0,) * clients
-        if len(given) != clients:
+        groups = self.coalition or (0,) * clients
+        if len(groups) != clients:
             raise ConfigError(
-                f"method.coalition must give the coalition of each of {clients} clients, it has {len(given)} numbers"
+                f"method.coalition must give the coalition of each of {clients} clients, it has {len(groups)} numbers"
             )
         base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)
-        coalition = np.unique(given, return_inverse=True)[1].astype(np.int64)
+        coalition = np.unique(groups, return_inverse=True)[1].astype(np.int64)
         preparation.keep("coalition", coalition)
         return server_of_groups(base, coalition, int(coalition.max()) + 1), memory

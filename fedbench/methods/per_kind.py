@@ -52,11 +52,11 @@ class PerKind(WrapperMethod):
         kind, state = task.kind_of(torch.arange(population.clients)), generator.get_state()
         server: Tree = {"kind": kind}
         parts = []
-        for place, alike in enumerate(task.kinds):
+        for index, kind_task in enumerate(task.kinds):
             generator.set_state(state)
-            own, memory = self.inner.init(alike, population, generator)
-            server |= trees.join(**{_space(alike): own})
-            parts.append((kind == place, trees.rows(memory, kind == place)))
+            own, memory = self.inner.init(kind_task, population, generator)
+            server |= trees.join(**{_space(kind_task): own})
+            parts.append((kind == index, trees.rows(memory, kind == index)))
         return server, trees.spread(parts, population.clients)
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -70,16 +70,16 @@ class PerKind(WrapperMethod):
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Send each client what its kind's server sends."""
         parts = [
-            (chosen, self.inner.send(trees.part(server, _space(alike.task)), alike))
-            for chosen, alike in cohort.alike()
+            (members, self.inner.send(trees.part(server, _space(subcohort.task)), subcohort))
+            for members, subcohort in cohort.alike()
         ]
         return trees.spread(parts, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Give each kind's server its own clients' uploads; one without a client in the cohort waits."""
-        for chosen, alike in cohort.alike():
-            space, own = _space(alike.task), trees.rows(alike.task.own(uploads), chosen)
-            updated = self.inner.aggregate(trees.part(server, space), own, alike)
+        for members, subcohort in cohort.alike():
+            space, own = _space(subcohort.task), trees.rows(subcohort.task.own(uploads), members)
+            updated = self.inner.aggregate(trees.part(server, space), own, subcohort)
             others = {key: leaf for key, leaf in server.items() if not key.startswith(f"{space}/")}
             server = {**others, **trees.join(**{space: updated})}
         return server

@@ -57,12 +57,12 @@ class PerFedAvg(FedAvg):
         """Return (I - alpha hess f(w; D)) grad f(w~; D') over the weights, and the moved statistics."""
         inner, outer = (partial(self.loss, client=client, batch=half) for half in halves(batch))
         slope, statistics = gradient(inner, work, client.task)
-        ahead = {name: work[name].sub(slope[name], alpha=self.alpha) for name in slope}
-        found, statistics = gradient(outer, {**work, **statistics, **ahead}, client.task)
+        stepped = {name: work[name].sub(slope[name], alpha=self.alpha) for name in slope}
+        meta, statistics = gradient(outer, {**work, **statistics, **stepped}, client.task)
         if self.order != "first":
-            curve = self._hessian_product(inner, work, found, client.task)
-            found = {name: found[name] - self.alpha * curve[name] for name in found}
-        return {**found, **statistics}
+            curve = self._hessian_product(inner, work, meta, client.task)
+            meta = {name: meta[name] - self.alpha * curve[name] for name in meta}
+        return {**meta, **statistics}
 
     def _hessian_product(self, loss: Callable[[Tree], Tensor], model: Tree, vector: Tree, task: Task) -> Tree:
         """Return the Hessian of `loss` at `model` times `vector`, exact or by central differences."""

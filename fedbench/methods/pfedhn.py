@@ -83,15 +83,15 @@ class PFedHN(FedAvg):
         """Return h(v_i) of the clients `ids`, flat [C, P]."""
         last = self.layers + 1
         z = phi["embeddings"][sent(ids, phi["embeddings"].device)]
-        for place in range(last + 1):
-            z = z @ phi[f"{place}.weight"].t() + phi[f"{place}.bias"]
-            z = z.relu() if place < last - 1 else z
+        for layer in range(last + 1):
+            z = z @ phi[f"{layer}.weight"].t() + phi[f"{layer}.bias"]
+            z = z.relu() if layer < last - 1 else z
         return z
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
         """Return theta_i of each client."""
-        made = self.generate(trees.part(server, "phi"), cohort.ids)
-        return trees.unflatten(made, trees.part(server, "like"))
+        models = self.generate(trees.part(server, "phi"), cohort.ids)
+        return trees.unflatten(models, trees.part(server, "like"))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Make one step of the hypernetwork on the clients' changes."""

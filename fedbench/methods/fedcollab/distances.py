@@ -198,8 +198,8 @@ def _checked_pairs(N: int, pairs: Sequence[tuple[int, int]] | None) -> npt.NDArr
 def _chunk(embedding: Embedding, m: int, valid_samples: int) -> int:
     """Return how many pairs' coordinates, weights and hidden activations fit WORK_BYTES."""
     F, H = embedding.phi.shape[1], embedding.base.shape[1]
-    r, kept = (2 * m, F + 2 * m + valid_samples) if reduces(m, F) else (F, 0)
-    floats = r * kept + r * H + 2 * m * 4 * H
+    r, stored = (2 * m, F + 2 * m + valid_samples) if reduces(m, F) else (F, 0)
+    floats = r * stored + r * H + 2 * m * 4 * H
     return int(max(1, WORK_BYTES // (floats * embedding.phi.element_size())))
 
 
@@ -231,8 +231,8 @@ def _stratified(labels: npt.NDArray[np.int64], m: int, rng: np.random.Generator)
 def batches(m: int, batch: int, rng: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
     """Yield columns [2 * batch] of a pair's 2 m training rows: `batch` of either client, without end."""
     while True:
-        chosen = rng.random((16, 2, m)).argpartition(batch, axis=2)[:, :, :batch]
-        yield from (chosen + np.array([[0], [m]])).reshape(16, 2 * batch)
+        columns = rng.random((16, 2, m)).argpartition(batch, axis=2)[:, :, :batch]
+        yield from (columns + np.array([[0], [m]])).reshape(16, 2 * batch)
 
 
 # ---- the discriminators of a chunk of pairs
@@ -339,10 +339,10 @@ class Discriminators:
         if self.basis is not None:
             self.basis, self.train_z = self.basis[rows], self.train_z[rows]
         for k, (pair, side) in self.sides.items():
-            kept = rows[pair]
-            if self.basis is not None and not bool(kept.all()):
-                self.valid_z[k] = self.valid_z[k][kept]
-            self.sides[k] = torch.stack([new[pair[kept]], side[kept]])
+            remaining = rows[pair]
+            if self.basis is not None and not bool(remaining.all()):
+                self.valid_z[k] = self.valid_z[k][remaining]
+            self.sides[k] = torch.stack([new[pair[remaining]], side[remaining]])
 
 
 @dataclass(frozen=True)

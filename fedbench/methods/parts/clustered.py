@@ -295,12 +295,12 @@ def _squared(points: Array, centres: Array) -> Array:
 
 
 def _farthest_first(points: Array, count: int, first: int) -> Array:
-    chosen = [first]
+    seeds = [first]
     gaps = _squared(points, points[[first]])[:, 0]
-    while len(chosen) < min(count, len(points)):
-        chosen.append(int(gaps.argmax()))
-        gaps = np.minimum(gaps, _squared(points, points[chosen[-1:]])[:, 0])
-    return points[chosen]
+    while len(seeds) < min(count, len(points)):
+        seeds.append(int(gaps.argmax()))
+        gaps = np.minimum(gaps, _squared(points, points[seeds[-1:]])[:, 0])
+    return points[seeds]
 
 
 def _lloyd(points: Array, centres: Array) -> tuple[Labels, float]:

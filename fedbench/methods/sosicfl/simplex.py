@@ -67,8 +67,8 @@ def spread_scores(heads: Array, count: int) -> Array:
         right[np.arange(len(values)), np.abs(right).argmax(1)]
     )  # as scikit-learn fixes signs
     scores = np.zeros((len(heads), count))
-    kept = min(count, len(values))
-    scores[:, :kept] = (left * values)[:, :kept]
+    components = min(count, len(values))
+    scores[:, :components] = (left * values)[:, :components]
     projections = (project(scores, size) / size for size in SIZES)
     return min(projections, key=riesz_energy)
 
@@ -157,8 +157,8 @@ def _k_centre(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]
     labels = _nearest(points, centres, metric)
     for _ in range(PASSES):
         # A centre can lose its last member; the others keep theirs.
-        kept = [k for k in range(len(centres)) if (labels == k).any()]
-        centres = np.stack([enclosing_centre(points[labels == k], metric) for k in kept])
+        filled = [k for k in range(len(centres)) if (labels == k).any()]
+        centres = np.stack([enclosing_centre(points[labels == k], metric) for k in filled])
         nearest = _nearest(points, centres, metric)
         if (nearest == labels).all():
             break
@@ -169,12 +169,12 @@ def _k_centre(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]
 def _farthest_first(points: Array, count: int, metric: Metric) -> Array:
     """Return the seeds: the point nearest the centre of all, then each time the one farthest from all before."""
     first = int(metric.distance(points, enclosing_centre(points, metric)).argmin())
-    chosen = [first]
+    seeds = [first]
     gaps = metric.distance(points, points[first])
-    while len(chosen) < count and gaps.max() > SAME:
-        chosen.append(int(gaps.argmax()))
-        gaps = np.minimum(gaps, metric.distance(points, points[chosen[-1]]))
-    return points[chosen]
+    while len(seeds) < count and gaps.max() > SAME:
+        seeds.append(int(gaps.argmax()))
+        gaps = np.minimum(gaps, metric.distance(points, points[seeds[-1]]))
+    return points[seeds]
 
 
 def _nearest(points: Array, centres: Array, metric: Metric) -> Labels:
