@@ -116,14 +116,6 @@ class Method(Component, ABC):
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """(upload, new memory) after local training."""
 
-    def compress(self, upload: Tree) -> Tree:
-        """What crosses the network of the `upload` that `finish` returned; all of it by default.
-
-        The last thing that a client does, and the first that needs none of its samples: engines do it for all clients
-        of a cohort at once (vmap), so that what makes a GPU wait, as a decomposition does, does so once a round.
-        """
-        return upload
-
     def model(self, work: Tree, client: Client) -> Tree:
         """The client's own model within `work`."""
         return work

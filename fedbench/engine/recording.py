@@ -140,6 +140,6 @@ def _trial(setup: Setup) -> Moment:
     for place, client in enumerate(ids.tolist()):
         view = setup.client(client, trees.row(message, place), trees.row(memory, place), clock)
         upload, own = setup.method.finish(setup.method.start(view), view)
-        ended.append((setup.method.compress(upload), own))
+        ended.append((upload, own))
     uploads, kept = (trees.stack(list(each)) for each in zip(*ended, strict=True))
     return Moment(setup, setup.cohort(ids, clock), message, kept, uploads, setup.federation.placed(server))

@@ -14,7 +14,6 @@ from fedbench.core import trees
 from fedbench.core.errors import Diverged
 from fedbench.core.trees import Tree, fetched
 from fedbench.engine.contract import Clock
-from fedbench.engine.method import Calls
 from fedbench.engine.setup import Setup
 
 # Training that diverged: told by losses, trees and scores that are not finite, and raised for the client they are of.
@@ -67,7 +66,7 @@ Counts = dict[str, Counted]  # by test set
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trained cohort: first axis C everywhere. Unless it is settled, `uploads` are what `finish` returned."""
+    """A trained cohort: first axis C everywhere."""
 
     uploads: Tree
     memory: Tree
@@ -162,18 +161,7 @@ def settled(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) -> lis
             losses = loss.masked_fill(~learned, 0)
             check_finite(clock.round + 1, ids, losses, outcome.uploads, outcome.memory)
         check_scores(clock.round + 1, ids, [total for _, total in counts.values()])
-        uploads = compressed(setup, ids, outcome.uploads, clock)
-        found.append(Outcome(uploads, outcome.memory, loss, counts))
-    return found
-
-
-@torch.no_grad()
-def compressed(setup: Setup, ids: Tensor, uploads: Tree, clock: Clock) -> Tree:
-    """What clients `ids` send of their `uploads` [C, ...]."""
-    if not uploads:
-        return uploads
-    compress = setup.method.compress
-    found: Tree = Calls(setup.method, clock, ids)("compress", torch.vmap(compress), uploads)
+        found.append(Outcome(outcome.uploads, outcome.memory, loss, counts))
     return found
 
 

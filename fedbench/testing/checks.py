@@ -77,7 +77,7 @@ def check_server_hooks_leave_their_arguments_alone(subject: Subject) -> None:
 
 @torch.no_grad()
 def check_client_hooks_leave_their_arguments_alone(subject: Subject) -> None:
-    """`start`, `personal`, `model`, `finish`, `compress` and `predict` write into nothing that they are given."""
+    """`start`, `personal`, `model`, `finish` and `predict` write into nothing that they are given."""
     chosen, hooks, meter = subject.toy("batch_norm"), subject.method, subject.run("batch_norm").meter
     message, memory = (trees.clone(trees.row(tree, 2)) for tree in (meter.message, meter.memory))
     view = chosen.client(3, trees.clone(message), trees.clone(memory), Clock(1, ROUNDS))
@@ -87,7 +87,6 @@ def check_client_hooks_leave_their_arguments_alone(subject: Subject) -> None:
     hooks.model(work, view)
     upload, _ = hooks.finish(work, view)
     finished = trees.clone(upload)
-    hooks.compress(upload)
     x, _ = chosen.federation.gather(chosen.federation.indices("local", 3))
     scored = trees.clone(personal)
     hooks.predict(personal, x, chosen.task)
@@ -310,21 +309,6 @@ def check_worker_processes_can_run_it(subject: Subject) -> None:
     trained = LoopedTrainer(copy).launch(*given)
     assert spec_of(upload, 4) == spec_of(trained.uploads, 4), "uploads change their layout by training"
     assert spec_of(kept, 4) == spec_of(trained.memory, 4), "memory changes its layout by training"
-
-
-@torch.no_grad()
-def check_what_a_client_sends_is_its_own(subject: Subject) -> None:
-    """`compress` of one client's upload is that client's row of what the cohort sends, whoever else is in it."""
-    run, chosen = subject.run("mlp"), subject.toy("mlp")
-    clock = Clock(ROUNDS - 1, ROUNDS)
-    ids = chosen.draw_cohort(clock)
-    trained = LoopedTrainer(chosen).launch(ids, run.meter.message, run.meter.memory, clock).uploads
-    for place, client in enumerate(ids.tolist()):
-        alone = chosen.method.compress(trees.row(trained, place))
-        sent = trees.row(run.meter.outcome.uploads, place)
-        assert set(alone) == set(sent), f"client {client} alone sends {sorted(alone)}, here {sorted(sent)}"
-        apart = gap(alone, sent)
-        assert apart < 1e-9, f"what client {client} sends depends on the others: it differs by {apart:.1g}"
 
 
 def check_stays_finite_and_moves(subject: Subject) -> None:

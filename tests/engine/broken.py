@@ -75,10 +75,6 @@ class Broken(FedAvg):
         self.fail("finish", client.clock)
         return super().finish(work, client)
 
-    def compress(self, upload: Tree) -> Tree:
-        self.fail("compress")
-        return super().compress(upload)
-
     def model(self, work: Tree, client: Client) -> Tree:
         if self.hook != "personal":
             self.fail("model", client.clock)

@@ -66,15 +66,6 @@ def test_a_failing_client_hook_names_itself_its_clients_and_the_round(hook: str,
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_so_does_what_all_clients_do_at_once(engine: str) -> None:
-    broken = chosen("compress")
-    first, second = broken.draw_cohort(Clock(0, 2)).tolist()
-    head, *rest = str(failure(broken, ENGINES[engine](broken))).splitlines()
-    assert head == f"Broken.compress failed in round 1 for 2 clients, {first}, {second}: KeyError: 'momentum'"
-    assert any(line.startswith("  upload: ") and "head.weight [2, 4, 7] float64" in line for line in rest)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("hook", ["personal", "adapt", "predict"])
 def test_so_does_one_that_scores(hook: str, engine: str) -> None:
     broken = chosen(hook)

@@ -18,7 +18,7 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.trainer import Outcome, compressed
+from fedbench.engine.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fediot import FedIoT
 from fedbench.methods.fedsac import MultimodalFedSaC
@@ -59,7 +59,7 @@ class Recorder(LoopedTrainer):
     ) -> Outcome:
         outcome = super().launch(ids, message, memory, clock, score)
         self.down.append(trees.clone(message))
-        self.up.append(compressed(self.setup, ids, outcome.uploads, clock))
+        self.up.append(trees.clone(outcome.uploads))
         return outcome
 
 

@@ -177,15 +177,3 @@ class Unpicklable(FedAvg):
 @dataclass(frozen=True)
 class Unfinished(Method):
     """Without its hooks."""
-
-
-@dataclass(frozen=True)
-class Queueing(FedAvg):
-    """What a client sends tells how many have sent before."""
-
-    queue: list[None] = field(default_factory=list)
-
-    def compress(self, upload: Tree) -> Tree:
-        """The model, scaled."""
-        self.queue.append(None)
-        return {name: leaf * len(self.queue) for name, leaf in upload.items()}

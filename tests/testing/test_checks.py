@@ -38,7 +38,6 @@ BROKEN = [
     (checks.check_resumed_equals_uninterrupted, outside.Forgetful, "other numbers"),
     (checks.check_relabelled_clients_get_relabelled_models, outside.Crowded, "differ by"),
     (checks.check_relabelled_clients_get_relabelled_models, outside.Modest, "declares that it does not"),
-    (checks.check_what_a_client_sends_is_its_own, outside.Queueing, "depends on the others"),
     (checks.check_stays_finite_and_moves, outside.Frozen, "did not move"),
 ]
 

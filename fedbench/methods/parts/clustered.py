@@ -89,9 +89,6 @@ class WrapperMethod(Method):
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         return self.inner.finish(work, client)
 
-    def compress(self, upload: Tree) -> Tree:
-        return self.inner.compress(upload)
-
     def model(self, work: Tree, client: Client) -> Tree:
         return self.inner.model(work, client)
 

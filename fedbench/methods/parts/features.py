@@ -71,13 +71,15 @@ def directions(products: Tree, rank: int) -> Tensor:
 
     Columns beyond X's rank, of clients with few samples, are zero. Each column's sign makes its largest entry positive.
     """
-    values, vectors = torch.linalg.eigh(products["gram"])  # ascending
+    gram = products["gram"]
+    finite = gram.isfinite().all()  # of a model that diverged it is not, and is passed on so: eigh would fail
+    values, vectors = torch.linalg.eigh(torch.where(finite, gram, 0))  # ascending
     rank = min(rank, len(values))
     values, vectors = values[-rank:].flip(0), vectors[:, -rank:].flip(1)
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     real = values > NEGLIGIBLE * values[0].clamp(min=torch.finfo(values.dtype).tiny)
-    basis: Tensor = vectors * largest.sign() * (real & (values > products["least"]))
-    return basis
+    basis = vectors * largest.sign() * (real & (values > products["least"]))
+    return torch.where(finite, basis, torch.nan)
 
 
 def complementarity(U: Tensor, greedy: bool = False) -> Tensor:
