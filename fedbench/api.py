@@ -52,7 +52,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
     Raises:
         FedbenchError: no run has a result; the reason of the first.
     """
-    from fedbench.cli.app import outcomes_of
+    from fedbench.cli.program import outcomes_of
     from fedbench.sweeps.session import swept, tidy
 
     listed = [

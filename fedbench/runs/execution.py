@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
@@ -71,7 +71,7 @@ def folder_of(run: RunConfig) -> RunFolder:
     return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
 
 
-def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
+def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
     """`folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
 
     `tell`: warn of one that is shown.
@@ -212,7 +212,8 @@ def _made(run: RunConfig) -> dict[str, str]:
     return {"data": fingerprint.content(run.dataset), **coarse}
 
 
-PATIENCE = 0.5  # seconds between looks at a reference that another process makes
+ResultT = TypeVar("ResultT")
+PATIENCE = 0.5  # seconds between looks at a run that another process makes
 REFERENCE = "(the reference of IPR and RSD)"
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
@@ -248,7 +249,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
 
 
 def _status(run: RunConfig, folder: RunFolder) -> Status:
-    return "new" if run.settings.force else standing(run, folder)
+    return "new" if run.settings.force else run_status(run, folder)
 
 
 def _simulate(
@@ -343,23 +344,37 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
     """
     if run.local is None:
         return None, ""
-    key, folder = run_key(run.local), folder_of(run.local)
-    while standing(run.local, folder) != "finished":
-        _make_or_wait(run.local)
-    return folder.accuracies(), key
+    reference, folder = run.local, folder_of(run.local)
+
+    def make() -> None:
+        if run_status(reference, folder) != "finished":
+            execute(reference, purpose=REFERENCE)
+
+    wait_while_in_use(make)
+    return folder.accuracies(), run_key(reference)
 
 
-def _make_or_wait(reference: RunConfig) -> None:
-    try:
-        execute(reference, purpose=REFERENCE)
-    except FolderInUse:
-        pause(PATIENCE)
+def wait_while_in_use(
+    make: Callable[[], ResultT], tell: Callable[[FolderInUse], None] | None = None
+) -> ResultT:
+    """Return what `make` returns, which is called again as long as another process is at the run that it needs.
+
+    `tell` is called once, before the first wait.
+    """
+    while True:
+        try:
+            return make()
+        except FolderInUse as error:  # noqa: PERF203 - it waits
+            if tell is not None:
+                tell(error)
+                tell = None
+            pause(PATIENCE)
 
 
 def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
     """`execute` each of `runs`, all on the stacked engine; an error ends its own run and is returned in its place."""
     references = [run.local for run in runs if run.local is not None]
-    lacking = {run_key(each): each for each in references if standing(each, folder_of(each)) != "finished"}
+    lacking = {run_key(each): each for each in references if run_status(each, folder_of(each)) != "finished"}
     if (
         lacking
     ):  # once each, as runs may share one; an error comes up again, in the run that needs the reference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
-from fedbench.core.errors import ConfigError, FolderInUse
-from fedbench.core.signals import Stopped, passed_on, pause, stop_if_asked, working_for
+from fedbench.core.errors import ConfigError
+from fedbench.core.signals import Stopped, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ class JobOutcome:
     stopped: str = ""  # by a signal: how far it got, and where that was saved
 
 
-PATIENCE = 0.5  # seconds between looks at a run that another process makes
 _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 
@@ -106,10 +105,9 @@ def tell(failure: str) -> None:
 
 
 def perform(config: DictConfig) -> JobOutcome:
-    """Hydra's task function: runs one job and never raises an Exception.
+    """Run one job as Hydra's task function, and never raise an Exception.
 
-    Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells. So it
-    does of what a signal stopped in another process; in this one it is raised.
+    Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells.
     """
     from hydra.types import RunMode
 
@@ -117,10 +115,19 @@ def perform(config: DictConfig) -> JobOutcome:
         outcome = _outcome(config)
         keep(outcome)
         return outcome
+    return run_stoppable(lambda: _outcome(config))
+
+
+def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
+    """Return what `make` returns in a job that a launcher started, or, in a process of its own, what stopped it.
+
+    Raises:
+        Stopped: a signal came, and the job runs in the process that was asked to stop.
+    """
     with working_for(Path(_hydra().sweep.dir)) as elsewhere:
         try:
             stop_if_asked()
-            return _outcome(config)
+            return make()
         except Stopped as stop:
             if not elsewhere:
                 raise
@@ -174,27 +181,16 @@ def _counted(run: RunConfig) -> Run:
 
 
 def _execute(run: RunConfig) -> Run:
-    """The run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
-    told = False
-    while (result := _unless_in_use(run, told)) is None:
-        told = True
-        pause(PATIENCE)
-    return result
-
-
-def _unless_in_use(run: RunConfig, told: bool) -> Run | None:
+    """Return the run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
     from hydra.types import RunMode
 
-    from fedbench.runs.execution import execute
+    from fedbench.runs import execution
 
-    try:
-        return execute(run)
-    except FolderInUse as error:
-        if _hydra().mode != RunMode.MULTIRUN:
-            raise
-        if not told:
-            tell(f"waiting for another process: {error}")
-        return None
+    if _hydra().mode != RunMode.MULTIRUN:
+        return execution.execute(run)
+    return execution.wait_while_in_use(
+        lambda: execution.execute(run), lambda error: tell(f"waiting for another process: {error}")
+    )
 
 
 def _among_others(run: RunConfig) -> RunConfig:
@@ -259,3 +255,50 @@ def _saved(job: JobReturn) -> str:
         return str(job.return_value.stopped)
     except Exception:  # noqa: BLE001 - whatever ended its process saved nothing
         return ""
+
+
+def launch_on_ray(
+    jobs: Sequence[tuple[int, list[str]]],
+    arguments: tuple[Any, ...],
+    address: str | None,
+    resources: dict[str, float],
+) -> list[JobReturn]:
+    """Run jobs (number, overrides) as tasks of a Ray cluster and return what they returned, in order.
+
+    `arguments`: Hydra's context, the sweep's config and the task function.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    from hydra.core.singleton import Singleton
+
+    # It makes of a process one of Hydra's and runs a job there; nothing public of Hydra or its plugins does.
+    from hydra_plugins.hydra_joblib_launcher._core import execute_job
+
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("hydra/launcher=ray needs Ray: pip install 'fedbench-harness[ray]'") from None
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+    try:
+        task = ray.remote(max_retries=0, **resources)(execute_job)
+        shared = [ray.put(each) for each in (*arguments, Singleton.get_state())]
+        return [_result_on_ray(ray, each) for each in [task.remote(*job, *shared) for job in jobs]]
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _result_on_ray(ray: Any, reference: Any) -> JobReturn:
+    from hydra.core.utils import JobReturn, JobStatus
+
+    try:
+        returned = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        returned = JobReturn(status=JobStatus.FAILED)
+        returned.return_value = error
+    if not isinstance(returned, JobReturn):
+        raise TypeError(f"a job returned {type(returned).__name__}")
+    return returned

@@ -117,8 +117,8 @@ def spell(seconds: float) -> str:
 
 def _finished_twin(job: Job, plan: Plan) -> float | None:
     """Seconds that another seed of the same row and column took on this machine."""
-    for entry in plan.entries:
-        for jobs in (entry.jobs, entry.baselines):
+    for cell in plan.cells:
+        for jobs in (cell.jobs, cell.baselines):
             if any(each.key == job.key for each in jobs):
                 return _mean([seconds for each in jobs if (seconds := _spent(each, plan)) is not None])
     return None
@@ -127,8 +127,8 @@ def _finished_twin(job: Job, plan: Plan) -> float | None:
 def _spent(job: Job, plan: Plan) -> float | None:
     """Seconds of a finished run, or of one that was recorded here."""
     row: Mapping[str, Any] = job.folder.result() if job.finished else {}
-    if not row and plan.recorded.made and plan.recorded.made.machine == machine():
-        row = plan.recorded.rows.get(job.key, {})
+    if not row and plan.stored.provenance and plan.stored.provenance.machine == machine():
+        row = plan.stored.rows.get(job.key, {})
     return float(row["seconds_total"]) if row.get("seconds_total") else None
 
 
@@ -192,7 +192,7 @@ def needs(plan: Plan, missing: Sequence[Job], at_once: int = 1) -> Needs:
     return found
 
 
-def told(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator[str]:
+def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator[str]:
     """Lines for people, of runs of which `at_once` run at a time: what cannot be built and why, what the rest takes."""
     found = needs(plan, missing, at_once)
     for reason, identities in found.unknown.items():

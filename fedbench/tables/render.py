@@ -334,8 +334,8 @@ def draw_terminal(table: TableResult) -> Group:
     layout = Layout(table)
     drawn = [_column(layout, column) for column in layout.columns]
     signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items() if sign)
-    judged = f"; {signs}" if table.circumstances.faithful else ""
-    order = "; bold best, underlined second" if table.circumstances.trained else ""
+    judged = f"; {signs}" if table.provenance.is_paper_setting else ""
+    order = "; bold best, underlined second" if table.provenance.trained else ""
     told = Words(f"published value in brackets{judged}{order}")
     return Group(*drawn, told, *map(Words, filter(None, [layout.left_out])))
 

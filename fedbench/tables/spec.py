@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fedbench.config import schema
-from fedbench.config.compose import compose
+from fedbench.config.compose import compose, is_setting
 from fedbench.config.fields import typed
 from fedbench.config.groups import conf_dir, load_yaml
 from fedbench.core.errors import ConfigError, Damaged, unknown
@@ -471,8 +471,9 @@ class Scale:
         return found
 
 
+@functools.cache
 def load_scale(name: str) -> Scale:
-    """The scale in conf/scale/`name`.yaml.
+    """Return the scale in conf/scale/`name`.yaml.
 
     Raises:
         UnknownName: no such scale, or an unknown key.
@@ -488,34 +489,58 @@ def load_scale(name: str) -> Scale:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asked for besides the table."""
+class Selection:
+    """What a command line selects: a table or figures, which part of them, and how their runs are made."""
 
-    scale: Scale
-    seeds: tuple[int, ...] = ()  # none: 0, 1, ... as many as the scale or the table says
-    substitute: str = ""  # data set in place of the table's own
-    changed: tuple[str, ...] = ()  # overrides of every run that change results, as model=lenet5
-    settings: tuple[str, ...] = ()  # overrides that do not: runs_dir, hardware, progress
-    rows: tuple[str, ...] = ()  # labels of the rows to run; none: all
+    table: str = ""
+    figures: tuple[str, ...] = ()
+    scale: str = "paper"
+    rows: tuple[str, ...] = ()  # labels of those to be run; none: all
     columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()  # none: 0, 1, ... as many as the scale, the table or the figure says
+    substitute: str = ""  # data set in place of the table's own
+    overrides: tuple[str, ...] = ()  # of every run, and of Hydra
+    jobs: int = 0  # runs at once; 0: one a core, on a GPU one
+    results: str = "results"
+    retry: bool = False
+    dry_run: bool = False
+    render: bool = False
+    formats: tuple[str, ...] = ("svg", "png")
 
-    def wants(self, row: RowSpec, column: ColumnSpec) -> bool:
-        """Whether the cell is to be run."""
-        chosen = ((row.label, self.rows), (column.label, self.columns))
-        return all(not labels or label in labels for label, labels in chosen)
+    def selects(self, row: RowSpec, column: ColumnSpec) -> bool:
+        """Return whether the cell is to be run."""
+        labels = ((row.label, self.rows), (column.label, self.columns))
+        return all(not chosen or label in chosen for label, chosen in labels)
+
+    @property
+    def launcher(self) -> tuple[str, ...]:
+        """The overrides of Hydra, which choose where runs are made."""
+        return tuple(text for text in self.overrides if text.lstrip("+~").startswith("hydra"))
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The overrides of every run that change no result, as runs_dir=DIR."""
+        kept = (text for text in self.overrides if text not in self.launcher and is_setting(_key(text)))
+        return ("progress=none", *kept)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The overrides of every run that change results, as model=lenet5."""
+        others = (*self.launcher, *self.settings)
+        return tuple(text for text in self.overrides if text not in others)
 
 
 def compose_cell(
-    table: TableSpec, column: ColumnSpec, row: Sequence[str], wish: Wish
+    table: TableSpec, column: ColumnSpec, row: Sequence[str], selection: Selection
 ) -> tuple[list[str], dict[str, Any]]:
-    """(overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
+    """Return (overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
     from omegaconf import OmegaConf
 
     overrides = [*table.base, *column.overrides, *row]
-    if wish.substitute:
-        chosen = [f"dataset={wish.substitute}", *column.substitute]
+    if selection.substitute:
+        chosen = [f"dataset={selection.substitute}", *column.substitute]
         overrides = [*_without(overrides, chosen), *chosen]
-    overrides += [*wish.changed, *wish.settings]
+    overrides += [*selection.changed, *selection.settings]
     where = f"table {table.name}, {' '.join(overrides)}"
     try:
         config = compose(overrides)
@@ -524,8 +549,8 @@ def compose_cell(
         from fedbench.config.messages import one_line
 
         raise ConfigError(f"{where}: {one_line(error) or error}") from error
-    own = {_key(text) for text in wish.changed}  # what the user says stands against the scale
-    scaled = [text for text in wish.scale.overrides(plain) if _key(text) not in own]
+    own = {_key(text) for text in selection.changed}  # what the user says stands against the scale
+    scaled = [text for text in load_scale(selection.scale).overrides(plain) if _key(text) not in own]
     config.merge_with(OmegaConf.from_dotlist(scaled))
     plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     return [*overrides, *scaled], plain

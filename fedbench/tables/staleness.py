@@ -14,8 +14,8 @@ from pathlib import Path
 from fedbench.core.errors import FedbenchError
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
-from fedbench.tables import spec, store
-from fedbench.tables.spec import Wish, compose_cell
+from fedbench.tables import store
+from fedbench.tables.spec import Selection, compose_cell
 from fedbench.tables.store import LOCAL, TableResult, another_local
 
 
@@ -75,14 +75,13 @@ def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]
 
 def _today(table: TableResult, row: str, column: str) -> str:
     """Hashes of today's code for a cell; "" if the cell can no longer be composed here."""
-    made = table.circumstances
-    wish = Wish(
-        spec.load_scale(made.scale), substitute=made.substitute, changed=(*made.changed, *made.varied)
-    )
+    made = table.provenance
+    overrides = (*made.changed, *made.varied)
+    selection = Selection(scale=made.scale, substitute=made.substitute, overrides=overrides)
     try:
         chosen = table.spec.only([row], [column])
         own = (*chosen.rows[0].overrides, *chosen.columns[0].own(row))
-        _, plain = compose_cell(table.spec, chosen.columns[0], own, wish)
+        _, plain = compose_cell(table.spec, chosen.columns[0], own, selection)
         return fingerprint.code_of(from_plain(plain))
     except FedbenchError:  # a file of weights that is not here, a row that went
         return ""

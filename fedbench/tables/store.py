@@ -1,6 +1,6 @@
 """Filled tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
 
-table.json holds the specification, the cells and the circumstances; rows.csv one line a run with its whole result
+table.json holds the specification, the cells and the provenance; rows.csv one line a run with its whole result
 row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;
 clients.npz the accuracy of every client. All are sealed (fedbench.core.files).
 """
@@ -54,8 +54,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """What a reader must know of how a table was made, and so whether its cells get verdicts (`faithful`)."""
+class Provenance:
+    """What a reader must know of how a table was made, and so whether its cells get verdicts (`is_paper_setting`)."""
 
     scale: str = "paper"
     substitute: str = ""  # data set in place of the table's own; "" if none
@@ -76,7 +76,7 @@ class Circumstances:
         return f"{title} ({'; '.join(parts)})" if parts else title
 
     @property
-    def faithful(self) -> bool:
+    def is_paper_setting(self) -> bool:
         """Whether the numbers may be compared with the published ones."""
         return self.scale == "paper" and not self.substitute and not self.changed
 
@@ -87,7 +87,7 @@ class TableResult:
 
     spec: TableSpec
     cells: tuple[Cell, ...]
-    circumstances: Circumstances = field(default_factory=Circumstances)
+    provenance: Provenance = field(default_factory=Provenance)
     clients: Mapping[str, int] = field(
         default_factory=dict
     )  # column -> clients of its runs, where they are known
@@ -97,10 +97,10 @@ class TableResult:
     def exploratory(self, row: str, column: str) -> str:
         """Why the verdicts on a row in a column are counted apart; "" if they are not."""
         for override, reason in self.spec.exploratory.items():
-            if override in self.circumstances.varied:
+            if override in self.provenance.varied:
                 return reason
         (marked,) = (each for each in self.spec.rows if each.label == row)
-        if marked.exploratory and not set(marked.exploratory_but) & set(self.circumstances.varied):
+        if marked.exploratory and not set(marked.exploratory_but) & set(self.provenance.varied):
             return marked.exploratory
         (place,) = (each for each in self.spec.columns if each.label == column)
         if place.exploratory:
@@ -117,7 +117,7 @@ class TableResult:
     @property
     def title(self) -> str:
         """The table's title, and what is not as published."""
-        return self.circumstances.named(self.spec.title)
+        return self.provenance.named(self.spec.title)
 
 
 TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
@@ -128,8 +128,8 @@ JUDGING_LINE = ("exploratory", "exploratory_but", "note")  # the same of a row o
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 
 
-def folder_of(results: Path | str, table: str, made: Circumstances) -> Path:
-    """Where a table made in these circumstances is kept."""
+def folder_of(results: Path | str, table: str, made: Provenance) -> Path:
+    """Where a table of this provenance is kept."""
     parts = [table, "" if made.scale == "paper" else made.scale, made.substitute, *made.changed, *made.varied]
     name = "-".join(re.sub(r"[^A-Za-z0-9._=+]", "_", part) for part in parts if part)
     return Path(results) / "tables" / name[:150]
@@ -155,7 +155,7 @@ def save(folder: Path, table: TableResult, rows: Sequence[Mapping[str, Any]]) ->
     seal(folder)
     content = {
         "spec": dataclasses.asdict(table.spec),
-        "circumstances": dataclasses.asdict(table.circumstances),
+        "circumstances": dataclasses.asdict(table.provenance),
         "cells": [_plain(cell) for cell in table.cells],
     }
     files_of(folder).write({TABLE: as_json(content), **({ROWS: as_csv(rows)} if rows else {})})
@@ -221,10 +221,10 @@ def load_table(folder: Path) -> TableResult:
         )
         made = content["circumstances"]
         lists = {key: tuple(made.get(key, ())) for key in ("changed", "varied")}
-        circumstances = Circumstances(**{**made, **lists, "seconds": _number(made["seconds"])})
+        provenance = Provenance(**{**made, **lists, "seconds": _number(made["seconds"])})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(TABLE, f"it holds no table: {error}") from error
-    return TableResult(table, cells, circumstances, _clients(folder))
+    return TableResult(table, cells, provenance, _clients(folder))
 
 
 def _clients(folder: Path) -> dict[str, int]:
@@ -331,7 +331,7 @@ def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozens
 
 
 @dataclass(frozen=True)
-class Recorded:
+class StoredTable:
     """A table as it was stored; nothing, if it never was."""
 
     table: TableResult | None = None
@@ -343,9 +343,9 @@ class Recorded:
     apart: frozenset[str] = frozenset()
 
     @property
-    def made(self) -> Circumstances | None:
-        """The circumstances of the stored table."""
-        return self.table.circumstances if self.table else None
+    def provenance(self) -> Provenance | None:
+        """The provenance of the stored table."""
+        return self.table.provenance if self.table else None
 
     def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
         """The seeds of which a cell has a value in any metric; none if the row or column is another today."""
@@ -354,7 +354,7 @@ class Recorded:
     def value(
         self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str
     ) -> float | None:
-        """The metric of the run `key`, nan if censored; None if it is not recorded. `base`: see Entry.keys."""
+        """The metric of the run `key`, nan if censored; None if it is not recorded. `base`: see CellRuns.keys."""
         for cell in self._cells(row, column):
             if cell.metric == metric.name and key in cell.keys and self._measured_so(metric, row, column):
                 place = cell.keys.index(key)
@@ -394,20 +394,20 @@ class Recorded:
         return [cell for cell in self.table.cells if (cell.row, cell.column) == (row.label, column.label)]
 
 
-def read(folder: Path) -> Recorded:
+def read(folder: Path) -> StoredTable:
     """What is stored in `folder`, which may be missing.
 
     Raises:
         FedbenchError: table.json is there and unreadable.
     """
     if not (folder / TABLE).is_file():
-        return Recorded()
+        return StoredTable()
     lines = load_rows(folder)
     rows = {line["key"]: _result(line) for line in lines}
     curves = tuple(load_curves(folder))
     clients = load_clients(folder)
     apart = another_local(lines, clients)
-    return Recorded(load_table(folder), rows, curves, load_matrices(folder), clients, apart)
+    return StoredTable(load_table(folder), rows, curves, load_matrices(folder), clients, apart)
 
 
 def _result(line: Mapping[str, str]) -> dict[str, Any]:

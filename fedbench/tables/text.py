@@ -136,7 +136,7 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
 
 def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[str, int]:
     """1 for the best rows, 2 for the second, as they are printed; nothing without an order that means anything."""
-    if metric.better == "neither" or not table.circumstances.trained:
+    if metric.better == "neither" or not table.provenance.trained:
         return {}
     sign = 1 if metric.better == "higher" else -1
     means = {
@@ -183,7 +183,7 @@ WORDS = {  # key of a run's config -> what a reader is told of its value
 
 def setting(table: TableResult) -> str:
     """`as published`, or what differs from the paper."""
-    made, own = table.circumstances, table.spec
+    made, own = table.provenance, table.spec
     parts = ["our own"] if not own.paper or own.varies else []
     parts += [f"scale `{made.scale}`"] if made.scale != "paper" else []
     parts += [f"`{text}`" for text in (*made.changed, *made.varied)]
@@ -205,7 +205,7 @@ def data(table: TableResult) -> str:
         for text in (*table.spec.base, *column.overrides)
         if text.startswith("dataset=")
     )
-    substitute = table.circumstances.substitute
+    substitute = table.provenance.substitute
     named = f"{substitute} instead" if substitute else ", ".join(own)
     every = len(table.spec.columns)
     return named if len(columns) == every else f"{named}, {len(columns)} of {every} columns"
@@ -244,7 +244,7 @@ def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> 
 
 
 def _made(table: TableResult) -> list[str]:
-    made = table.circumstances
+    made = table.provenance
     words = [f"substitute={made.substitute}"] if made.substitute else []
     words += [f"scale={made.scale}"] if made.scale != "paper" else []
     return [*words, *made.changed, *made.varied]
@@ -252,7 +252,7 @@ def _made(table: TableResult) -> list[str]:
 
 def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
     """`seeds=5`, or which; nothing for those that the table has anyway."""
-    if own == tuple(range(_of_scale(table.circumstances.scale) or table.spec.seeds)):
+    if own == tuple(range(_of_scale(table.provenance.scale) or table.spec.seeds)):
         return []
     count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
     return [f"seeds={count}"]
@@ -280,7 +280,7 @@ def sentences(layout: Layout) -> Iterator[str]:
     table = layout.table
     if not table.spec.paper:
         return
-    if not table.circumstances.faithful:
+    if not table.provenance.is_paper_setting:
         yield "Beside ours the published value and the difference. No verdicts: this is not the paper's setting."
         return
     yield (
@@ -319,7 +319,7 @@ def _margin(table: TableResult, metric: MetricSpec) -> str:
 
 def _partitions(table: TableResult) -> Iterator[str]:
     """Over what the intervals are: training seeds alone, or the draw of the partition as well."""
-    made = (*table.circumstances.varied, *table.circumstances.changed)
+    made = (*table.provenance.varied, *table.provenance.changed)
     kept = {
         column.label: [text for text in (*table.spec.base, *column.overrides, *made) if _keeps(text)]
         for column in table.spec.columns
@@ -412,7 +412,7 @@ def _passing(label: str, found: Sequence[Match]) -> str:
 def remarks(layout: Layout) -> list[str]:
     """All of them, in the order in which they are read."""
     table = layout.table
-    spec, made = table.spec, table.circumstances
+    spec, made = table.spec, table.provenance
     said = [*_seed_remarks(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]
     if made.trained:
         said += [_agreement(each, spec.headline) for each in agreements(table)]
@@ -446,7 +446,7 @@ def _seed_remarks(table: TableResult) -> Iterator[str]:
 
 def _scale(table: TableResult) -> Iterator[str]:
     """What the scale changes, in its own words."""
-    if words := spec.load_scale(table.circumstances.scale).words:
+    if words := spec.load_scale(table.provenance.scale).words:
         yield words
 
 
@@ -570,7 +570,7 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
     """Every value with a verdict in filled tables, which are given by the name of their folder."""
     found = []
     for folder, filled in tables.items():
-        setting = " ".join(filled.circumstances.varied)
+        setting = " ".join(filled.provenance.varied)
         for cell in filled.cells:
             verdict = judge(filled, cell)
             if verdict.kind != NONE:

@@ -126,7 +126,7 @@ def _barred(table: TableResult, cell: Cell) -> str:
     """Why a cell with values gets no verdict; "" if it does."""
     if not all(map(math.isfinite, cell.values)):
         return "not reached by every seed"
-    if not table.circumstances.faithful:
+    if not table.provenance.is_paper_setting:
         return "not the paper's setting"
     return "depends on the machine" if table.spec.metric(cell.metric).timing else ""
 

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedbench.cli.request import Request
+
 from checks.engines import first_line
 from checks.record import Deadline, Lines
 from fedbench.cli.reproduce import reproduce
-from fedbench.cli.request import Request
 from fedbench.core.signals import handled
 from fedbench.tables import spec, store
 from fedbench.tables.store import TableResult

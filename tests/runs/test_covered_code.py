@@ -23,7 +23,11 @@ from tests.helpers.runs import config
 
 SILENT = (  # packages and modules that a run executes and that decide none of its numbers
     "fedbench.config",  # settings, which the run key holds
-    *("fedbench.data.dataset", "fedbench.data.datasets", "fedbench.data.formats"),  # their outcome is hashed itself
+    *(
+        "fedbench.data.dataset",
+        "fedbench.data.datasets",
+        "fedbench.data.formats",
+    ),  # their outcome is hashed itself
     *(f"fedbench.core.{name}" for name in ("cache", "errors", "files", "signals", "source")),
     *("fedbench.plots", "fedbench.recorders", "fedbench.runs", "fedbench.engine.history"),
     *("fedbench.engine.hardware", "fedbench.engine.contract"),  # which engine; all give the same numbers

@@ -10,7 +10,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.tables import text, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.spec import Published
-from fedbench.tables.store import Circumstances, TableResult
+from fedbench.tables.store import Provenance, TableResult
 from fedbench.tables.text import Layout
 from fedbench.tables.verdict import NONE, Verdict, counts, judge
 from tests.tables.toys import filled, value
@@ -52,9 +52,9 @@ def test_one_seed_is_inconclusive_and_says_why() -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [Circumstances("quick"), Circumstances(substitute="digits"), Circumstances(changed=("model=mlp",))],
+    [Provenance("quick"), Provenance(substitute="digits"), Provenance(changed=("model=mlp",))],
 )
-def test_no_verdict_away_from_the_papers_setting(made: Circumstances) -> None:
+def test_no_verdict_away_from_the_papers_setting(made: Provenance) -> None:
     found = judged(*SAME, made=made)
     assert (found.kind, found.difference) == (NONE, pytest.approx(0.0))
 
@@ -98,11 +98,11 @@ def test_exploratory_rows_are_marked_and_counted_apart() -> None:
 def test_what_was_chosen_on_the_command_line_marks_the_whole_table() -> None:
     reason = "the nearest of five"
     chosen = both(
-        exploratory={"partition_seed=2": reason}, made=Circumstances(varied=("partition_seed=2",)), rows=ROWS
+        exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=2",)), rows=ROWS
     )
     assert [verdict.judge(chosen, cell).exploratory for cell in chosen.cells] == [reason, reason]
     other = both(
-        exploratory={"partition_seed=2": reason}, made=Circumstances(varied=("partition_seed=1",)), rows=ROWS
+        exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=1",)), rows=ROWS
     )
     assert counts(other, exploratory=True).total() == 0
 
@@ -114,7 +114,7 @@ def test_a_choice_that_decides_nothing_somewhere_marks_nothing_there() -> None:
     marked = {"exploratory": "taken after A had come out low", "exploratory_but": ["partition=file"]}
     rows = [ROWS[0], {**ROWS[1], **marked}]
     for override, expected in (("partition=file", 0), ("partition_seed=1", 1)):
-        table = both(rows=rows, made=Circumstances(varied=(override,)))
+        table = both(rows=rows, made=Provenance(varied=(override,)))
         assert counts(table, exploratory=True).total() == expected
 
 
