@@ -11,6 +11,7 @@ import grimp
 import pytest
 
 from fedbench.config import groups
+from fedbench.engine.method import Method
 
 ROOT = Path(__file__).parents[1]
 # BUDGET: raised only by who says what goes. 31,000 lines in 160 files are meant.
@@ -77,6 +78,12 @@ def test_classes_with_one_subclass_are_known() -> None:
     bases = Counter(ast.unparse(base).partition("[")[0] for each in classes for base in each.bases)
     found = {each.name for each in classes if uses[each.name] == bases[each.name] == 1}
     assert not found - registered()["classes"] - {*ONE_SUBCLASS.split()}
+
+
+def test_the_interface_of_a_method_is_no_larger() -> None:
+    """24 members are what DESIGN means: what serves one method goes into that method."""
+    members = [name for name in vars(Method) if not name.startswith("_")]
+    assert len(members) <= 25, sorted(members)
 
 
 def test_the_budget_is_kept() -> None:

@@ -264,11 +264,6 @@ class HardwareConfig(Component):
     graph: str = one_of("auto", "off")
     # tf32: a GPU multiplies with ten exact bits | bf16: the passes of local training run in bfloat16, seven exact bits
     precision: str = one_of("float32", "tf32", "bf16")
-    # what clients keep between rounds; file: memory-mapped
-    client_memory: str = one_of("auto", "device", "host", "file")
-    # auto: of the free memory that it may take before it goes to a file
-    client_memory_share: float = share(0.25)
-    scratch: str | None = None  # folder of that file; None: the run's own
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ A leading axis of length C holds one client a row; "shared" leaves are expanded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 import torch
@@ -38,6 +38,33 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 Tree = dict[str, Tensor]
+
+
+class OnHost(Mapping[str, Tensor]):
+    """A row of a stacked tree [C, ...] on the CPU; a leaf is fetched, for all rows at once, when one is first read."""
+
+    def __init__(self, tree: Mapping[str, Tensor], index: int = 0, fetched: Tree | None = None) -> None:
+        self._tree, self._index = tree, index
+        self._fetched: Tree = {} if fetched is None else fetched
+
+    def row(self, index: int) -> OnHost:
+        """Return another row, which shares what was fetched."""
+        return OnHost(self._tree, index, self._fetched)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._fetched:
+            leaf = self._tree[name]
+            self._fetched[name] = (leaf[:1] if is_shared(leaf) else leaf).to(CPU)
+        leaf = self._fetched[name]
+        return leaf[self._index if len(leaf) > 1 else 0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+
 Rows = slice | Tensor  # of a client axis: all (`slice(None)`), or those that a mask (bool [C]) marks
 
 

@@ -93,7 +93,7 @@ class Client:
     size: Tensor  # scalar, training samples n_k
     steps: Tensor  # scalar, local steps of the protocol's plain local work
     optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its lr or momentum
-    heard: Tree = field(default_factory=dict)  # leaves of the message in Method.draws_from, on the CPU
+    on_host: Mapping[str, Tensor] | None = None  # the message for `draw`, where it is not on the CPU itself
     fetch: Callable[[], Batch] | None = None
     fetch_validation: Callable[[], Batch] | None = None
 
@@ -108,12 +108,10 @@ class Client:
     def validation(self) -> Batch:
         """The protocol's validation samples, or the training samples where the client has none.
 
-        Only in hooks the method lists in `reads_validation`.
+        Only in hooks the method lists in `reads_data`.
         """
         if self.fetch_validation is None:
-            raise RuntimeError(
-                "the hook reads client.validation: list its name in the method's `reads_validation`"
-            )
+            raise RuntimeError("the hook reads client.validation: list its name in the method's `reads_data`")
         return self.fetch_validation()
 
 

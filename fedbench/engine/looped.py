@@ -145,9 +145,9 @@ class LoopedTrainer(LoopedScorer):
 
     def _views(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> Iterator[Client]:
         """Each of the clients `ids` [C] as its hooks see it."""
-        heard = self.setup.heard(message)
+        on_host = trees.OnHost(message)
         for k, client in enumerate(ids.tolist()):
-            rows = trees.row(message, k), trees.row(memory, k), clock, trees.row(heard, k)
+            rows = trees.row(message, k), trees.row(memory, k), clock, on_host.row(k)
             yield self.setup.client(client, *rows)
 
     def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:

@@ -51,13 +51,10 @@ class Method(Component, ABC):
     section: ClassVar[str] = "method"
     family: ClassVar[str] = "global"  # global, personalised or clustered
     paper: ClassVar[str] = ""  # authors, venue, year
-    unlike: ClassVar[bool] = False  # whether its server can serve clients of several kinds, see Cohort.alike
 
     @property
-    def alike_only(self) -> str:
-        """Why all its clients must be of one kind; "" if they need not."""
-        if self.unlike:
-            return ""
+    def why_one_kind(self) -> str:
+        """Why all its clients must be of one kind; "" if its server serves several kinds, see Cohort.alike."""
         return f"{type(self).__name__} compares or averages models leaf by leaf"
 
     @property
@@ -67,18 +64,8 @@ class Method(Component, ABC):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """Names of the client hooks that use client.data."""
+        """Names of the client hooks that use client.data or client.validation."""
         return frozenset()
-
-    @property
-    def reads_validation(self) -> frozenset[ClientHook]:
-        """Names of the client hooks that use client.validation."""
-        return frozenset()
-
-    @property
-    def draws_from(self) -> tuple[str, ...]:
-        """Selectors of the message's leaves that `draw` reads, which it is given on the CPU."""
-        return ()
 
     @property
     def conformance(self) -> Conformance:
@@ -154,7 +141,8 @@ class Method(Component, ABC):
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """Per-step randomness of a client's stage, leaves [steps, ...]; reaches the loss as batch.noise.
 
-        Drawn before the stage and outside vmap, so it may branch on what the client was sent.
+        Drawn on the CPU before the stage and outside vmap, so it may branch on what the client was sent. A leaf of
+        the message is fetched to the CPU when it is read, by its name.
         """
         return {}
 
@@ -219,11 +207,10 @@ class Calls:
 
     def view(self, hook: ClientHook, client: Client) -> Client:
         """`client` as `hook` is given it: with its samples only if the method announced that the hook reads them."""
-        return replace(
-            client,
-            message={**client.message, **client.heard} if hook == "draw" else client.message,
-            fetch=client.fetch if hook in self.method.reads_data else None,
-            fetch_validation=client.fetch_validation if hook in self.method.reads_validation else None,
+        if hook == "draw" and client.on_host is not None:
+            client = replace(client, message=cast("Tree", client.on_host))
+        return (
+            client if hook in self.method.reads_data else replace(client, fetch=None, fetch_validation=None)
         )
 
     def _told(
@@ -247,12 +234,11 @@ def check_announced(method: Method) -> None:
     """Refuse a method that announces what no engine would ever look up.
 
     Raises:
-        UnknownName: `reads_data` or `reads_validation` names no client hook.
+        UnknownName: `reads_data` names no client hook.
     """
-    for where in ("reads_data", "reads_validation"):
-        for hook in getattr(method, where):
-            if hook not in CLIENT_HOOKS:
-                raise unknown(f"client hook in {where} of {type(method).__name__}", hook, CLIENT_HOOKS)
+    for hook in method.reads_data:
+        if hook not in CLIENT_HOOKS:
+            raise unknown(f"client hook in reads_data of {type(method).__name__}", hook, CLIENT_HOOKS)
 
 
 def portable(error: Exception) -> Exception:

@@ -14,7 +14,7 @@ from fedbench.config.schema import ProtocolConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
-from fedbench.core.trees import Tree, fetched
+from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Augmentation, Federation, augment, augmentations, draw_augmentation
 from fedbench.data.partition import Partition
@@ -139,11 +139,6 @@ class Setup:
         size, local = self.federation.size(client), self.protocol.local
         return any(stage.direction is None and schedule.steps(size, local, stage) > 0 for stage in stages)
 
-    def heard(self, message: Tree) -> Tree:
-        """The leaves [C, ...] of `message` that `draw` reads, on the CPU."""
-        names = self.task.select(message, self.method.draws_from)
-        return dict(zip(names, fetched([message[name] for name in names]), strict=True))
-
     def cohort(self, ids: Tensor, clock: Clock, purpose: str = "server") -> Cohort:
         """The clients `ids` [C] as server hooks see them."""
         steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
@@ -214,11 +209,11 @@ class Setup:
         return x, {name: leaf for name, leaf in noise.items() if not name.startswith("augment/")}
 
     def client(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, heard: Tree | None = None
+        self, client: int, message: Tree, memory: Tree, clock: Clock, on_host: trees.OnHost | None = None
     ) -> Client:
-        """Client `client` as its hooks see it; its data are fetched when a hook asks.
+        """Client `client` as its hooks see it; its data are gathered when a hook asks.
 
-        `heard`: its row of what `heard` returns, where that is not the same as in the message.
+        `on_host`: the message on the CPU, for `draw`.
         """
         return Client(
             self.task,
@@ -228,7 +223,7 @@ class Setup:
             torch.full((), float(self.federation.size(client)), device=self.federation.device),
             torch.full((), float(self.steps(client)), device=self.federation.device),
             self.protocol.optimizer,
-            heard or {},
+            on_host,
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
         )
@@ -279,11 +274,11 @@ class KindsSetup(Setup):
         return self.parts
 
     def client(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, heard: Tree | None = None
+        self, client: int, message: Tree, memory: Tree, clock: Clock, on_host: trees.OnHost | None = None
     ) -> Client:
         """See Setup.client."""
         kind = self.parts[int(self.task.kind_of(torch.tensor([client])))]
-        return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, heard)
+        return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, on_host)
 
 
 def check_kinds(method: Method, kinds: int) -> None:
@@ -292,10 +287,10 @@ def check_kinds(method: Method, kinds: int) -> None:
     Raises:
         ConfigError: with the reason, and the methods that can.
     """
-    if kinds < 2 or not (reason := method.alike_only):
+    if kinds < 2 or not (reason := method.why_one_kind):
         return
     methods = registry("method")
-    able = [name for name in methods if methods.get(name).unlike]
+    able = [name for name in methods if not methods.build({"name": name}).why_one_kind]
     raise ConfigError(
         f"{reason}, here clients are of {kinds} kinds whose networks differ; choose one of {', '.join(able)}, "
         "where method=per_kind runs any method/base=NAME inside each kind that does not prepare with all data"

@@ -20,7 +20,7 @@ from fedbench.core.cache import Arrays, cached_arrays
 from fedbench.core.errors import CheckpointError
 from fedbench.core.trees import Tree
 from fedbench.engine import checkpoint
-from fedbench.engine.client_state import ClientStore, Storage
+from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Clock, Cohort, Meter, Preparation
 from fedbench.engine.history import TRAINED, History, Observer, Record
 from fedbench.engine.method import Calls
@@ -202,7 +202,7 @@ class State:
     """All that a round changes, and so all that a checkpoint holds."""
 
     server: Tree
-    memory: ClientStore
+    memory: ClientMemory
     round: int = 0  # rounds completed
     bytes_up: int = 0
     bytes_down: int = 0
@@ -220,10 +220,9 @@ def save(path: Path, state: State, key: str) -> None:
         FedbenchError: it cannot be written; the previous one is kept, and whole.
     """
     checkpoint.save(path, *pack(state), key=key)
-    state.memory.settle()
 
 
-def load(path: Path, key: str, device: torch.device, storage: Storage) -> State:
+def load(path: Path, key: str, device: torch.device) -> State:
     """The state that `save` wrote.
 
     Raises:
@@ -232,7 +231,7 @@ def load(path: Path, key: str, device: torch.device, storage: Storage) -> State:
     tree, meta = checkpoint.load(path, key=key)
     if not {"clients", "prepared"} <= meta.keys():
         raise CheckpointError(f"checkpoint {path} is of an earlier version; delete it to start over")
-    return unpack(tree, meta, device, storage)
+    return unpack(tree, meta, device)
 
 
 def models(state: State) -> Tree:
@@ -264,15 +263,12 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
     return tree, meta
 
 
-def unpack(tree: Tree, meta: dict[str, Any], device: torch.device, storage: Storage | None = None) -> State:
+def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
     """The state that `pack` described, models on `device`."""
     scores = trees.part(tree, "scores")
-    clients = meta["clients"]
     return State(
         server=trees.map_leaves(lambda leaf: leaf.to(device), trees.part(tree, "server")),
-        memory=ClientStore.restore(
-            trees.part(tree, "memory"), clients, storage or Storage(most=clients), device
-        ),
+        memory=ClientMemory.restore(trees.part(tree, "memory"), meta["clients"], device),
         round=meta["round"],
         bytes_up=meta["bytes_up"],
         bytes_down=meta["bytes_down"],
@@ -298,15 +294,13 @@ class Simulation:
         setup: Setup,
         trainer: Trainer,
         observer: Observer | None = None,
-        storage: Storage | None = None,
         recorders: Sequence[Recorder] = (),
     ) -> None:
-        """`observer` is told of phases and records; `storage`: where clients' memory is kept."""
+        """`observer` is told of phases and records."""
         self.observer = observer or Observer()
         self._phase = ""
         self.setup = setup
         self.trainer = trainer
-        self.storage = storage or Storage.of(setup)
         self.sets = scored_sets(setup)
         self.recorders = recorders
 
@@ -318,14 +312,14 @@ class Simulation:
             "init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init")
         )
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
-        state = State(server, self._store(memory))
+        state = State(server, self._memory(memory))
         self.prepare(state)
         if setup.protocol.score != "trained":
             self._record(state, self.score(state), float("nan"))
         return state
 
-    def _store(self, memory: Tree) -> ClientStore:
-        return ClientStore(memory, self.setup.federation.clients, self.storage, self.setup.federation.device)
+    def _memory(self, initial: Tree) -> ClientMemory:
+        return ClientMemory(initial, self.setup.federation.clients, self.setup.federation.device)
 
     def done(self, state: State) -> bool:
         """Whether all rounds are completed."""
@@ -367,7 +361,7 @@ class Simulation:
             call = Calls(method, preparation.clock if state.round else None, ())
             state.server, memory = call("prepare", method.prepare, preparation, state.server, dict(given))
             if not state.round:  # so far a method may choose other leaves
-                state.memory = self._store(memory)
+                state.memory = self._memory(memory)
             elif any(leaf is not given.get(name) for name, leaf in memory.items()):
                 state.memory.put(setup.everyone, memory)
         state.seconds["prepare"] += preparation.seconds
@@ -419,7 +413,7 @@ class Simulation:
         """Score every client's personal model as received, and the global model where there is one."""
         setup = self.setup
         clock = Clock(state.round, setup.protocol.rounds)
-        at_once = EVALUATION_BYTES // max(1, state.memory.layout.width)
+        at_once = EVALUATION_BYTES // max(1, state.memory.row_bytes)
         everyone = setup.everyone
         with self.timed(state.seconds, "evaluate"):
             parts = [

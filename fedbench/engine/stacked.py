@@ -45,7 +45,7 @@ class Chunk:
     ids: list[int]
     message: Tree  # shared leaves are stored once, without the axis
     memory: Tree
-    heard: Tree  # see Client
+    on_host: list[trees.OnHost]  # see Client
     dims: dict[str, int | None]  # axis of each message leaf: 0, or None where shared
     sizes: Tensor
     steps: Tensor
@@ -140,11 +140,11 @@ class Stacking(Engine):
         """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`."""
         sizes = self.setup.population.sizes[ids]
         order = torch.sort(sizes, descending=True, stable=True).indices
-        heard = self.setup.heard(message)
+        on_host = trees.OnHost(message)
 
         def run_rows(rows: Tensor) -> Outcome:
-            own, kept, known = (trees.take(tree, rows) for tree in (message, memory, heard))
-            return run(self._chunk(ids[rows], own, kept, known, clock))
+            own, kept = trees.take(message, rows), trees.take(memory, rows)
+            return run(self._chunk(ids[rows], own, kept, [on_host.row(row) for row in rows.tolist()], clock))
 
         outcomes = self._fitting(order, run_rows)
         back = torch.argsort(order)
@@ -191,14 +191,16 @@ class Stacking(Engine):
                 torch.cuda.empty_cache()
         return outcomes
 
-    def _chunk(self, ids: Tensor, message: Tree, memory: Tree, heard: Tree, clock: Clock) -> Chunk:
+    def _chunk(
+        self, ids: Tensor, message: Tree, memory: Tree, on_host: list[trees.OnHost], clock: Clock
+    ) -> Chunk:
         device = self.setup.federation.device
         dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
         return Chunk(
             ids.tolist(),
             {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
             {k: sent(v, device) for k, v in memory.items()},
-            heard,
+            on_host,
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),
             sent(torch.tensor([float(self.setup.steps(i)) for i in ids.tolist()]), device),
@@ -211,9 +213,10 @@ class Stacking(Engine):
         """Vmap `function(client, **batched)`, which runs `hook`, known as `name`, over the clients of a chunk."""
         setup, federation, call = self.setup, self.setup.federation, self.calls(chunk)
         train = partial(federation.indices, "train")
-        data = self._samples(chunk, train) if hook in setup.method.reads_data else None
-        read = hook in setup.method.reads_validation
-        held = self._samples(chunk, federation.validation_indices) if read else None
+        read = hook in setup.method.reads_data
+        data = self._samples(chunk, train) if read else None
+        validates = read and bool(federation.sets["val"].sizes.any())  # else training samples stand for them
+        held = self._samples(chunk, federation.validation_indices) if validates else data
 
         def one(
             message: Tree,
@@ -226,7 +229,15 @@ class Stacking(Engine):
         ) -> Any:
             fetches = [None if each is None else partial(Batch, *each) for each in (data, held)]
             client = Client(
-                setup.task, chunk.clock, message, memory, size, steps, setup.protocol.optimizer, {}, *fetches
+                setup.task,
+                chunk.clock,
+                message,
+                memory,
+                size,
+                steps,
+                setup.protocol.optimizer,
+                None,
+                *fetches,
             )
             return function(client, **batched)
 
@@ -242,7 +253,7 @@ class Stacking(Engine):
     def view(self, chunk: Chunk, row: int) -> Client:
         """One client of the chunk as its hooks see it."""
         message = {k: v if chunk.dims[k] is None else v[row] for k, v in chunk.message.items()}
-        rows = message, trees.row(chunk.memory, row), chunk.clock, trees.row(chunk.heard, row)
+        rows = message, trees.row(chunk.memory, row), chunk.clock, chunk.on_host[row]
         return self.setup.client(chunk.ids[row], *rows)
 
     def _samples(self, chunk: Chunk, owned: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -549,9 +560,7 @@ class StackedTrainer(StackedScorer):
     def __init__(self, setup: Setup, chunk: int, capture: Capture | None = None) -> None:
         """`chunk`: clients trained at once; `capture`: of steps that are to be replayed, None: none are."""
         super().__init__(setup, chunk)
-        gathers = (
-            "loss" in setup.method.reads_data | setup.method.reads_validation
-        )  # all samples, each round others
+        gathers = "loss" in setup.method.reads_data  # all samples, each round others
         self.capture = None if gathers else capture
         self._replayed: dict[tuple[str, int, int], Replayed] = {}
 

@@ -36,7 +36,11 @@ class FedAvg(Method):
     private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
-    unlike: ClassVar[bool] = True
+
+    @property
+    def why_one_kind(self) -> str:
+        """Nothing: a leaf is averaged over the clients that have it."""
+        return ""
 
     @property
     def averages(self) -> bool:

@@ -98,7 +98,7 @@ class FedFomo(Method):
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
 
     @property
-    def reads_validation(self) -> frozenset[ClientHook]:
+    def reads_data(self) -> frozenset[ClientHook]:
         """To weigh the received models."""
         return frozenset({"start"})
 

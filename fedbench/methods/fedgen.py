@@ -55,11 +55,6 @@ class FedGen(Method):
 
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
 
-    @property
-    def draws_from(self) -> tuple[str, ...]:
-        """p(y)."""
-        return ("labels",)
-
     # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:

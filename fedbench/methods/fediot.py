@@ -50,7 +50,11 @@ class FedIoT(Method):
     lr: float = positive(1e-3)  # of the classifier (Adam)
 
     paper: ClassVar[str] = "Zhao et al., IoTDI 2022"
-    unlike: ClassVar[bool] = True
+
+    @property
+    def why_one_kind(self) -> str:
+        """Nothing: a modality's clients share an autoencoder."""
+        return ""
 
     @property
     def conformance(self) -> Conformance:

@@ -27,7 +27,11 @@ class FedNova(FedAvg):
     """
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
-    unlike: ClassVar[bool] = False
+
+    @property
+    def why_one_kind(self) -> str:
+        """A round without a kind of client would bring no mean of its leaves."""
+        return f"{type(self).__name__} compares or averages models leaf by leaf"
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload d_k, the statistics, and ||a_k||_1."""

@@ -128,7 +128,10 @@ class MultimodalFedSaC(FedSaC):
     # any two ("all"); "apart": none are mixed across modalities
     heads: str = one_of("across", "all", "apart")
 
-    unlike: ClassVar[bool] = True
+    @property
+    def why_one_kind(self) -> str:
+        """Nothing: bodies are mixed inside a modality, classification layers across."""
+        return ""
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
         """W of the classification layers, over all clients, and of the other leaves, inside a modality."""

@@ -34,11 +34,10 @@ class PerKind(Inside):
 
     base: Any = field(default_factory=fedavg)  # the method inside
 
-    unlike: ClassVar[bool] = True
     paper: ClassVar[str] = "-"
 
     @property
-    def alike_only(self) -> str:
+    def why_one_kind(self) -> str:
         """The method inside may be any that does not prepare."""
         if type(self.inner).prepare is Method.prepare:
             return ""
@@ -62,7 +61,7 @@ class PerKind(Inside):
         return server, trees.spread(parts, population.clients)
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The method inside prepares, where there is one kind only: see alike_only."""
+        """The method inside prepares, where there is one kind only: see why_one_kind."""
         kinds = preparation.task.kinds
         if len(kinds) > 1:
             return server, memory

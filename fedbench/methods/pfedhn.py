@@ -49,9 +49,13 @@ class PFedHN(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Shamsian et al., ICML 2021"
-    unlike: ClassVar[bool] = False
 
     # ---- server
+
+    @property
+    def why_one_kind(self) -> str:
+        """The hypernetwork makes the models of one network."""
+        return f"{type(self).__name__} makes the leaves of one network"
 
     @property
     def averages(self) -> bool:

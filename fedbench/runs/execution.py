@@ -18,7 +18,6 @@ from fedbench.core.signals import held, pause
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
-from fedbench.engine.client_state import Storage
 from fedbench.engine.hardware import pick_device, pick_trainer, set_threads, stacked_engine
 from fedbench.engine.history import Labels, Observer, Observers
 from fedbench.engine.method import Calls
@@ -104,6 +103,7 @@ def changed_since(folder: Path) -> list[str]:
         code = str(files.json(RESULT).get("code") or "")
         files.read(CONFIG)  # it is as it was written
         config = groups.load_yaml(folder / CONFIG)
+        config["hardware"] = {}  # which may have settings of its time, and is no part of the code
     except FedbenchError:
         return []
     try:
@@ -277,12 +277,11 @@ def _simulate(
     if seating is not None:
         trainer = seating(trainer)
     try:
-        storage = Storage.of(setup, run.hardware, folder.path)
-        simulation = Simulation(setup, trainer, observer, storage, run.recorders)
+        simulation = Simulation(setup, trainer, observer, run.recorders)
         device, resumed = setup.federation.device, folder.status() == "partial"
         state: State | None = None
         if resumed:
-            state = states.load(folder.checkpoint, key, device, storage)
+            state = states.load(folder.checkpoint, key, device)
             require(run, folder, state.arrays, state.round)
         else:
             folder.begin(fingerprint.code_of(run))
@@ -291,9 +290,8 @@ def _simulate(
         )
         if state is None:
             state = simulation.begin()
-        with state.memory:
-            _play(simulation, state, run.settings.checkpoint, folder, key)
-            return write(run, key, folder, setup, partition, state, local, local_key)
+        _play(simulation, state, run.settings.checkpoint, folder, key)
+        return write(run, key, folder, setup, partition, state, local, local_key)
     finally:
         trainer.close()
 

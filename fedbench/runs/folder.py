@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 RESULT = "result.json"
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
-MEMORY = "memory.rows"  # what clients keep between rounds, where it is too large for a checkpoint
 FAILURE = "failure.txt"
 CONFIG = "config.yaml"
 CODE = "code.txt"  # hashes of the code that began the run
@@ -182,10 +181,8 @@ class RunFolder(RunFiles):
         self._lock.acquire()
         sweep(self.path)
         finished = self.status() == "finished"
-        for name in (
-            (CHECKPOINT, MEMORY) if finished else (MANIFEST,)
-        ):  # killed just after, or before, its result
-            (self.path / name).unlink(missing_ok=True)
+        killed_just = CHECKPOINT if finished else MANIFEST  # after writing its result, or before
+        (self.path / killed_just).unlink(missing_ok=True)
         return self
 
     def __exit__(
@@ -248,7 +245,7 @@ class RunFolder(RunFiles):
 
     def clear(self) -> None:
         """Forget the run, so that it starts anew."""
-        for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, MEMORY, CODE):
+        for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, CODE):
             (self.path / name).unlink(missing_ok=True)
 
     def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:

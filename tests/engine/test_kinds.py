@@ -13,7 +13,6 @@ from fedbench.config.schema import TestConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.engine import simulation as states
-from fedbench.engine.client_state import Storage
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
@@ -132,7 +131,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(method: Method, tmp_path: Pa
     simulation.step(state)
     file = tmp_path / "state.safetensors"
     states.save(file, state, "key")
-    state = states.load(file, "key", torch.device("cpu"), Storage.of(chosen))
+    state = states.load(file, "key", torch.device("cpu"))
     while not simulation.done(state):
         simulation.step(state)
     assert apart(personal(chosen, expected), personal(chosen, state)) == 0

@@ -120,7 +120,7 @@ def test_other_leaves_may_come_before_round_1_only() -> None:
 def test_an_interrupted_run_prepares_once(stopped: int, tmp_path: Path) -> None:
     played, path = simulation(Prepared(after=2)), tmp_path / "state.safetensors"
     states.save(path, after(played, stopped), "key")
-    state = states.load(path, "key", torch.device("cpu"), played.storage)
+    state = states.load(path, "key", torch.device("cpu"))
     while not played.done(state):
         played.step(state)
     whole = after(simulation(Prepared(after=2)), ROUNDS)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core.trees import Tree
-from fedbench.engine.client_state import Storage
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import State
@@ -36,10 +34,6 @@ def both(chosen: Setup) -> tuple[State, State]:
     for a, b in zip(looped.history.records, stacked.history.records, strict=True):
         assert a.tallies["local"].correct.tolist() == b.tallies["local"].correct.tolist()
     return looped, stacked
-
-
-def in_file(folder: Path, most: int = 5) -> Storage:
-    return Storage(most, "file", path=folder / "memory.rows")
 
 
 def equal(a: Any, b: Tree) -> bool:

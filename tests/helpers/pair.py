@@ -33,7 +33,9 @@ NETWORKS: dict[str, Model] = {"image": MLP(hidden=(8,)), "text": TextCNN(vocabul
 
 
 QUICK: dict[str, dict[str, Any]] = {"fedbn": {"private": ["*.bias"]}, "fediot": {"steps": 5}}
-UNLIKE = tuple(name for name in METHODS if METHODS.get(name).unlike)  # methods that serve several kinds
+UNLIKE = tuple(
+    name for name in METHODS if not METHODS.build({"name": name}).why_one_kind
+)  # methods that serve several kinds
 
 
 def serving(name: str, **fields: Any) -> Method:

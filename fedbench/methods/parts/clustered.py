@@ -173,16 +173,6 @@ class Inside(Method):
         """As the inner method."""
         return self.inner.reads_data
 
-    @property
-    def reads_validation(self) -> frozenset[ClientHook]:
-        """As the inner method."""
-        return self.inner.reads_validation
-
-    @property
-    def draws_from(self) -> tuple[str, ...]:
-        """As the inner method."""
-        return self.inner.draws_from
-
     def start(self, client: Client) -> Tree:
         """As the inner method."""
         return self.inner.start(client)

@@ -79,11 +79,6 @@ class SosicFL(Method):
         return Conformance(settings={"start_round": min(self.start_round, 1)})
 
     @property
-    def draws_from(self) -> tuple[str, ...]:
-        """The client's subregion."""
-        return ("region/*",)
-
-    @property
     def prepare_round(self) -> int:
         """When subregions are assigned."""
         return self.start_round
