@@ -15,10 +15,9 @@ from typing import Any
 
 from fedbench.config import groups
 from fedbench.core.files import write_text
-from fedbench.runs.progress import STALE
+from fedbench.runs.progress import STALE, rough_seconds
 from fedbench.tables import spec, store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEAST_SEEDS
-from fedbench.tables.estimate import spell
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.store import LOCAL, PENDING, Cell, TableResult
 from fedbench.tables.verdict import (
@@ -424,7 +423,7 @@ def remarks(layout: Layout) -> list[str]:
         said += [finding.text for finding in spec.findings if finding.changed == made.changed]
     said += [f"{row.label}: {row.note}" for row in layout.rows if row.note]
     said += [f"{column.label}: {column.note}" for column in layout.columns if column.note]
-    spent = f", {spell(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
+    spent = f", {rough_seconds(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
     said.append(f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}.")
     return said
 

@@ -50,8 +50,9 @@ SCORED = [  # what is scored how -> samples of all evaluations
 def test_each_client_is_scored_on_its_own_and_on_the_test_set_of_all(
     tmp_path: Path, overrides: list[str], samples: float
 ) -> None:
-    job = planned(tmp_path, [{"label": "FedAvg", "overrides": ["method=fedavg", *overrides]}]).jobs[-1]
-    setup = estimate.Estimator().setup(job.config)
+    made = planned(tmp_path, [{"label": "FedAvg", "overrides": ["method=fedavg", *overrides]}])
+    job = made.jobs[-1]
+    setup = estimate.ResourceEstimate(made).setup(job.config)
     assert estimate.scored_batches(setup, job.config) == pytest.approx(samples / 10)
 
 
@@ -62,7 +63,7 @@ def test_what_clients_adapt_before_each_scoring_counts(tmp_path: Path) -> None:
     ]
     made = planned(tmp_path, [{"label": str(row), "overrides": row} for row in rows])
     adapting, never = (
-        estimate.client_steps(estimate.Estimator().setup(job.config), job.config)
+        estimate.client_steps(estimate.ResourceEstimate(made).setup(job.config), job.config)
         for job in (entry.jobs[0] for entry in made.cells)
     )
     assert adapting - never == (1 + 5) * (4 + 4)
@@ -85,7 +86,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
     seconds = []
     for rows in ([ROWS[0]], ROWS):
         made = planned(tmp_path, rows)
-        found = estimate.needs(made, made.missing())
+        found = estimate.estimate(made, made.missing())
         assert (found.unknown, found.finished, found.timed) == ({}, 0, len(made.missing()))
         seconds.append(found.seconds)
     setup = estimate.build(made.jobs[-1].config)[0]
@@ -144,7 +145,7 @@ def test_memory_and_disk_of_what_is_missing(
     tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = planned(tmp_path, ROWS)
-    found = estimate.needs(made, made.missing())
+    found = estimate.estimate(made, made.missing())
     setup = estimate.build(made.jobs[-1].config)[0]
     model = sum(leaf.numel() * leaf.element_size() for leaf in setup.task.fresh().state_dict().values())
     assert found.checkpoint == 3 * model, "two clients and the server"
@@ -166,13 +167,6 @@ def test_a_seed_recorded_on_this_machine_tells_what_another_takes(tmp_path: Path
     for where, seconds in ((machine(), 12.5), ("another", None)):
         table = TableResult(made.spec, (), dataclasses.replace(content, machine=where))
         known = dataclasses.replace(made, stored=StoredTable(table, row))
-        got, of_finished = estimate.Estimator().of(job, known)
-        assert of_finished == (seconds is not None)
-        assert (got == 12.5) == of_finished
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(89, "89 s"), (90, "1.5 min"), (5400, "1.5 h"), (1_296_000, "15.0 d")]
-)
-def test_seconds_as_people_say_them(seconds: float, words: str) -> None:
-    assert estimate.spell(seconds) == words
+        total = estimate.estimate(known, [job])
+        assert (total.finished, total.timed) == ((1, 0) if seconds else (0, 1))
+        assert (total.seconds == 12.5) == bool(seconds)
