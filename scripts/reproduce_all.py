@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedbench.cli.request import read
+from fedbench.cli.reproduce import select
 from rich.console import Console
 from rich.table import Table
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         return 2
     given = {text.partition("=")[0] for text in arguments}
     arguments = [*arguments, *(f"{key}={value}" for key, value in DEFAULTS.items() if key not in given)]
-    request, _ = read(["table=all", *arguments])
+    request, _ = select(["table=all", *arguments])
     file = Path(request.results) / "tables" / f"times-{request.scale}-{request.substitute}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     times = {row["table"]: row for row in read_csv(file)} if file.is_file() else {}

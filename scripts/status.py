@@ -37,7 +37,7 @@ def tables() -> str:
     """Of each filled table: the setting, the data, the seeds, the verdicts, when and by which code it was made."""
     lines = [["table", "setting", "data", "seeds", "verdicts", "made, by code of, hours of runs"]]
     for name, table in filled().items():
-        made = table.circumstances
+        made = table.provenance
         commits = made.commit.split(", ")
         by = f"{len(commits)} commits" if len(commits) > 1 else commits[0][:7]
         when = f"{made.date}, {by}, {made.seconds / 3600:.1f}"
@@ -67,7 +67,7 @@ def papers() -> str:
     found = {(each.paper, each.setting): each.values for each in tallies(judged(filled()))}
     for paper, name in PAPERS.items():
         of = [t for t in filled().values() if t.spec.paper == paper and not t.spec.varies]
-        own = [t for t in of if t.circumstances.faithful and not t.circumstances.varied]
+        own = [t for t in of if t.provenance.is_paper_setting and not t.provenance.varied]
         runs: dict[str, list[str]] = {}
         for table in own or of:
             what = f"{setting(table)}; {data(table)}"

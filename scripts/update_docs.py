@@ -16,7 +16,7 @@ from pathlib import Path
 import sources
 import status
 from benchmarks import render
-from fedbench.cli.catalogue import KINDS, listing
+from fedbench.cli.list import KINDS, listing
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = ("looped", "workers", "stacked")

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedbench.cli.request import Request
 
 from checks.engines import first_line
 from checks.record import Deadline, Lines
 from fedbench.cli.reproduce import reproduce
 from fedbench.core.signals import handled
 from fedbench.tables import spec, store
+from fedbench.tables.spec import Selection
 from fedbench.tables.store import TableResult
 
 COLUMNS = {"fedcollab_t1": "Label shift", "fedrema_t1": "Fashion-MNIST"}
@@ -57,10 +57,13 @@ def _row(table: str, row: str, device: str, scale: str, out: Path) -> dict[str, 
     what = {"table": table, "row": row, "column": COLUMNS[table], "scale": scale}
     print(f"{table}: {row}", flush=True)
     column, results = COLUMNS[table], out / "results"
-    request = Request(table, scale, (row,), (column,), results=str(results), jobs=1)
+    selection = Selection(
+        table=table, scale=scale, rows=(row,), columns=(column,), results=str(results), jobs=1,
+        overrides=(f"hardware.device={device}", f"runs_dir={out / 'runs'}"),
+    )  # fmt: skip
     begin = time.perf_counter()
     try:
-        reproduce(request, [f"hardware.device={device}", f"runs_dir={out / 'runs'}"])
+        reproduce(selection)
     except ImportError as error:  # what draws the table and judges it; the values are stored before
         what["undrawn"] = first_line(error)
     except Exception as error:  # noqa: BLE001 - one row must not end the others
