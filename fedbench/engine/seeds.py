@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -22,45 +22,23 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.signals import Stopped
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
-from fedbench.engine import schedule
 from fedbench.engine.contract import Clock
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Outcome, Trainer
 
 
-@dataclass(frozen=True, eq=False)
-class JointSetup(Setup):
-    """The clients of several setups, those of the first before those of the second, and so on."""
+def joint_setup(setups: Sequence[Setup]) -> Setup:
+    """The clients of several setups, those of the first before those of the second, and so on.
 
-    seeds: tuple[int, ...] = ()  # of each setup
-
-    @classmethod
-    def of(cls, setups: Sequence[Setup]) -> JointSetup:
-        """Of setups that differ in their seeds and partitions only."""
-        first = setups[0]
-        federation = Federation.joined([each.federation for each in setups])
-        seeds = tuple(each.seed for each in setups)
-        return cls(first.method, first.task, federation, first.protocol, first.seed, seeds=seeds)
-
-    @property
-    def clients(self) -> int:
-        """Of each run."""
-        return self.federation.clients // len(self.seeds)
-
-    @property
-    def at_once(self) -> int:
-        """Clients of a round of all runs."""
-        return len(self.seeds) * self.protocol.cohort_size(self.clients)
-
-    def draw_cohort(self, clock: Clock) -> Tensor:
-        """Of each run its own."""
-        size = self.protocol.cohort_size(self.clients)
-        cohorts = [schedule.cohort(seed, clock, self.clients, size) for seed in self.seeds]
-        return torch.cat([ids + place * self.clients for place, ids in enumerate(cohorts)])
-
-    def seed_of(self, client: int) -> int:
-        """The seed of the client's own run."""
-        return self.seeds[client // self.clients]
+    The setups are of one kind of client, and differ in their seeds and partitions only.
+    """
+    federation, members = (
+        Federation.joined([each.federation for each in setups]),
+        sum(e.members for e in setups),
+    )
+    return replace(
+        setups[0], federation=federation, seeds=tuple(each.seed for each in setups), members=members
+    )
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,11 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
 class Setup:
     """One simulation's fixed parts. Picklable: worker processes get a copy that shares the tensors.
 
+    Clients may come in groups. Those of several runs, one after the other, train as one: `seeds` has each run's seed.
+    Those of several kinds have networks, views of the data and batch shapes of their own: `parts` has a setup for each
+    kind, which knows all clients by their numbers, and is used for its own `members` only. The trees of a server and
+    of a cohort hold the leaves of all kinds; a leaf's row is nan where the client does not have it, so that a private
+    leaf which crossed would be seen in every number after it. What is sent, and counted, are a client's own leaves.
     `ahead` alone changes: orders drawn before they are asked for. What `order` returns is the same without it.
     """
 
@@ -104,12 +109,21 @@ class Setup:
     source: BatchSource = field(
         default=drawn
     )  # of mini-batches; a trial takes some of those that are `drawn`
+    seeds: tuple[int, ...] = ()  # of each run, where there are several
+    parts: tuple[Setup, ...] = ()  # the setup of each kind of client, where there are several
+    members: int = 0  # clients of this part's kind; 0: all clients
     ahead: dict[tuple[object, ...], schedule.Order] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Refuse a method that selects leaves which the network lacks, or names hooks that there are not."""
-        check_selectors(self.method, self.task)
-        check_announced(self.method)
+        """Refuse a method that selects leaves which the network lacks, or names hooks that there are not.
+
+        Raises:
+            ConfigError: or the method's server cannot serve clients whose networks differ.
+        """
+        if not self.members:  # the method was checked with all kinds
+            check_selectors(self.method, self.task)
+            check_announced(self.method)
+            check_kinds(self.method, len(self.parts))
 
     @property
     def population(self) -> Population:
@@ -119,16 +133,27 @@ class Setup:
     @property
     def kinds(self) -> tuple[Setup, ...]:
         """The setup of each kind of client: this one, where all are alike."""
-        return (self,)
+        return self.parts or (self,)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The seeds of the runs whose clients these are."""
+        return self.seeds or (self.seed,)
+
+    @property
+    def run_clients(self) -> int:
+        """Clients of one run."""
+        return self.federation.clients // len(self.runs)
 
     @property
     def at_once(self) -> int:
-        """Clients of a round."""
-        return self.protocol.cohort_size(self.federation.clients)
+        """Clients of a round, at most."""
+        cohort = len(self.runs) * self.protocol.cohort_size(self.run_clients)
+        return min(self.members, cohort) if self.members else cohort
 
     def seed_of(self, client: int) -> int:
-        """What keys the client's randomness, beside its id: the run's seed."""
-        return self.seed
+        """What keys the client's randomness, beside its id: the seed of its run."""
+        return self.runs[client // self.run_clients]
 
     def steps(self, client: int) -> int:
         """Local steps of the protocol's plain local work on `client`."""
@@ -152,8 +177,10 @@ class Setup:
 
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
-        count = self.federation.clients
-        return schedule.cohort(self.seed, clock, count, self.protocol.cohort_size(count))
+        count = self.run_clients
+        size = self.protocol.cohort_size(count)
+        cohorts = [schedule.cohort(seed, clock, count, size) for seed in self.runs]
+        return torch.cat([ids + place * count for place, ids in enumerate(cohorts)])
 
     def traffic(self, tree: Tree, ids: Tensor) -> int:
         """Bytes that cross the network when clients `ids` [C] are sent, or send, their rows of `tree`."""
@@ -215,6 +242,9 @@ class Setup:
 
         `on_host`: the message on the CPU, for `draw`.
         """
+        if self.parts:
+            kind = self.parts[int(self.task.kind_of(torch.tensor([client])))]
+            return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, on_host)
         return Client(
             self.task,
             clock,
@@ -227,58 +257,6 @@ class Setup:
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
         )
-
-
-# A federation of several kinds of client, each with a network, a view of the data and batch shapes of its own.
-#
-# Each kind has a setup that knows all clients by their numbers, and is used for its own only. The trees of a
-# server and
-# of a cohort hold the leaves of all kinds; a leaf's row is nan where the client does not have it, so that a
-# private leaf
-# which crossed would be seen in every number after it. What is sent, and counted, are the leaves that a client has.
-
-
-@dataclass(frozen=True, eq=False)
-class KindSetup(Setup):
-    """The setup of one kind's clients; the method was checked with all of them."""
-
-    members: int = 0  # clients of the kind
-
-    def __post_init__(self) -> None:
-        return
-
-    @property
-    def at_once(self) -> int:
-        """Clients of a round, at most."""
-        return min(self.members, super().at_once)
-
-
-@dataclass(frozen=True, eq=False)
-class KindsSetup(Setup):
-    """What a simulation of several kinds needs; their sizes and labels are those of any kind's federation."""
-
-    parts: tuple[Setup, ...] = ()
-
-    def __post_init__(self) -> None:
-        """As of any setup.
-
-        Raises:
-            ConfigError: the method's server cannot serve clients whose networks differ.
-        """
-        super().__post_init__()
-        check_kinds(self.method, len(self.parts))
-
-    @property
-    def kinds(self) -> tuple[Setup, ...]:
-        """The setup of each kind."""
-        return self.parts
-
-    def client(
-        self, client: int, message: Tree, memory: Tree, clock: Clock, on_host: trees.OnHost | None = None
-    ) -> Client:
-        """See Setup.client."""
-        kind = self.parts[int(self.task.kind_of(torch.tensor([client])))]
-        return kind.client(client, kind.task.own(message), kind.task.own(memory), clock, on_host)
 
 
 def check_kinds(method: Method, kinds: int) -> None:
@@ -335,14 +313,14 @@ def assemble(
 
 def joined(
     method: Method, task: JointTask, federations: Sequence[Federation], protocol: ProtocolConfig, seed: int
-) -> KindsSetup:
+) -> Setup:
     """The setup of the clients of `task`, whose samples each of `federations` has in one kind's view."""
     members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)))
     parts = tuple(
-        KindSetup(method, own, federation, protocol, seed, members=int(count))
+        Setup(method, own, federation, protocol, seed, members=int(count))
         for own, federation, count in zip(task.kinds, federations, members, strict=True)
     )
-    return KindsSetup(method, task, federations[0], protocol, seed, parts=parts)
+    return Setup(method, task, federations[0], protocol, seed, parts=parts)
 
 
 # What a trial of an engine trains before the run has begun: clients as they would stand in a first round.

@@ -317,7 +317,7 @@ class JointTask(Task):
         return self._kinds
 
     def kind_of(self, ids: Tensor) -> Tensor:
-        """See Leaves.kind_of; the clients of several runs as one (JointSetup) are numbered on."""
+        """See Leaves.kind_of; the clients of several runs as one (joint_setup) are numbered on."""
         return self._kind[ids % len(self._kind)]
 
     def init(self, generator: torch.Generator) -> Tree:

@@ -22,7 +22,7 @@ from fedbench.engine.hardware import pick_device, pick_trainer, set_threads, sta
 from fedbench.engine.history import Labels, Observer, Observers
 from fedbench.engine.method import Calls
 from fedbench.engine.recording import Arrays, check
-from fedbench.engine.seeds import JointSetup, together
+from fedbench.engine.seeds import joint_setup, together
 from fedbench.engine.setup import Setup, assemble
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.trainer import Engine, Trainer, by_kind
@@ -384,7 +384,7 @@ def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
         )
 
     def alike(setups: Sequence[Setup]) -> Engine:
-        return stacked_engine(JointSetup.of(setups), runs[0].hardware)
+        return stacked_engine(joint_setup(setups), runs[0].hardware)
 
     set_threads(runs[0].hardware)  # of this thread, which trains for those of the runs
     return together([functools.partial(execute, run) for run in runs], joint)

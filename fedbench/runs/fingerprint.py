@@ -26,7 +26,7 @@ ENGINE = (
     "fedbench.engine.simulation:Simulation",
     "fedbench.engine.setup:assemble",
     "fedbench.engine.trainer:by_kind",
-    "fedbench.engine.seeds:JointSetup",
+    "fedbench.engine.seeds:joint_setup",
     "fedbench.engine.seeds:merged",
     "fedbench.engine.seeds:split",
     "fedbench.engine.looped:LoopedTrainer",

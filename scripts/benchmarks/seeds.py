@@ -13,7 +13,7 @@ from benchmarks.rounds import timed
 from benchmarks.workloads import Workload
 from fedbench.config.schema import HardwareConfig
 from fedbench.engine.hardware import pick_trainer, stacked_engine
-from fedbench.engine.seeds import JointSetup, Seating, together
+from fedbench.engine.seeds import joint_setup, Seating, together
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 
@@ -49,7 +49,7 @@ class Together(Runs):
 
     def __init__(self, setups: list[Setup]) -> None:
         super().__init__(setups)
-        self.joint = stacked_engine(JointSetup.of(setups), HardwareConfig())
+        self.joint = stacked_engine(joint_setup(setups), HardwareConfig())
 
     def together(self, _repeat: int) -> int:
         """A round of every seed."""

@@ -33,11 +33,7 @@ class Reader(FedAvg):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        return frozenset(self.announced if self.what == "data" else ())  # type: ignore[arg-type]
-
-    @property
-    def reads_validation(self) -> frozenset[ClientHook]:
-        return frozenset(self.announced if self.what == "validation" else ())  # type: ignore[arg-type]
+        return frozenset(self.announced)  # type: ignore[arg-type]
 
     def read(self, name: str, client: Client) -> None:
         if name == self.hook:
@@ -79,11 +75,10 @@ def test_a_hook_reads_only_what_the_method_announced(hook: str, what: str, engin
     if what == "validation":
         options["test"] = TestConfig(val_fraction=0.1)
     others = tuple(name for name in HOOKS if name != hook)
-    told = rf"Reader.{hook} failed .*client\.{what}: list its name in .*`reads_{what}`"
     for announced in ((), others):
         told = setup(Reader(hook=hook, what=what, announced=announced), **options)
         with pytest.raises(
-            HookError, match=rf"Reader.{hook} failed .*client\.{what}: list its name in .*`reads_{what}`"
+            HookError, match=rf"Reader.{hook} failed .*client\.{what}: list its name in .*`reads_data`"
         ):
             simulate(told, ENGINES[engine](told))
     allowed = setup(Reader(hook=hook, what=what, announced=(hook,)), **options)
@@ -91,6 +86,5 @@ def test_a_hook_reads_only_what_the_method_announced(hook: str, what: str, engin
 
 
 def test_a_hook_that_does_not_exist_cannot_be_announced() -> None:
-    for what in ("data", "validation"):
-        with pytest.raises(UnknownName, match=f"hook in reads_{what} of Reader 'finsh'; nearest: finish"):
-            setup(Reader(what=what, announced=("finsh",)))
+    with pytest.raises(UnknownName, match="hook in reads_data of Reader 'finsh'; nearest: finish"):
+        setup(Reader(announced=("finsh",)))

@@ -18,7 +18,7 @@ from fedbench.data.partition import Partition
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
-from fedbench.engine.setup import KindsSetup, Setup, joined
+from fedbench.engine.setup import Setup, joined
 from fedbench.engine.simulation import State
 from fedbench.engine.trainer import Engine, KindsTrainer, Trainer
 from fedbench.methods import METHODS
@@ -59,7 +59,7 @@ def pair(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
     **options: Any,
-) -> KindsSetup:
+) -> Setup:
     """The federation; `ids`: its clients in that order, each with its own data, kind and randomness."""
     chosen = list(range(len(sizes)) if ids is None else ids)
     begins = np.cumsum([0, *sizes])

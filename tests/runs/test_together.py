@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedbench.engine.contract import Clock
-from fedbench.engine.seeds import JointSetup, Request
+from fedbench.engine.seeds import Request, joint_setup
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.runs import execution as run
@@ -96,12 +96,12 @@ def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
 def test_what_is_drawn_ahead_for_all_runs_is_what_each_draws(tmp_path: Path) -> None:
     chosen = ["method=local", "partition=dir0.5", "protocol.cohort=4"]
     setups = [run.build(config)[0] for config in configs(tmp_path, *chosen)]
-    whole, clock = JointSetup.of(setups), Clock(2, 3)
+    whole, clock = joint_setup(setups), Clock(2, 3)
     first, second = (setup.draw_cohort(clock) for setup in setups)
-    assert whole.draw_cohort(clock).tolist() == [*first.tolist(), *(second + whole.clients).tolist()]
+    assert whole.draw_cohort(clock).tolist() == [*first.tolist(), *(second + whole.run_clients).tolist()]
     for place, (setup, ids) in enumerate(zip(setups, (first, second), strict=True)):
         client, (stage,) = int(ids[0]), setup.method.stages(setup.protocol.local, clock)
-        joint = whole.order(client + place * whole.clients, stage, clock, "batches")
+        joint = whole.order(client + place * whole.run_clients, stage, clock, "batches")
         assert torch.equal(joint.positions, setup.order(client, stage, clock, "batches").positions)
 
 

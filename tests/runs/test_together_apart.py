@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import Diverged
-from fedbench.engine.seeds import JointSetup, Request
+from fedbench.engine.seeds import Request
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.runs import execution
@@ -50,11 +50,7 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
     serve = Request.served_by
 
     def failing(self: Request, trainer: Trainer) -> Outcome:
-        if (
-            self.training
-            and self.clock.round == 1
-            and SEEDS[1] in (trainer.setup.seed, getattr(trainer.setup, "seeds", (0, 0))[1])
-        ):
+        if self.training and self.clock.round == 1 and SEEDS[1] in trainer.setup.runs:
             raise Diverged("training diverged in round 2 on client 5")
         return serve(self, trainer)
 
@@ -74,7 +70,7 @@ def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch
         raise torch.OutOfMemoryError("no room for all")
 
     with monkeypatch.context() as patch:
-        patch.setattr(JointSetup, "of", failing)
+        patch.setattr(execution, "joint_setup", failing)
         together = finished(execute_together(configs(tmp_path / "together", *chosen)))
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
         same(ours, run.execute(config))

@@ -91,7 +91,7 @@ def test_five_seeds_together_give_what_they_give_apart(bench: Any, monkeypatch: 
     assert set(found["seconds"]) == {"one", "apart", "together"}
     assert found["largest_difference"] <= 1e-5
     joint = sys.modules["fedbench.engine.seeds"]
-    monkeypatch.setattr(joint.JointSetup, "seed_of", lambda *_: 0)  # all clients as those of seed 0
+    monkeypatch.setattr(joint.joint_setup, "seed_of", lambda *_: 0)  # all clients as those of seed 0
     with pytest.raises(AssertionError, match="differ from five apart"):
         bench.seeds.run(tiny(bench), torch.device("cpu"), 1, quick=False)
 
