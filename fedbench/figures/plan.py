@@ -160,7 +160,7 @@ class FigurePlan:
 
     @property
     def substituted(self) -> str:
-        """Why it is not at the paper's setting although that was asked for; "" if it is, or was not."""
+        """Return why it is not at the paper's setting although that was asked for; "" if it is, or was not."""
         return "" if self.scale == self.selection.scale else why_not_paper(self.spec, self.selection)
 
     def missing(self) -> list[Job]:

@@ -33,7 +33,7 @@ class Count:
     made: list[float] = field(default_factory=list)  # seconds of those that were run
 
     def line(self, number: int) -> str:
-        """What to say before the job with this number."""
+        """Return what to say before the job with this number."""
         done = number - self.first
         left = sum(self.made) / len(self.made) * (self.jobs - done) if self.made else float("nan")
         ending = f", about {human_seconds(left)} left" if self.made else ""
@@ -42,7 +42,7 @@ class Count:
 
 @contextmanager
 def counted(first: int, jobs: int) -> Iterator[None]:
-    """Within it jobs that run in this process say which of how many they are, and how long the rest takes."""
+    """Have jobs that run in this process say which of how many they are, and how long the rest takes."""
     token = _count.set(Count(first, jobs))
     try:
         yield
@@ -51,7 +51,7 @@ def counted(first: int, jobs: int) -> Iterator[None]:
 
 
 def current() -> Count | None:
-    """The count of the sweep that this process runs, if it runs one."""
+    """Return the count of the sweep that this process runs, if it runs one."""
     return _count.get()
 
 
@@ -79,7 +79,7 @@ _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 @contextmanager
 def keeping() -> Iterator[list[JobOutcome]]:
-    """The list that every outcome ends up in: Hydra's main function throws away what its jobs return."""
+    """Give the list that every outcome ends up in: Hydra's main function throws away what its jobs return."""
     outcomes: list[JobOutcome] = []
     token = _kept.set(outcomes)
     try:
@@ -135,7 +135,7 @@ def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
 
 
 def _outcome(config: DictConfig) -> JobOutcome:
-    """What comes of the run that `config` describes."""
+    """Return what comes of the run that `config` describes."""
     from hydra.types import RunMode
 
     from fedbench.runs.config import resolve
@@ -169,7 +169,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
 
 def _counted(run: RunConfig) -> Run:
-    """The run's result; says which job of a sweep it is, and notes its time unless it only read what was there."""
+    """Return the run's result; say which job of a sweep it is, and note its time unless it only read what was there."""
     count = current()
     if count is not None and run.settings.progress != "none":
         print(count.line(_hydra().job.num), flush=True)
@@ -194,7 +194,7 @@ def _execute(run: RunConfig) -> Run:
 
 
 def _among_others(run: RunConfig) -> RunConfig:
-    """Several bars on one terminal would overwrite each other."""
+    """Show lines for `auto`: several bars on one terminal would overwrite each other."""
     if run.settings.progress != "auto":
         return run
     return run.changed(progress="lines")
@@ -207,13 +207,13 @@ def _hydra() -> Any:
 
 
 def _overrides() -> dict[str, str]:
-    """The overrides of the running job."""
+    """Return the overrides of the running job."""
     pairs = (override.lstrip("+").partition("=") for override in _task())
     return {key: value for key, _, value in pairs}
 
 
 def _sweep_job() -> str:
-    """The overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
+    """Return the overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
     from hydra.types import RunMode
 
     if _hydra().mode != RunMode.MULTIRUN:
@@ -222,7 +222,7 @@ def _sweep_job() -> str:
 
 
 def _task() -> list[str]:
-    """The overrides as they were written: what `${...}` in them stands for may be what cannot be found."""
+    """Return the overrides as they were written: what `${...}` in them stands for may be what cannot be found."""
     from omegaconf import OmegaConf
 
     return cast("list[str]", OmegaConf.to_container(_hydra().overrides.task, resolve=False))
@@ -232,7 +232,7 @@ sources.register_resolvers()  # on import: a launcher's process reads the config
 
 
 def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-    """What a launcher's jobs, numbered from `first`, return; `folder` is theirs (hydra.sweep.dir).
+    """Return what a launcher's jobs, numbered from `first`, return; `folder` is theirs (hydra.sweep.dir).
 
     Raises:
         Stopped: a signal came; the jobs under way have saved what they can.

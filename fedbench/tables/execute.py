@@ -55,7 +55,7 @@ def run_all(
 
 
 def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs that differ in their seeds only, where they would train on the stacked engine.
+    """Return jobs that differ in their seeds only, where they would train on the stacked engine.
 
     None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it.
     """
@@ -105,7 +105,7 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
 
 
 def _note_death(job: Job, returned: JobReturn) -> None:
-    """A process that died, or could not even read its configuration, left no reason in the folder of its run."""
+    """Note why a process died that left no reason in the folder of its run, or could not read its configuration."""
     from hydra.core.utils import JobStatus
 
     if returned.status is JobStatus.FAILED and not job.finished and not job.failure:
@@ -114,7 +114,7 @@ def _note_death(job: Job, returned: JobReturn) -> None:
 
 
 def _plain(job: Job, *, shared: bool) -> dict[str, Any]:
-    """The plain config of a job's run, the one form in which it goes to another process."""
+    """Return the plain config of a job's run, the one form in which it goes to another process."""
     plain = dict(job.config.plain)
     if shared and plain["hardware"]["engine"] == "auto":
         plain["hardware"] = {**plain["hardware"], "engine": SHARED}

@@ -54,12 +54,12 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """Tells runs and studies apart, and those of one configuration."""
+        """A name that tells runs and studies apart, and those of one configuration."""
         return f"{self.study} {self.key}"
 
     @cached_property
     def folder(self) -> RunFolder:
-        """Where the result is kept."""
+        """The folder in which the result is kept."""
         if not self.study:
             return folder_of(self.config)
         runs = Path(self.config.settings.runs_dir) / "studies" / self.study
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether its result is there, and of today's code if the config wants no other."""
+        """Return whether its result is there, and of today's code if the config wants no other."""
         return run_status(self.config, self.folder, tell=False) == "finished"
 
     @property
@@ -91,12 +91,12 @@ class Job:
 
     @property
     def failure(self) -> str:
-        """Why it failed when it was last run; "" if it did not."""
+        """Return why it failed when it was last run; "" if it did not."""
         return self.folder.failure()
 
 
 def local_reference(job: Job) -> Job:
-    """The Local run that `job` is measured against; a Local run itself needs none other."""
+    """Return the Local run that `job` is measured against; a Local run itself needs none other."""
     if job.config.local is None:
         return job
     values = job.config.local_values
@@ -106,12 +106,12 @@ def local_reference(job: Job) -> Job:
 
 
 def _option(value: Any) -> str:
-    """A value of a plain config as a command line gives it; of a group its name."""
+    """Return a value of a plain config as a command line gives it; of a group its name."""
     return str(value["name"]) if isinstance(value, Mapping) else json.dumps(value)
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
-    """The first of each identity."""
+    """Return the first of each identity."""
     return list({job.identity: job for job in reversed(jobs)}.values())[::-1]
 
 
@@ -133,7 +133,7 @@ class CellRuns:
         return [(job, self.baselines[i] if self.baselines else None) for i, job in enumerate(self.jobs)]
 
     def keys(self, job: Job) -> tuple[str, str]:
-        """(run key of `job`, that of its baseline or, if it has none, its own): what its values depend on."""
+        """Return (run key of `job`, that of its baseline or, if it has none, its own): what its values depend on."""
         return job.key, next((each.key for each in self.baselines if each.seed == job.seed), job.key)
 
 
@@ -163,7 +163,7 @@ class Plan:
         return tuple(unique([*self._local(every), *every]))
 
     def missing(self) -> list[Job]:
-        """The runs that are asked for and have no result."""
+        """Return the runs that are asked for and have no result."""
         local = {job.identity for job in self._local(self.jobs)}  # needed as runs, to be measured against
         return [
             job
@@ -172,15 +172,15 @@ class Plan:
         ]
 
     def is_stored(self, cell: CellRuns, job: Job) -> bool:
-        """Whether the results of `job` are recorded in the table's folder, all of them."""
+        """Return whether the results of `job` are recorded in the table's folder, all of them."""
         return all(value is not None for value in self._values(cell, job))
 
     def has(self, cell: CellRuns, job: Job) -> bool:
-        """Whether there is a result of `job`: its run, or a record of some of its metrics."""
+        """Return whether there is a result of `job`: its run, or a record of some of its metrics."""
         return job.finished or any(value is not None for value in self._values(cell, job))
 
     def value(self, cell: CellRuns, job: Job, metric: MetricSpec) -> float | None:
-        """The recorded value of `metric` for `job`, nan if censored; None if none stands."""
+        """Return the recorded value of `metric` for `job`, nan if censored; None if none stands."""
         if self._unwanted(job):
             return None
         return self.stored.value(cell.row, cell.column, metric, *cell.keys(job))
@@ -189,7 +189,7 @@ class Plan:
         return [self.value(cell, job, each) for each in self.spec.metrics]
 
     def _unwanted(self, job: Job) -> bool:
-        """Whether the record of `job` is of other samples than those here, or is outdated and that is not wanted.
+        """Return whether the record of `job` is of other samples than those here, or is outdated and not wanted.
 
         Raises:
             Stale: it is outdated, by its code or its Local, and stale=error.
@@ -218,7 +218,7 @@ class Plan:
         return {job.identity for cell in self.cells for job in cell.jobs if self.is_stored(cell, job)}
 
     def _local(self, jobs: Sequence[Job]) -> list[Job]:
-        """The Local runs beside those of `jobs` that have no record."""
+        """Return the Local runs beside those of `jobs` that have no record."""
         alone = [job for job in jobs if not job.study and job.identity not in self._stored_identities]
         return unique([local_reference(job) for job in alone])
 
@@ -310,7 +310,7 @@ MOST = 4  # cells that are named one by one
 
 
 def named(plan: Plan, cells: Sequence[CellRuns]) -> str:
-    """`5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`."""
+    """Return `5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`."""
     concerned = set(map(id, cells))
     planned = [cell for cell in plan.cells if cell.seeds or id(cell) in concerned]
     if len(cells) == len(planned):
@@ -328,7 +328,7 @@ def named(plan: Plan, cells: Sequence[CellRuns]) -> str:
 
 
 def of_runs(plan: Plan, identities: Collection[str]) -> str:
-    """The cells that runs with these identities fill."""
+    """Return the cells that runs with these identities fill."""
     return named(
         plan,
         [

@@ -89,7 +89,7 @@ COLUMNS = (
 
 
 def draw_csv(table: TableResult) -> str:
-    """The lines, with a header; numbers with all their digits, lists separated by spaces."""
+    """Return the lines, with a header; numbers with all their digits, lists separated by spaces."""
     layout, out = Layout(table), io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -128,7 +128,7 @@ def draw_csv(table: TableResult) -> str:
 
 
 def draw_markdown(table: TableResult) -> str:
-    """The whole document."""
+    """Return the whole document."""
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     lines = [["", *(_heading(table, *pair) for pair in pairs)], ["---"] * (len(pairs) + 1)]
@@ -141,7 +141,7 @@ def draw_markdown(table: TableResult) -> str:
 
 
 def _matrix(layout: Layout, column: ColumnSpec) -> str:
-    """For which published rows each row of ours passes, a sign a metric; "" without a verdict."""
+    """Return for which published rows each row of ours passes, a sign a metric; "" without a verdict."""
     found = verdict.matrix(layout.matches, column.label)
     rows = list(dict.fromkeys(row for row, _ in found))
     published = list(dict.fromkeys(name for _, name in found))
@@ -192,7 +192,7 @@ class Filled:
 
     @classmethod
     def named(cls, name: str, results: Path | str = "results") -> Filled:
-        """The table kept in the folder `name`.
+        """Return the table kept in the folder `name`.
 
         Raises:
             FedbenchError: there is none.
@@ -234,11 +234,11 @@ class Filled:
         return store.load_matrices(self.folder)
 
     def __repr__(self) -> str:
-        """The table as Markdown."""
+        """Return the table as Markdown."""
         return draw_markdown(self.table)
 
     def _repr_markdown_(self) -> str:
-        """The same, which notebooks draw."""
+        """Return the same, which notebooks draw."""
         return repr(self)
 
 
@@ -266,7 +266,7 @@ SPECIAL = {
 
 
 def draw_latex(table: TableResult) -> str:
-    """A table environment; needs the package booktabs."""
+    """Return a table environment; needs the package booktabs."""
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     width = len(spec.metrics)
@@ -297,12 +297,12 @@ def draw_latex(table: TableResult) -> str:
 
 
 def escaped(text: str) -> str:
-    """`text` with LaTeX's special characters made printable."""
+    """Return `text` with LaTeX's special characters made printable."""
     return "".join(SPECIAL.get(character, character) for character in text)
 
 
 def _spans(labels: list[tuple[str, int]]) -> str:
-    """A heading line; neighbours with one label share it."""
+    """Return a heading line; neighbours with one label share it."""
     cells = []
     for label, same in groupby(labels, key=lambda pair: pair[0]):
         columns = sum(width for _, width in same)
@@ -330,7 +330,7 @@ BEST = {1: "bold", 2: "underline"}
 
 
 def draw_terminal(table: TableResult) -> Group:
-    """All columns in which something ran, what the signs mean, and what is left out."""
+    """Return all columns in which something ran, what the signs mean, and what is left out."""
     layout = Layout(table)
     drawn = [_column(layout, column) for column in layout.columns]
     signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items() if sign)

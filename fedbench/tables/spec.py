@@ -42,7 +42,7 @@ TENTH = Margin(10.0, relative=True)
 
 
 def width(metric: str, own: Mapping[str, Margin], published: float, clients: int | None) -> float | None:
-    """The margin around a published value; None if it cannot be told (IPR without N, a share of 0).
+    """Return the margin around a published value; None if it cannot be told (IPR without N, a share of 0).
 
     `own` holds the table's margins by metric, `published` is the mean, `clients` the number of clients.
     """
@@ -53,12 +53,12 @@ def width(metric: str, own: Mapping[str, Margin], published: float, clients: int
 
 
 def default(metric: str) -> Margin:
-    """The margin of a metric, other than IPR, for which a table sets none."""
+    """Return the margin of a metric, other than IPR, for which a table sets none."""
     return POINT if metric == "rsd" or "acc" in metric.split("_") else TENTH
 
 
 def parse_margins(content: Mapping[str, Any], metrics: list[str], where: str) -> dict[str, Margin]:
-    """The margins of a YAML by metric.
+    """Return the margins of a YAML by metric.
 
     Raises:
         UnknownName: of a metric that the table lacks.
@@ -93,7 +93,7 @@ class MetricSpec:
     measure: dict[str, Any] = field(default_factory=lambda: {"name": "result"})  # the protocol's accuracy
 
     def measured(self, row: RowSpec, column: ColumnSpec) -> dict[str, Any]:
-        """How it is measured in a cell: `measure`, and what the column's and the row's own say otherwise."""
+        """Return how it is measured in a cell: `measure`, and what the column's and the row's own say otherwise."""
         own = [line.measures.get(self.name) or {} for line in (column, row)]
         return {**self.measure, **own[0], **own[1]}
 
@@ -135,7 +135,7 @@ class ColumnSpec:
     note: str = ""
 
     def own(self, row: str) -> tuple[str, ...]:
-        """The overrides that only the row labelled `row` has in this column (after the row's)."""
+        """Return the overrides that only the row labelled `row` has in this column (after the row's)."""
         return tuple(text for names, texts in self.rows.items() if fnmatchcase(row, names) for text in texts)
 
 
@@ -176,19 +176,19 @@ class Published:
 
     @property
     def text(self) -> str:
-        """As printed: mean, and ± std where there is one."""
+        """The value as printed: mean, and ± std where there is one."""
         spread = "" if self.std is None else f" ± {self.std:.{self.decimals}f}"
         return f"{self.bound}{self.mean:.{self.decimals}f}{spread}"
 
 
 @functools.cache
 def published() -> tuple[Published, ...]:
-    """All published values, in the order of the file."""
+    """Return all published values, in the order of the file."""
     return read(FILE)
 
 
 def read(path: Path) -> tuple[Published, ...]:
-    """The values in a file of this form.
+    """Return the values in a file of this form.
 
     Raises:
         Damaged: it is no such file; says which line.
@@ -208,7 +208,7 @@ def read(path: Path) -> tuple[Published, ...]:
 
 
 def find(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
-    """The value of `paper`'s `table` that agrees with `where` in dataset, partition, method, metric and setting.
+    """Return the value of `paper`'s `table` that agrees with `where` in dataset, partition, method, metric and setting.
 
     A setting is compared as a set of words; `where` without one asks for values that have none.
 
@@ -280,17 +280,17 @@ class TableSpec:
     findings: tuple[Finding, ...] = ()
 
     def metric(self, name: str) -> MetricSpec:
-        """The metric of this name. Raises KeyError if there is none."""
+        """Return the metric of this name. Raises KeyError if there is none."""
         return {metric.name: metric for metric in self.metrics}[name]
 
     def published(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Published | None:
-        """What the paper prints in this cell; None if nothing."""
+        """Return what the paper prints in this cell; None if nothing."""
         where = {"method": row.label, "metric": metric.name, **column.published, **row.published}
         settings = (line.published.get("setting", "") for line in (column, row))
         return find(self.paper, self.table, {**where, "setting": " ".join(settings).strip()})
 
     def only(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> TableSpec:
-        """The table with only the rows and columns whose label, or number from 1, is given (nothing: all).
+        """Return the table with only the rows and columns whose label, or number from 1, is given (nothing: all).
 
         Raises:
             UnknownName: no such row or column.
@@ -305,12 +305,12 @@ class TableSpec:
 
 
 def names() -> list[str]:
-    """Every table that has a YAML."""
+    """Return every table that has a YAML."""
     return sorted(file.stem for file in (conf_dir() / "table").glob("*.yaml"))
 
 
 def load(name: str) -> TableSpec:
-    """The table in conf/table/`name`.yaml.
+    """Return the table in conf/table/`name`.yaml.
 
     Raises:
         UnknownName: no such table, a key that does not exist, or a group of rows that are not there.
@@ -331,7 +331,7 @@ def load(name: str) -> TableSpec:
 
 
 def parse(content: Mapping[str, Any]) -> TableSpec:
-    """A table from the plain content of its YAML; metrics, rows and columns are lists of mappings.
+    """Return a table from the plain content of its YAML; metrics, rows and columns are lists of mappings.
 
     Raises:
         UnknownName: a key, metric or headline that there is none of.
@@ -371,7 +371,7 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
 
 
 def _parts(content: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
-    """The metrics, rows or columns."""
+    """Return the metrics, rows or columns."""
     entries = content.get(key) or ()
     if not entries:
         raise ConfigError(f"{where}: '{key}' must not be empty")
@@ -433,7 +433,7 @@ class Scale:
 
     @property
     def words(self) -> str:
-        """What it changes, in a sentence; "" if nothing."""
+        """Return what it changes, in a sentence; "" if nothing."""
         limits = {
             "epochs a round": self.epochs,
             "mini-batches a round, where they are counted": self.iterations,
@@ -445,7 +445,7 @@ class Scale:
         return f"Scale {self.name}: {'; '.join(parts)}." if parts else ""
 
     def overrides(self, plain: Mapping[str, Any]) -> list[str]:
-        """Overrides that bring the resolved config `plain` to this scale."""
+        """Return overrides that bring the resolved config `plain` to this scale."""
         protocol, local = plain["protocol"], plain["protocol"]["local"]
         rounds = max(min(LEAST_ROUNDS, protocol["rounds"]), math.ceil(self.rounds * protocol["rounds"]))
         found = [] if rounds == protocol["rounds"] else [f"protocol.rounds={rounds}"]
@@ -557,7 +557,7 @@ def compose_cell(
 
 
 def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """The overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
+    """Return the overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
     groups = {key for text in chosen if "." not in (key := _key(text))}
     return [text for text in overrides if _key(text).partition(".")[0] not in groups]
 

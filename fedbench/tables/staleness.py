@@ -33,7 +33,7 @@ class Count:
         return Count(*map(sum, zip(mine, others, strict=True)))
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         return (
             f"{self.runs} runs: {self.changed} made by other code than today's, "
             f"{self.unknown} recorded before code was, {self.apart} measured against another result of Local"
@@ -41,7 +41,7 @@ class Count:
 
 
 def load(folder: Path) -> tuple[TableResult, Count]:
-    """The table stored in `folder` with its stale cells marked, and how many runs are behind it.
+    """Return the table stored in `folder` with its stale cells marked, and how many runs are behind it.
 
     Raises:
         FedbenchError: a file of the table is damaged.
@@ -65,7 +65,7 @@ def load(folder: Path) -> tuple[TableResult, Count]:
 
 
 def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
-    """The codes that are known, by (row, column)."""
+    """Return the codes that are known, by (row, column)."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if code := row.get("code"):
@@ -74,7 +74,7 @@ def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]
 
 
 def _today(table: TableResult, row: str, column: str) -> str:
-    """Hashes of today's code for a cell; "" if the cell can no longer be composed here."""
+    """Return hashes of today's code for a cell; "" if the cell can no longer be composed here."""
     made = table.provenance
     overrides = (*made.changed, *made.varied)
     selection = Selection(scale=made.scale, substitute=made.substitute, overrides=overrides)

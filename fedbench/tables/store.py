@@ -68,7 +68,7 @@ class Provenance:
     seconds: float = float("nan")  # of all runs together
 
     def named(self, title: str) -> str:
-        """`title` with a substitute data set, a reduced scale and changed settings named in it."""
+        """Return `title` with a substitute data set, a reduced scale and changed settings named in it."""
         parts = [f"on {self.substitute} instead of the paper's data"] if self.substitute else []
         parts += [] if self.scale == "paper" else [f"{self.scale} scale"]
         further = (*self.changed, *self.varied)
@@ -77,7 +77,7 @@ class Provenance:
 
     @property
     def is_paper_setting(self) -> bool:
-        """Whether the numbers may be compared with the published ones."""
+        """Return whether the numbers may be compared with the published ones."""
         return self.scale == "paper" and not self.substitute and not self.changed
 
 
@@ -95,7 +95,7 @@ class TableResult:
     stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def exploratory(self, row: str, column: str) -> str:
-        """Why the verdicts on a row in a column are counted apart; "" if they are not."""
+        """Return why the verdicts on a row in a column are counted apart; "" if they are not."""
         for override, reason in self.spec.exploratory.items():
             if override in self.provenance.varied:
                 return reason
@@ -108,7 +108,7 @@ class TableResult:
         return SEVERAL if self.spec.varies else ""
 
     def cell(self, row: str, column: str, metric: str) -> Cell:
-        """The cell of these labels. Raises KeyError if there is none."""
+        """Return the cell of these labels. Raises KeyError if there is none."""
         for cell in self.cells:
             if (cell.row, cell.column, cell.metric) == (row, column, metric):
                 return cell
@@ -129,19 +129,19 @@ SEPARATOR = "|"  # between row, column and seed in the names of arrays
 
 
 def folder_of(results: Path | str, table: str, made: Provenance) -> Path:
-    """Where a table of this provenance is kept."""
+    """Return where a table of this provenance is kept."""
     parts = [table, "" if made.scale == "paper" else made.scale, made.substitute, *made.changed, *made.varied]
     name = "-".join(re.sub(r"[^A-Za-z0-9._=+]", "_", part) for part in parts if part)
     return Path(results) / "tables" / name[:150]
 
 
 def place_of(row: str, column: str, seed: int | str) -> str:
-    """The name under which an array of a run is kept."""
+    """Return the name under which an array of a run is kept."""
     return SEPARATOR.join((row, column, str(seed)))
 
 
 def folders(results: Path | str) -> list[Path]:
-    """Every filled table below `results`, in order of name."""
+    """Return every filled table below `results`, in order of name."""
     return sorted(file.parent for file in (Path(results) / "tables").glob(f"*/{TABLE}"))
 
 
@@ -189,13 +189,13 @@ def seal(folder: Path) -> None:
 
 
 def files_of(folder: Path) -> Sealed:
-    """The files of a table's folder that are read back."""
+    """Return the files of a table's folder that are read back."""
     name = shlex.quote(str(folder))
     return Sealed(folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}")
 
 
 def load_table(folder: Path) -> TableResult:
-    """The table in `folder`, its cells as stored.
+    """Return the table in `folder`, its cells as stored.
 
     What they are judged by is looked up again: published values, and from the table's YAML of today its margins, what
     is exploratory, notes and findings. So a correction shows at once.
@@ -228,7 +228,7 @@ def load_table(folder: Path) -> TableResult:
 
 
 def _clients(folder: Path) -> dict[str, int]:
-    """Clients of the runs of each column, where they are known."""
+    """Return clients of the runs of each column, where they are known."""
     rows = [row for row in load_rows(folder) if row.get("clients")]
     if not all(row["clients"].isdecimal() and int(row["clients"]) and "column" in row for row in rows):
         raise files_of(folder).damaged(ROWS, "it holds no numbers of clients")
@@ -255,23 +255,23 @@ def _reworded(stored: tuple[LineT, ...], today: tuple[LineT, ...]) -> tuple[Line
 
 
 def load_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:
-    """One line a run; empty if no run finished."""
+    """Return one line a run; empty if no run finished."""
     files = files_of(folder)
     return files.csv(name) if files.has(name) else []
 
 
 def load_curves(folder: Path) -> list[dict[str, str]]:
-    """The learning curves behind the cells."""
+    """Return the learning curves behind the cells."""
     return load_rows(folder, CURVES)
 
 
 def load_matrices(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Collaboration matrices [N, N] by "row|column|seed"."""
+    """Return collaboration matrices [N, N] by "row|column|seed"."""
     return _arrays(folder, MATRICES)
 
 
 def load_clients(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Accuracies of clients [N] in percent by "row|column|seed"."""
+    """Return accuracies of clients [N] in percent by "row|column|seed"."""
     return _arrays(folder, CLIENTS)
 
 
@@ -281,7 +281,7 @@ def _arrays(folder: Path, name: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _plain(cell: Cell) -> dict[str, Any]:
-    """Without the published value, which has a file of its own; JSON has no nan."""
+    """Return a cell without the published value, which has a file of its own; JSON has no nan."""
     content = {f.name: getattr(cell, f.name) for f in dataclasses.fields(cell) if f.name != "published"}
     return {**content, "values": [value if math.isfinite(value) else str(value) for value in cell.values]}
 
@@ -309,7 +309,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
-    """Keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
+    """Return keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
     kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in rows}
     found = set()
     for row in rows:
@@ -348,13 +348,13 @@ class StoredTable:
         return self.table.provenance if self.table else None
 
     def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
-        """The seeds of which a cell has a value in any metric; none if the row or column is another today."""
+        """Return the seeds of which a cell has a value in any metric; none if the row or column is another today."""
         return tuple(sorted({seed for cell in self._cells(row, column) for seed in cell.seeds}))
 
     def value(
         self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str
     ) -> float | None:
-        """The metric of the run `key`, nan if censored; None if it is not recorded. `base`: see CellRuns.keys."""
+        """Return the metric of the run `key`, nan if censored; None if not recorded. `base`: see CellRuns.keys."""
         for cell in self._cells(row, column):
             if cell.metric == metric.name and key in cell.keys and self._measured_so(metric, row, column):
                 place = cell.keys.index(key)
@@ -362,22 +362,22 @@ class StoredTable:
         return None
 
     def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
-        """The thinned learning curve of a run, as stored."""
+        """Return the thinned learning curve of a run, as stored."""
         wanted = (row, column, str(seed))
         return [
             dict(point) for point in self.curves if (point["row"], point["column"], point["seed"]) == wanted
         ]
 
     def matrix(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
-        """The collaboration matrix [N, N] of a run."""
+        """Return the collaboration matrix [N, N] of a run."""
         return self.matrices.get(place_of(row, column, seed))
 
     def accuracies(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
-        """The accuracy of each client [N] of a run, in percent."""
+        """Return the accuracy of each client [N] of a run, in percent."""
         return self.clients.get(place_of(row, column, seed))
 
     def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
-        """Whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
+        """Return whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
         today = metric.measured(row, column)
         if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
             return False
@@ -395,7 +395,7 @@ class StoredTable:
 
 
 def read(folder: Path) -> StoredTable:
-    """What is stored in `folder`, which may be missing.
+    """Return what is stored in `folder`, which may be missing.
 
     Raises:
         FedbenchError: table.json is there and unreadable.
@@ -411,12 +411,12 @@ def read(folder: Path) -> StoredTable:
 
 
 def _result(line: Mapping[str, str]) -> dict[str, Any]:
-    """A line of rows.csv as a result row: without the table's own columns, an empty field is None."""
+    """Return a line of rows.csv as a result row: without the table's own columns, an empty field is None."""
     return {name: text or None for name, text in line.items() if name not in ("row", "column")}
 
 
 def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
-    """Whether a stored measure is today's, whichever of its defaults either writes out."""
+    """Return whether a stored measure is today's, whichever of its defaults either writes out."""
     if old == today:
         return True
     wanted = measures.build(today)
@@ -427,7 +427,7 @@ def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
 
 
 def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, ColumnSpec] | None:
-    """The row and the column of a stored table that have these labels; None if it lacks one."""
+    """Return the row and the column of a stored table that have these labels; None if it lacks one."""
     rows = {each.label: each for each in spec.rows}
     columns = {each.label: each for each in spec.columns}
     if row.label not in rows or column.label not in columns:

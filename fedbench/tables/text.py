@@ -97,7 +97,7 @@ class Layout:
         return biases(self.table)
 
     def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
-        """The cell of a row, a column and a metric."""
+        """Return the cell of a row, a column and a metric."""
         cell = self.table.cell(row.label, column.label, metric.name)
         judged, value = judge(self.table, cell), ours(cell, metric)
         marked = cell.values and value != DASH and (row.label, column.label) in self.table.stale
@@ -117,7 +117,7 @@ def _pending(cell: Cell) -> bool:
 
 
 def ours(cell: Cell, metric: MetricSpec) -> str:
-    """Our value: mean ± std, with the number of seeds that never got there; or the reason for having none."""
+    """Return our value: mean ± std, with the number of seeds that never got there; or the reason for having none."""
     finite = [value for value in cell.values if math.isfinite(value)]
     if not cell.values:
         return cell.reason or "not run"
@@ -134,7 +134,7 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
 
 
 def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[str, int]:
-    """1 for the best rows, 2 for the second, as they are printed; nothing without an order that means anything."""
+    """Return 1 for the best rows, 2 for the second, as they are printed; nothing without an order that means anything."""
     if metric.better == "neither" or not table.provenance.trained:
         return {}
     sign = 1 if metric.better == "higher" else -1
@@ -148,7 +148,7 @@ def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[
 
 
 def difference(judged: Verdict, metric: MetricSpec) -> str:
-    """Ours - published, its 95 % interval and Hedges' g; a dash if there is no difference."""
+    """Return ours - published, its 95 % interval and Hedges' g; a dash if there is no difference."""
     if not math.isfinite(judged.difference):
         return DASH
     digits, test = metric.decimals, judged.comparison
@@ -181,7 +181,7 @@ WORDS = {  # key of a run's config -> what a reader is told of its value
 
 
 def setting(table: TableResult) -> str:
-    """`as published`, or what differs from the paper."""
+    """Return `as published`, or what differs from the paper."""
     made, own = table.provenance, table.spec
     parts = ["our own"] if not own.paper or own.varies else []
     parts += [f"scale `{made.scale}`"] if made.scale != "paper" else []
@@ -190,13 +190,13 @@ def setting(table: TableResult) -> str:
 
 
 def spelled(overrides: Sequence[str]) -> str:
-    """`lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words of its own as it is."""
+    """Return `lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words of its own as it is."""
     pairs = (text.partition("=")[::2] for text in overrides)
     return ", ".join(WORDS.get(key, f"{key}={{}}").format(value) for key, value in pairs)
 
 
 def data(table: TableResult) -> str:
-    """The data sets that were run, and of how many columns."""
+    """Return the data sets that were run, and of how many columns."""
     columns = [column for column in table.spec.columns if column.label in ran(table, "column")]
     own = dict.fromkeys(
         text.partition("=")[2]
@@ -211,17 +211,17 @@ def data(table: TableResult) -> str:
 
 
 def ran(table: TableResult, side: str) -> set[str]:
-    """Labels of the rows ("row") or columns ("column") in which something ran."""
+    """Return labels of the rows ("row") or columns ("column") in which something ran."""
     return {getattr(cell, side) for cell in table.cells if cell.values}
 
 
 def seeds(table: TableResult, row: str) -> tuple[int, ...]:
-    """Of which the row has values."""
+    """Return the seeds of which the row has values."""
     return tuple(sorted({seed for cell in table.cells if cell.row == row for seed in cell.seeds}))
 
 
 def commands(table: TableResult) -> Iterator[str]:
-    """`make reproduce-TABLE ...` for all rows that have the same seeds."""
+    """Yield `make reproduce-TABLE ...` for all rows that have the same seeds."""
     groups: dict[tuple[int, ...], set[str]] = {}
     for row in ran(table, "row"):
         groups.setdefault(seeds(table, row), set()).add(row)
@@ -232,7 +232,7 @@ def commands(table: TableResult) -> Iterator[str]:
 
 
 def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> str:
-    """`python -m fedbench reproduce ...` for one cell with its seeds; those of the table where it has none."""
+    """Return `python -m fedbench reproduce ...` for one cell with its seeds; those of the table where it has none."""
     chosen = [
         *_numbers("rows", table.spec.rows, {row}),
         *_numbers("columns", table.spec.columns, {column}),
@@ -250,7 +250,7 @@ def _made(table: TableResult) -> list[str]:
 
 
 def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
-    """`seeds=5`, or which; nothing for those that the table has anyway."""
+    """Return `seeds=5`, or which; nothing for those that the table has anyway."""
     if own == tuple(range(_of_scale(table.provenance.scale) or table.spec.seeds)):
         return []
     count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
@@ -259,12 +259,12 @@ def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
 
 @functools.cache
 def _of_scale(name: str) -> int | None:
-    """How many seeds a scale has of its own."""
+    """Return how many seeds a scale has of its own."""
     return spec.load_scale(name).seeds
 
 
 def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:
-    """`key=1,3`, the places of the chosen lines; nothing for all of them."""
+    """Return `key=1,3`, the places of the chosen lines; nothing for all of them."""
     places = [str(number) for number, line in enumerate(lines, 1) if line.label in chosen]
     return [] if len(places) == len(lines) else [f"{key}={','.join(places)}"]
 
@@ -275,7 +275,7 @@ SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 
 
 def sentences(layout: Layout) -> Iterator[str]:
-    """One each; nothing for a table that mirrors no published one."""
+    """Yield one each; nothing for a table that mirrors no published one."""
     table = layout.table
     if not table.spec.paper:
         return
@@ -300,7 +300,7 @@ def sentences(layout: Layout) -> Iterator[str]:
 
 
 def counted(found: Counter[str]) -> str:
-    """How many verdicts of which kind, in words."""
+    """Return how many verdicts of which kind, in words."""
     words = [f"{found[kind]} {kind}" for kind in KINDS if kind != NONE]
     return f"{', '.join(words)}, {found[NONE]} without a verdict"
 
@@ -317,7 +317,7 @@ def _margin(table: TableResult, metric: MetricSpec) -> str:
 
 
 def _partitions(table: TableResult) -> Iterator[str]:
-    """Over what the intervals are: training seeds alone, or the draw of the partition as well."""
+    """Say over what the intervals are: training seeds alone, or the draw of the partition as well."""
     made = (*table.provenance.varied, *table.provenance.changed)
     kept = {
         column.label: [text for text in (*table.spec.base, *column.overrides, *made) if _keeps(text)]
@@ -338,7 +338,7 @@ def _partitions(table: TableResult) -> Iterator[str]:
 
 
 def _keeps(override: str) -> bool:
-    """Whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
+    """Return whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
     key, _, value = override.partition("=")
     file = groups.conf_dir() / "partition" / f"{value}.yaml"
     if key != "partition" or not file.is_file():
@@ -365,7 +365,7 @@ def _count_remarks(table: TableResult) -> Iterator[str]:
 
 
 def _leaning(layout: Layout) -> Iterator[str]:
-    """The joint tests, a sentence a column and group."""
+    """Yield the joint tests, a sentence a column and group."""
     digits = {metric.name: (metric.label, metric.decimals) for metric in layout.table.spec.metrics}
     found = sorted(layout.biases, key=lambda each: (each.column, each.group))
     for (column, group), metrics in groupby(found, key=lambda each: (each.column, each.group)):
@@ -380,7 +380,7 @@ def _bias(each: Bias, label: str, decimals: int) -> str:
 
 
 def _worth(layout: Layout) -> Iterator[str]:
-    """For how many other published rows the rows pass."""
+    """Say for how many other published rows the rows pass."""
     labels = {metric.name: metric.label for metric in layout.table.spec.metrics}
     for column in layout.table.spec.columns:
         here = [each for each in layout.matches if each.column == column.label]
@@ -409,7 +409,7 @@ def _passing(label: str, found: Sequence[Match]) -> str:
 
 
 def remarks(layout: Layout) -> list[str]:
-    """All of them, in the order in which they are read."""
+    """Return all of them, in the order in which they are read."""
     table = layout.table
     spec, made = table.spec, table.provenance
     said = [*_seed_remarks(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]
@@ -429,7 +429,7 @@ def remarks(layout: Layout) -> list[str]:
 
 
 def _seed_remarks(table: TableResult) -> Iterator[str]:
-    """Over which seeds the values are, and which rows have only some of them."""
+    """Say over which seeds the values are, and which rows have only some of them."""
     seeds = sorted({seed for cell in table.cells for seed in cell.seeds})
     words = ", ".join(map(str, seeds)) or "none"
     yield f"Ours: mean ± sample standard deviation over seeds {words}."
@@ -444,13 +444,13 @@ def _seed_remarks(table: TableResult) -> Iterator[str]:
 
 
 def _scale(table: TableResult) -> Iterator[str]:
-    """What the scale changes, in its own words."""
+    """Yield what the scale changes, in its own words."""
     if words := spec.load_scale(table.provenance.scale).words:
         yield words
 
 
 def _stale(table: TableResult) -> Iterator[str]:
-    """Which cells other code made, or have another Local, and how to make them again."""
+    """Yield which cells other code made, or have another Local, and how to make them again."""
     again = "The command with stale=rerun makes them again."
     if parts := sorted({part for parts in table.stale.values() for part in parts} - {LOCAL}):
         rows = dict.fromkeys(row for (row, _), own in table.stale.items() if {*own} - {LOCAL})
@@ -466,7 +466,7 @@ def _stale(table: TableResult) -> Iterator[str]:
 
 
 def _absent(layout: Layout) -> list[str]:
-    """Which rows and columns are left out, and why."""
+    """Return which rows and columns are left out, and why."""
     shown = {column.label for column in layout.columns}
     reasons = {
         column.label: _reason(layout.table, column)
@@ -566,7 +566,7 @@ def write(results: Path) -> None:
 
 
 def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
-    """Every value with a verdict in filled tables, which are given by the name of their folder."""
+    """Return every value with a verdict in filled tables, which are given by the name of their folder."""
     found = []
     for folder, filled in tables.items():
         setting = " ".join(filled.provenance.varied)
@@ -579,7 +579,7 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
 
 
 def tallies(found: Sequence[Judged]) -> list[Tally]:
-    """One for all tables of a paper with the same setting that hold values not exploratory."""
+    """Return one for all tables of a paper with the same setting that hold values not exploratory."""
     confirmed = [each for each in found if not each.exploratory]
     made = []
     for paper, setting in dict.fromkeys((each.paper, each.setting) for each in confirmed):
@@ -590,7 +590,7 @@ def tallies(found: Sequence[Judged]) -> list[Tally]:
 
 
 def _once(found: Sequence[Judged]) -> list[Judged]:
-    """Of values that share a run, the one with most seeds: a table may have more of them than another has."""
+    """Return each run's value once, from the table with most seeds: a table may have more of them than another has."""
     kept: list[Judged] = []
     for each in sorted(found, key=lambda each: -len(each.keys)):
         if not any(each.metric == other.metric and set(each.keys) & set(other.keys) for other in kept):
@@ -599,12 +599,12 @@ def _once(found: Sequence[Judged]) -> list[Judged]:
 
 
 def kinds_of(found: Sequence[Judged], *, exploratory: bool = False) -> Counter[str]:
-    """How many of which kind: those that are exploratory, or all others."""
+    """Return how many of which kind: those that are exploratory, or all others."""
     return Counter(each.kind for each in found if each.exploratory == exploratory)
 
 
 def words(found: Sequence[Judged]) -> str:
-    """The counts as a phrase, those of exploratory values apart."""
+    """Return the counts as a phrase, those of exploratory values apart."""
     return "; exploratory: ".join(filter(None, _phrases(found))) or "none"
 
 
@@ -616,7 +616,7 @@ def _phrases(found: Sequence[Judged]) -> Iterator[str]:
 
 
 def table(found: Sequence[Judged]) -> str:
-    """A line a table, and one for each tally."""
+    """Return a line a table, and one for each tally."""
     lines = [["table", *COLUMNS, *(f"exploratory: {column}" for column in COLUMNS)]]
     lines.append(["---"] * len(lines[0]))
     lines += [
