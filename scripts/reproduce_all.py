@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-from fedbench.cli.reproduce import select
 from rich.console import Console
 from rich.table import Table
 
+from fedbench.cli.reproduce import select
 from fedbench.core.errors import unknown
 from fedbench.core.files import read_csv, write_csv
 from fedbench.runs.environment import machine

@@ -16,6 +16,7 @@ from pathlib import Path
 import sources
 import status
 from benchmarks import render
+
 from fedbench.cli.list import KINDS, listing
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -134,7 +134,7 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
 
 
 def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[str, int]:
-    """Return 1 for the best rows, 2 for the second, as they are printed; nothing without an order that means anything."""
+    """Return 1 for the best rows, 2 for the second, as they are printed; nothing where an order means nothing."""
     if metric.better == "neither" or not table.provenance.trained:
         return {}
     sign = 1 if metric.better == "higher" else -1
@@ -190,7 +190,7 @@ def setting(table: TableResult) -> str:
 
 
 def spelled(overrides: Sequence[str]) -> str:
-    """Return `lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words of its own as it is."""
+    """Return `lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words as it is."""
     pairs = (text.partition("=")[::2] for text in overrides)
     return ", ".join(WORDS.get(key, f"{key}={{}}").format(value) for key, value in pairs)
 

@@ -109,7 +109,7 @@ def measured(table: TableResult, column: str, metric: str, values: Sequence[floa
 
 
 def spread(table: TableResult, column: str, metric: str, sample: Sample) -> Sample:
-    """Return `sample` with the spread that the test takes it to have: a share of the column's clients has a least one."""
+    """Return `sample` with the spread that the test takes: a share of the column's clients has a least one."""
     clients = table.clients.get(column)
     return share_of(clients, sample) if metric == "ipr" and clients else sample
 
@@ -361,7 +361,7 @@ class Bias:
 
 
 def biases(table: TableResult) -> list[Bias]:
-    """Return one entry a column, metric and group (the table's, and all rows) of at least two rows with a common verdict.
+    """Return one entry a column, metric and group (the table's, and all rows) of two or more rows with a verdict.
 
     Exploratory rows are left out, but where a group that the table names has no others.
     """

@@ -13,7 +13,7 @@ from benchmarks.rounds import timed
 from benchmarks.workloads import Workload
 from fedbench.config.schema import HardwareConfig
 from fedbench.engine.hardware import pick_trainer, stacked_engine
-from fedbench.engine.seeds import joint_setup, Seating, together
+from fedbench.engine.seeds import Seating, joint_setup, together
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State
 

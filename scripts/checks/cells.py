@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-
 from checks.engines import first_line
 from checks.record import Deadline, Lines
 from fedbench.cli.reproduce import reproduce
