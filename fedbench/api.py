@@ -18,7 +18,7 @@ from fedbench.runs.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.tables.render import Filled
+    from fedbench.tables.render import FilledTable
 
 QUIET = {"progress": "none"}
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")  # text that Hydra reads as it is
@@ -93,15 +93,15 @@ def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
     return found
 
 
-def table(name: str, results: Path | str = "results") -> Filled:
+def table(name: str, results: Path | str = "results") -> FilledTable:
     """Return a filled table by its folder's name below `results`/tables, as `fedcollab_t1` or `fedcollab_t1-quick`.
 
     Raises:
         FedbenchError: it was not filled; says how.
     """
-    from fedbench.tables.render import Filled
+    from fedbench.tables.render import FilledTable
 
-    return Filled.named(name, results)
+    return FilledTable.named(name, results)
 
 
 def _texts(values: dict[str, Any]) -> list[str]:

@@ -26,8 +26,8 @@ from fedbench.tables import measures, staleness, store, text, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.tables.store import Cell, TableResult
-from fedbench.tables.text import DASH, Judged, Layout, Text, remarks
-from fedbench.tables.verdict import NONE, judge
+from fedbench.tables.text import DASH, Judged, Layout, Text, notes
+from fedbench.tables.verdict import NONE, verdict_of
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = (  # in the order in which they need each other
@@ -221,7 +221,7 @@ class TableView:
     headline: str
     groups: tuple[tuple[str, tuple[int, ...]], ...]  # heading, the columns below it
     counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
-    remarks: tuple[str, ...]
+    notes: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     ranks: RankDiagram | None
     content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
@@ -268,7 +268,7 @@ def table_view(
         headline=spec.headline,
         groups=column_groups(less),
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
-        remarks=tuple(remarks(layout if less is table else Layout(table))),
+        notes=tuple(notes(layout if less is table else Layout(table))),
         links=tuple(links),
         ranks=rank_diagram(table, folder),
         content=known,
@@ -569,7 +569,7 @@ def _differences(table: TableResult) -> Iterator[str]:
 
 def _open(table: TableResult) -> int:
     return sum(
-        1 for cell in table.cells if cell.published and cell.values and judge(table, cell).kind == NONE
+        1 for cell in table.cells if cell.published and cell.values and verdict_of(table, cell).kind == NONE
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Count:
+class SweepCount:
     """Where a sweep whose jobs run in this process, one after the other, stands."""
 
     first: int  # number of its first job
@@ -43,19 +43,19 @@ class Count:
 @contextmanager
 def counted(first: int, jobs: int) -> Iterator[None]:
     """Have jobs that run in this process say which of how many they are, and how long the rest takes."""
-    token = _count.set(Count(first, jobs))
+    token = _count.set(SweepCount(first, jobs))
     try:
         yield
     finally:
         _count.reset(token)
 
 
-def current() -> Count | None:
+def current() -> SweepCount | None:
     """Return the count of the sweep that this process runs, if it runs one."""
     return _count.get()
 
 
-_count: ContextVar[Count | None] = ContextVar("_count", default=None)
+_count: ContextVar[SweepCount | None] = ContextVar("_count", default=None)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def seeds_needed(ours: Sample, theirs: Sample, margin: float, *, both: bool = Fa
 
 
 def hedges_g(ours: Sample, theirs: Sample) -> float:
-    """Return the difference in pooled standard deviations, corrected for few seeds as Hedges does (J. Educ. Stat. 1981)."""
+    """Return the difference in pooled standard deviations, corrected for few seeds by Hedges (J. Educ. Stat. 1981)."""
     spread, df = ours.std or 0.0, ours.n - 1
     if theirs.std is not None and theirs.n >= LEAST_SEEDS:
         both = df + theirs.n - 1

@@ -22,16 +22,16 @@ from fedbench.tables import staleness, store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.spec import ColumnSpec, MetricSpec
 from fedbench.tables.store import TableResult
-from fedbench.tables.text import SIGNS, Layout, Text, remarks
+from fedbench.tables.text import SIGNS, Layout, Text, notes
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from fedbench.tables.staleness import Count
+    from fedbench.tables.staleness import RunCounts
 
 
-def write(folder: Path) -> Count:
+def write(folder: Path) -> RunCounts:
     """Draw the table stored in `folder` as table.md, table.tex and cells.csv beside it, with the tests it allows.
 
     significance.csv: rows against the headline; bias.csv: groups of rows against the paper; specificity.csv: every cell
@@ -135,7 +135,7 @@ def draw_markdown(table: TableResult) -> str:
     for row in layout.rows:
         texts = [layout.text(row, *pair) for pair in pairs]
         lines.append([row.label, *map(_cell, texts)])
-    said = "".join(f"- {_escaped(remark)}\n" for remark in remarks(layout))
+    said = "".join(f"- {_escaped(note)}\n" for note in notes(layout))
     matrices = "".join(_matrix(layout, column) for column in layout.columns)
     return f"# {table.title}\n\n{_lines(lines)}\n{said}{matrices}"
 
@@ -185,13 +185,13 @@ def _escaped(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledTable:
     """One filled table. Every part is read from its folder when it is first asked for."""
 
     folder: Path
 
     @classmethod
-    def named(cls, name: str, results: Path | str = "results") -> Filled:
+    def named(cls, name: str, results: Path | str = "results") -> FilledTable:
         """Return the table kept in the folder `name`.
 
         Raises:
@@ -290,7 +290,7 @@ def draw_latex(table: TableResult) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
-        *(f"% {remark}" for remark in remarks(layout)),
+        *(f"% {note}" for note in notes(layout)),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"

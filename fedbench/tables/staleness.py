@@ -20,7 +20,7 @@ from fedbench.tables.store import LOCAL, TableResult, another_local
 
 
 @dataclasses.dataclass(frozen=True)
-class Count:
+class RunCounts:
     """Runs behind the tables of a folder."""
 
     runs: int = 0
@@ -28,9 +28,9 @@ class Count:
     unknown: int = 0  # recorded before code was
     apart: int = 0  # measured against another result of Local than the table's
 
-    def __add__(self, other: Count) -> Count:
+    def __add__(self, other: RunCounts) -> RunCounts:
         mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Count(*map(sum, zip(mine, others, strict=True)))
+        return RunCounts(*map(sum, zip(mine, others, strict=True)))
 
     def __str__(self) -> str:
         """Return one line for people."""
@@ -40,7 +40,7 @@ class Count:
         )
 
 
-def load(folder: Path) -> tuple[TableResult, Count]:
+def load(folder: Path) -> tuple[TableResult, RunCounts]:
     """Return the table stored in `folder` with its stale cells marked, and how many runs are behind it.
 
     Raises:
@@ -60,7 +60,7 @@ def load(folder: Path) -> tuple[TableResult, Count]:
         if row["key"] in apart:
             place = row["row"], row["column"]
             stale[place] = tuple(dict.fromkeys((*stale.get(place, ()), LOCAL)))
-    count = Count(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
+    count = RunCounts(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
     return dataclasses.replace(table, stale=stale), count
 
 

@@ -1,4 +1,4 @@
-"""Filled tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
+"""FilledTable tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
 
 table.json holds the specification, the cells and the provenance; rows.csv one line a run with its whole result
 row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;

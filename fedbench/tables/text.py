@@ -30,7 +30,7 @@ from fedbench.tables.verdict import (
     agreements,
     biases,
     counts,
-    judge,
+    verdict_of,
 )
 
 DASH = "-"
@@ -99,7 +99,7 @@ class Layout:
     def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
         """Return the cell of a row, a column and a metric."""
         cell = self.table.cell(row.label, column.label, metric.name)
-        judged, value = judge(self.table, cell), ours(cell, metric)
+        judged, value = verdict_of(self.table, cell), ours(cell, metric)
         marked = cell.values and value != DASH and (row.label, column.label) in self.table.stale
         return Text(
             value + (STALE if marked else ""),
@@ -290,9 +290,10 @@ def sentences(layout: Layout) -> Iterator[str]:
     )
     yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
     yield from _partitions(table)
-    yield from _count_remarks(table)
+    yield from _count_notes(table)
     if any(
-        len(cell.values) < LEAST_SEEDS and judge(table, cell).kind == INCONCLUSIVE for cell in table.cells
+        len(cell.values) < LEAST_SEEDS and verdict_of(table, cell).kind == INCONCLUSIVE
+        for cell in table.cells
     ):
         yield f"Values of one seed are inconclusive: a test needs {LEAST_SEEDS}."
     yield from _leaning(layout)
@@ -346,7 +347,7 @@ def _keeps(override: str) -> bool:
     return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
 
 
-def _count_remarks(table: TableResult) -> Iterator[str]:
+def _count_notes(table: TableResult) -> Iterator[str]:
     what = "cells beside a published value" if table.spec.varies else "published values"
     found, apart = counts(table), counts(table, exploratory=True)
     if found:
@@ -408,11 +409,11 @@ def _passing(label: str, found: Sequence[Match]) -> str:
     )
 
 
-def remarks(layout: Layout) -> list[str]:
+def notes(layout: Layout) -> list[str]:
     """Return all of them, in the order in which they are read."""
     table = layout.table
     spec, made = table.spec, table.provenance
-    said = [*_seed_remarks(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]
+    said = [*_seed_notes(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]
     if made.trained:
         said += [_agreement(each, spec.headline) for each in agreements(table)]
         said += _significance(table)
@@ -428,7 +429,7 @@ def remarks(layout: Layout) -> list[str]:
     return said
 
 
-def _seed_remarks(table: TableResult) -> Iterator[str]:
+def _seed_notes(table: TableResult) -> Iterator[str]:
     """Say over which seeds the values are, and which rows have only some of them."""
     seeds = sorted({seed for cell in table.cells for seed in cell.seeds})
     words = ", ".join(map(str, seeds)) or "none"
@@ -571,7 +572,7 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
     for folder, filled in tables.items():
         setting = " ".join(filled.provenance.varied)
         for cell in filled.cells:
-            verdict = judge(filled, cell)
+            verdict = verdict_of(filled, cell)
             if verdict.kind != NONE:
                 place = (filled.spec.paper, folder, setting)
                 found.append(Judged(*place, cell.keys, cell.metric, verdict.kind, bool(verdict.exploratory)))

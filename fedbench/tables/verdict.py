@@ -58,7 +58,7 @@ class Verdict:
     exploratory: str = ""  # why it is counted apart; "" if it is not
 
 
-def judge(table: TableResult, cell: Cell) -> Verdict:
+def verdict_of(table: TableResult, cell: Cell) -> Verdict:
     """Return the verdict on a cell of `table`; see the module for the rule."""
     if cell.published is None:
         return Verdict(NONE, text="nothing published")
@@ -116,7 +116,7 @@ def spread(table: TableResult, column: str, metric: str, sample: Sample) -> Samp
 
 def counts(table: TableResult, *, exploratory: bool = False) -> Counter[str]:
     """Return how many published values of `table` have which kind of verdict: those counted apart, or all others."""
-    judged = [(cell, judge(table, cell)) for cell in table.cells if cell.published]
+    judged = [(cell, verdict_of(table, cell)) for cell in table.cells if cell.published]
     return Counter(
         each.kind for cell, each in judged if bool(table.exploratory(cell.row, cell.column)) == exploratory
     )
@@ -385,7 +385,7 @@ def _members(table: TableResult, column: str, metric: str, group: str, names: tu
     return [
         cell
         for cell in cells
-        if judge(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS and not _bounded(cell)
+        if verdict_of(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS and not _bounded(cell)
     ]
 
 
@@ -452,7 +452,7 @@ def matches(table: TableResult) -> list[Match]:
         for metric in table.spec.metrics:
             cells = [table.cell(row.label, column.label, metric.name) for row in table.spec.rows]
             for cell in cells:
-                if judge(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS:
+                if verdict_of(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS:
                     found += _beside(table, cell, cells)
     return found
 

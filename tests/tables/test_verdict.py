@@ -12,7 +12,7 @@ from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.spec import Published
 from fedbench.tables.store import Provenance, TableResult
 from fedbench.tables.text import Layout
-from fedbench.tables.verdict import NONE, Verdict, counts, judge
+from fedbench.tables.verdict import NONE, Verdict, counts, verdict_of
 from tests.tables.toys import filled, value
 
 SAME = (89.9, 90.0, 90.1)
@@ -22,7 +22,7 @@ def judged(*values: float, published: Published | None = None, **changes: object
     """The verdict on a table's only cell."""
     changes = {"published_seeds": 5, **changes}
     table = filled({"A": values}, {"A": published or value(90.0, 0.1)}, **changes)  # type: ignore[arg-type]
-    return judge(table, table.cells[0])
+    return verdict_of(table, table.cells[0])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_no_verdict_without_finite_values_or_on_seconds() -> None:
         judged(*SAME, metrics=[{"name": "acc", "timing": True}]).text == "no verdict: depends on the machine"
     )
     table = filled({"A": SAME})
-    assert judge(table, table.cells[0]).text == "nothing published"
+    assert verdict_of(table, table.cells[0]).text == "nothing published"
 
 
 def test_a_bound_is_met_or_not() -> None:
@@ -89,7 +89,7 @@ def both(**changes: object) -> TableResult:
 
 def test_exploratory_rows_are_marked_and_counted_apart() -> None:
     table = both()
-    found = judge(table, table.cell("B", "c", "acc"))
+    found = verdict_of(table, table.cell("B", "c", "acc"))
     assert (found.kind, found.text) == (EQUIVALENT, "equivalent (exploratory)")
     assert found.exploratory == "taken after A had come out low"
     assert (counts(table).total(), counts(table, exploratory=True)[EQUIVALENT]) == (1, 1)
@@ -100,7 +100,7 @@ def test_what_was_chosen_on_the_command_line_marks_the_whole_table() -> None:
     chosen = both(
         exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=2",)), rows=ROWS
     )
-    assert [verdict.judge(chosen, cell).exploratory for cell in chosen.cells] == [reason, reason]
+    assert [verdict.verdict_of(chosen, cell).exploratory for cell in chosen.cells] == [reason, reason]
     other = both(
         exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=1",)), rows=ROWS
     )
