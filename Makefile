@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench figures gpu-bundle gpu-check help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
+.PHONY: bench figures gpu-check reproduce-all help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -88,6 +88,8 @@ docs: $(INSTALLED) ## rewrite the generated parts of README.md, docs/ and result
 	$(BIN)/python scripts/update_docs.py
 
 # Variables of the command line (scale=quick, seeds=3, rows=..., model=...) are passed on, but for this file's own.
+reproduce-all: $(addprefix reproduce-,$(TABLES)) ## run every published table, one after the other: make reproduce-all -k scale=smoke
+
 .PHONY: $(addprefix reproduce-,$(TABLES))
 $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
 	$(BIN)/python -m fedbench reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
@@ -111,11 +113,9 @@ report: $(INSTALLED) ## write results/index.html: every filled table, its curves
 bench: $(INSTALLED) ## time the engines against a plain PyTorch loop, the server side and phases (half an hour)
 	$(BIN)/python scripts/bench.py --out results/bench
 
-gpu-bundle: $(INSTALLED) ## make build/gpu-bundle, which gpu-check runs from where there is no package index
-	$(BIN)/python scripts/gpu_bundle.py
-
-gpu-check: $(INSTALLED) ## engines, benchmark and two tables on this machine's GPU, in 25 minutes, with a report
-	$(BIN)/python scripts/gpu_check.py
+gpu-check: $(INSTALLED) ## every method by every engine on this machine's GPU against the CPU, and the benchmark
+	PYTHONPATH=. $(BIN)/python scripts/gpu.py
+	$(BIN)/python scripts/bench.py --device cuda --out gpu-check
 
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m hatchling build -t wheel

@@ -20,7 +20,7 @@ from fedbench.methods import fedrema
 from fedbench.methods.parts import features
 from fedbench.methods.parts.mixing import cosines
 from fedbench.methods.sosicfl import simplex
-from fedbench.methods.sosicfl.sosicfl import at, shared
+from fedbench.methods.sosicfl.sosicfl import model_at, without_regions
 from fedbench.models.task import Task
 
 RECORDERS: Registry[Recorder] = Registry(
@@ -261,7 +261,7 @@ class Simplex(Recorder):
     def look(self, moment: Moment) -> Arrays:
         """See Recorder.look."""
         self.fits(moment)
-        setup, work = moment.setup, shared(moment.server)
+        setup, work = moment.setup, without_regions(moment.server)
         corners = len(next(iter(trees.part(work, "endpoints").values())))
         points = simplex.dirichlet(POINTS, corners, moment.generator(self.name))
         federation = setup.federation
@@ -281,9 +281,9 @@ class Simplex(Recorder):
         """Whether the model at each point is right, bool [P, n]; the part without endpoints runs once."""
         task = moment.setup.task
         x, y = moment.setup.federation.gather(samples)
-        model = at(work, points[0].to(x))
+        model = model_at(work, points[0].to(x))
         inside = set(trees.part(work, "endpoints")) <= task.groups["@head"]
         z = task.apply(model, x, until="head") if inside else x
         since = "head" if inside else None
-        rows = [task.apply(at(work, alpha.to(x)), z, since=since).argmax(1) == y for alpha in points]
+        rows = [task.apply(model_at(work, alpha.to(x)), z, since=since).argmax(1) == y for alpha in points]
         return torch.stack(rows).cpu().numpy()

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pages import table
 from scipy import stats
 
 from fedbench.core.files import write_text
@@ -175,11 +176,6 @@ def bold(p: float) -> str:
     """Return a p value as text, bold below the level."""
     text = "< 0.001" if p < 1e-3 else f"{p:.3f}"
     return f"**{text}**" if p < LEVEL else text
-
-
-def table(names: Sequence[object], *rows: Sequence[object]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    return [f"| {' | '.join(map(str, cells))} |" for cells in (names, ["---"] * len(names), *rows)]
 
 
 def main(results: Path) -> int:

@@ -7,81 +7,163 @@ KIND is one that `python -m fedbench list` knows, or one of these: `speed`, the 
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 
-import sources
-import status
-from benchmarks import render
+from benchmarks.render import markdown
+from pages import table
 
 from fedbench.cli.list import KINDS, listing
+from fedbench.tables import store, text
+from fedbench.tables.store import TableResult
 
 ROOT = Path(__file__).resolve().parents[1]
-ENGINES = ("looped", "workers", "stacked")
-OTHERS = {"phases": render.phases_table, "seeds": render.seeds_lines, "rivals": render.rivals_table}
-
-
-def files() -> list[Path]:
-    """The documents that may hold generated parts."""
-    return [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-        *sorted((ROOT / "results").glob("*.md")),
-    ]
-
-
-def updated(text: str) -> str:
-    """`text` with every generated part made anew."""
-
-    def part(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n\n{MADE[match[1]]()}\n<!-- /{match[1]} -->"
-
-    return re.sub(rf"<!-- ({'|'.join(MADE)}) -->.*?<!-- /\1 -->", part, text, flags=re.DOTALL)
+VENUES = {
+    "fedcollab": "ICML 2023",
+    "fedsac": "ICML 2024",
+    "pfedsim": "2023",
+    "sosicfl": "2024",
+    "fedrema": "ECAI 2024",
+}
+TITLES = {name: f"{name} ({VENUES[paper]})" for paper, name in text.PAPERS.items()}
+READINGS = {
+    "about": "about",
+    "where": "where",
+    "the_text": "the text",
+    "the_code": "the authors' code",
+    "follows_text": "to follow the text",
+    "follows_code": "to follow the code",
+    "default": "default",
+    "why": "why",
+}
+SETTINGS = {"preset": "preset", "settings": "values", "place": "from", "remark": ""}
+CODE = ("follows_text", "follows_code", "default", "preset", "settings")
 
 
 def listed(kind: str) -> str:
-    """A table of `python -m fedbench list`."""
+    """Return a table of `python -m fedbench list`."""
     return listing(kind).markdown()
 
 
 def speed() -> str:
-    """Each engine's client-steps a second over the plain loop's, and the server's seconds, machine by machine."""
+    """Return the page of each machine's benchmarks."""
+    files = sorted((ROOT / "results" / "bench").glob("*.json"))
+    return "\n".join(markdown(json.loads(file.read_text(encoding="utf-8"))) for file in files)
+
+
+@cache
+def filled() -> Mapping[str, TableResult]:
+    """Return the filled tables by the name of their folder."""
+    return {folder.name: store.load_table(folder) for folder in store.folders(ROOT / "results")}
+
+
+def tables() -> str:
+    """Return of each filled table: setting, data, seeds, verdicts, when and by which code it was made."""
+    rows = []
+    for name, found in filled().items():
+        made = found.provenance
+        commits = made.commit.split(", ")
+        by = f"{len(commits)} commits" if len(commits) > 1 else commits[0][:7]
+        counts = sorted({len(text.seeds(found, row)) for row in text.ran(found, "row")})
+        cells = (
+            f"[{name}](tables/{name}/table.md)",
+            text.setting(found),
+            text.data(found),
+            "-".join(map(str, dict.fromkeys((counts[0], counts[-1])))),
+            text.words(text.judged({name: found})),
+            f"{made.date}, {by}, {made.seconds / 3600:.1f}",
+        )
+        rows.append(cells)
+    head = ("table", "setting", "data", "seeds", "verdicts", "made, by code of, hours of runs")
+    return as_lines(table(head, *rows))
+
+
+def commands() -> str:
+    """Return the commands that fill the tables, as a block of shell."""
+    return as_lines(["```", *(line for found in filled().values() for line in text.commands(found)), "```"])
+
+
+def papers() -> str:
+    """Return a line a paper: what of it was run, and the verdicts where it was run as published."""
+    rows = []
+    judged = {(each.paper, each.setting): each.values for each in text.tallies(text.judged(filled()))}
+    for paper, name in text.PAPERS.items():
+        of = [each for each in filled().values() if each.spec.paper == paper and not each.spec.varies]
+        own = [each for each in of if each.provenance.is_paper_setting and not each.provenance.varied]
+        runs: dict[str, list[str]] = {}
+        for found in own or of:
+            what = f"{text.setting(found)}; {text.data(found)}"
+            runs.setdefault(what, []).append(found.spec.table.removeprefix("T"))
+        ran = "<br>".join(
+            f"Table{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {what}" for what, numbers in runs.items()
+        )
+        verdicts = text.words(judged.get((paper, ""), ()))
+        rows.append((f"[{TITLES[name]}](results/{paper}.md)", ran or "nothing yet", verdicts))
+    return as_lines(table(("paper", "what was run", "verdicts"), *rows))
+
+
+def sections(file: str, by: str, columns: Mapping[str, str]) -> str:
+    """Return docs/`file` as a table a paper; `by` is the column that names the paper or another source."""
+    with (ROOT / "docs" / file).open(encoding="utf-8", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    others = "Methods' own papers"
+    ours = {"ours": "Choices of ours", "pixels": "Pixels of the data sets"}
+    titles = {**TITLES, others: others, **ours}
     parts = []
-    for file in sorted((ROOT / "results" / "bench").glob("*.json")):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        head = f"{found['machine']} ({found['device']}), torch {found['version_torch']}, {found['date']}:\n\n"
-        over = [f"{engine} / plain" for engine in ENGINES]
-        rounds = [["workload", *over, "two plain loops / one", "stacked / merged", "load"]]
-        for row in found["rounds"]:
-            ratios = [f"{row['vs_plain'][name]:.2f}" if name in row["vs_plain"] else "-" for name in ENGINES]
-            name = f"{row['workload']}: {row['what']}" + (" (fewer clients a round)" if row["quick"] else "")
-            numbers = (row.get("two_processes"), row["stacking_efficiency"])
-            shown = ["-" if number is None else f"{number:.2f}" for number in numbers]
-            rounds.append([name, *ratios, *shown, f"{row['load_before']:.1f}"])
-        parts.append(head + status.as_markdown(rounds))
-        parts += ["\n".join(made(found[key])) + "\n" for key, made in OTHERS.items() if found.get(key)]
-        if found.get("server"):
-            columns = list(found["server"][0])
-            rows = [[f"{row[column]:g}" for column in columns] for row in found["server"]]
-            names = [column.replace("_", " ") for column in columns]
-            parts.append(
-                "The server alone, seconds a call on one thread:\n\n" + status.as_markdown([names, *rows])
-            )
+    for name, title in titles.items():
+        other = name == others
+        found = [row for row in rows if (row[by] not in titles if other else row[by] == name)]
+        lines = [[cell(row, column, row[by] if other else "") for column in columns] for row in found]
+        if lines:
+            parts.append(f"## {title}\n\n{as_lines(table(list(columns.values()), *lines))}")
     return "\n".join(parts)
+
+
+def cell(row: Mapping[str, str], column: str, source: str) -> str:
+    """Return the text of a cell; statements are code, and a method's name stands before the place in its paper."""
+    words = row[column].replace("|", "\\|")
+    if source and column in ("about", "place"):
+        words = f"{source}: {words}"
+    if column == "about" and row["key"]:
+        words += f"<br>`{row['key']}`"
+    if column in CODE and ("=" in words or column == "settings"):
+        return "<br>".join(f"`{part}`" for part in words.split("; "))
+    return words
+
+
+def as_lines(lines: Sequence[str]) -> str:
+    """Return `lines` as text."""
+    return "".join(f"{line}\n" for line in lines)
 
 
 MADE = {
     **{kind: partial(listed, kind) for kind in KINDS},
     "speed": speed,
-    "filled": status.tables,
-    "commands": status.command_block,
-    "papers": status.papers,
-    "readings": sources.readings,
-    "settings": sources.settings,
+    "filled": tables,
+    "commands": commands,
+    "papers": papers,
+    "readings": partial(sections, "readings.csv", "paper", READINGS),
+    "settings": partial(sections, "settings.csv", "source", SETTINGS),
 }
+
+
+def updated(before: str) -> str:
+    """Return the text of a document with every generated part made anew."""
+
+    def part(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n\n{MADE[match[1]]()}\n<!-- /{match[1]} -->"
+
+    return re.sub(rf"<!-- ({'|'.join(MADE)}) -->.*?<!-- /\1 -->", part, before, flags=re.DOTALL)
+
+
+def files() -> list[Path]:
+    """Return the documents that may hold generated parts."""
+    return [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")]
 
 
 def main() -> int:

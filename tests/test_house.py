@@ -34,7 +34,7 @@ tables.needs tables.outline tables.render.day tables.render.latex tables.render.
 testing.hooks testing.runs
 """
 ONE_SUBCLASS = """
-Leaves LoopedScorer Mixing RelevantPeers RunFiles StackedScorer
+Leaves LoopedScorer RunFiles StackedScorer
 """
 
 

@@ -353,7 +353,7 @@ def _container_bytes(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
 
 
 # Seconds that worker processes must save a run before they are worth starting, which took as long on two quiet cores
-# (`start_seconds` in scripts/benchmarks/cores.py; `make bench` measures it for every workload).
+# (`workers_start` in results/bench).
 WORKERS_START = 4.0
 
 

@@ -43,18 +43,18 @@ class APFL(Method):
     paper: ClassVar[str] = "Deng et al., 2020"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """All of w and the v_i start from the same model."""
+        """Start w and all v_i from the same model."""
         model = task.init(generator)
         memory = trees.join(personal=trees.expand(model, population.clients))
         memory["alpha"] = torch.full((population.clients,), self.alpha)
         return model, memory
 
     def start(self, client: Client) -> Tree:
-        """shared/* is w, personal/* v_i with the statistics of v^, and alpha."""
+        """Return shared/*, w, personal/*, v_i with the statistics of v^, and alpha."""
         return {**trees.join(shared=client.message), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """One step on alpha where it adapts, then w and v_i together."""
+        """Make one step on alpha where it adapts, then train w and v_i together."""
         both = Stage(self.loss, moves=("shared/*", "personal/*"))
         if self.alpha_lr is None:
             return (both,)
@@ -62,16 +62,16 @@ class APFL(Method):
         return Stage(self.mixed_loss, moves=("alpha",), iterations=1, optimizer=plain), both
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """The sum f(w) + f(v^), w held fixed within v^."""
+        """Return the sum f(w) + f(v^), w held fixed within v^."""
         held = {**work, **{k: v.detach() for k, v in work.items() if k.startswith("shared/")}}
         return client.task.loss(trees.part(work, "shared"), batch) + self.mixed_loss(held, client, batch)
 
     def mixed_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """The loss f(v^)."""
+        """Return the loss f(v^)."""
         return client.task.loss(self.model(work, client), batch)
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The mixture v^ = alpha v + (1 - alpha) w."""
+        """Return the mixture v^ = alpha v + (1 - alpha) w."""
         own, shared = trees.part(work, "personal"), trees.part(work, "shared")
         alpha = work["alpha"].clamp(0, 1)
         mixed = {k: alpha * v + (1 - alpha) * shared[k] for k, v in client.task.weights(own).items()}

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,8 +33,7 @@ from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Cohort
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts import clustered
-from fedbench.methods.parts.clustered import Coalitions, members_of
+from fedbench.methods.parts.clustered import Array, Coalitions, members_of
 from fedbench.models.task import Task
 
 
@@ -59,11 +59,10 @@ class CFL(Coalitions):
 
     @property
     def inner(self) -> Method:
-        """FedAvg."""
         return FedAvg()
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """One cluster of all; for relative thresholds, the largest mean update of each client's clusters."""
+        """Start with one cluster of all; for relative thresholds, the largest mean update of each client's clusters."""
         server, memory = super().init(task, population, generator)
         if self.relative:
             server["peak"] = torch.zeros(population.clients, dtype=torch.float64)
@@ -81,7 +80,7 @@ class CFL(Coalitions):
     def _updates(
         self, server: Tree, models: Tensor, cohort: Cohort
     ) -> list[tuple[int, Tensor, float, float, float]]:
-        """Of each cluster in the cohort: k, its members' updates [M, P], lengths of their mean, the longest, the peak.
+        """Return for each cluster k its members' updates [M, P], and the lengths of their mean, the longest, the peak.
 
         `models` [C, P] are the cohort's weights.
         """
@@ -92,32 +91,32 @@ class CFL(Coalitions):
         moved, lengths = [], []
         for k in numbers:
             members = members_of(cohort, coalition, k)
-            inside = sent((coalition[cohort.ids] == k).nonzero().flatten(), models.device)
-            updates = models[inside] - centres[k]
+            index = sent((coalition[cohort.ids] == k).nonzero().flatten(), models.device)
+            updates = models[index] - centres[k]
             shares = sent(members.sizes / members.sizes.sum(), models.device)
             largest = peak[sent(members.served, peak.device)].max()
             moved.append(updates)
             lengths.append(torch.stack([(shares @ updates).norm(), updates.norm(dim=1).max(), largest]))
-        found = torch.stack(lengths).tolist()
-        return [(k, updates, *three) for k, updates, three in zip(numbers, moved, found, strict=True)]
+        scalars = torch.stack(lengths).tolist()
+        return [(k, updates, *three) for k, updates, three in zip(numbers, moved, scalars, strict=True)]
 
     def _split(
         self, server: Tree, updates: Tensor, cohort: Cohort, k: int, drift: float, longest: float, peak: float
     ) -> Tree:
-        """`server` with cluster `k` cut in two if it is due."""
+        """Return `server` with cluster `k` cut in two if it is due."""
         base, coalition = trees.part(server, "base"), server["coalition"].clone()
         members = members_of(cohort, coalition, k)
         unit = 1.0
         if self.relative:
             unit = max(drift, peak)
-            inside = sent(coalition == k, server["peak"].device)
-            server = {**server, "peak": server["peak"].masked_fill(inside, unit)}
+            mask = sent(coalition == k, server["peak"].device)
+            server = {**server, "peak": server["peak"].masked_fill(mask, unit)}
         if not (drift < self.eps1 * unit and longest > self.eps2 * unit):
             return server
         if len(updates) < 2:
             return server
-        similarity = clustered.cosines(updates.cpu().numpy())
-        server = {**server, "distances": self._seen(server, members.ids, similarity)}
+        similarity = cosines(updates.cpu().numpy())
+        server = {**server, "distances": self._latest_distances(server, members.ids, similarity)}
         leaving = self._leaving(similarity, members.sizes.numpy())
         if leaving is None:
             return server
@@ -126,24 +125,51 @@ class CFL(Coalitions):
         grown = {key: torch.cat([leaf, leaf[k : k + 1]]) for key, leaf in base.items()}
         return {**server, "coalition": coalition, **trees.join(base=grown)}
 
-    def _seen(self, server: Tree, ids: Tensor, similarity: clustered.Array) -> Tensor:
-        """1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
+    def _latest_distances(self, server: Tree, ids: Tensor, similarity: Array) -> Tensor:
+        """Return 1 - S [N, N] of each pair when a cluster with both was last about to be cut; nan before."""
         clients = len(server["coalition"])
-        seen = server.get("distances")
-        seen = (
-            torch.full((clients, clients), torch.nan, dtype=torch.float64) if seen is None else seen.clone()
+        distances = server.get("distances")
+        distances = (
+            torch.full((clients, clients), torch.nan, dtype=torch.float64)
+            if distances is None
+            else distances.clone()
         )
-        ids = sent(ids, seen.device)
-        seen[ids[:, None], ids] = sent(torch.from_numpy(1 - similarity), seen.device)
-        return seen
+        ids = sent(ids, distances.device)
+        distances[ids[:, None], ids] = sent(torch.from_numpy(1 - similarity), distances.device)
+        return distances
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """The distances that cuts were decided by, if there were any, and the clusters."""
+        """Return the distances that cuts were decided by, if there were any, and the clusters."""
         return {name: server[name] for name in ("distances", "coalition") if name in server}
 
-    def _leaving(self, similarity: clustered.Array, sizes: clustered.Array) -> np.ndarray | None:
-        """Which members leave a cluster, bool [M], by similarity [M, M] and sizes [M]; None if none is to."""
-        side, across = clustered.bipartition(similarity, self.linkage)
+    def _leaving(self, similarity: Array, sizes: Array) -> np.ndarray | None:
+        """Return which members leave a cluster, bool [M], by similarity [M, M] and sizes [M]; None if none is to."""
+        side, across = bipartition(similarity, self.linkage)
         if not np.sqrt((1 - across) / 2) > self.gamma_max:
             return None
         return side if sizes[side].sum() < sizes[~side].sum() else ~side
+
+
+# ---- two groups by cosine similarity
+
+
+def cosines(vectors: Array) -> Array:
+    """Return the cosine similarity of each pair of `vectors` [N, P], [N, N]; zero vectors are orthogonal to all."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(norms > 0, norms, 1)
+    return np.asarray(np.clip(units @ units.T, -1, 1))
+
+
+def bipartition(similarity: Array, linkage: str) -> tuple[npt.NDArray[np.bool_], float]:
+    """Return (side of each of N >= 2 points, largest similarity across): two groups of `similarity` [N, N].
+
+    They are found by agglomeration.
+    Single linkage makes the largest similarity across as small as any bipartition can (Sattler et al., Algorithm 1).
+    """
+    from scipy.cluster import hierarchy
+    from scipy.spatial.distance import squareform
+
+    gaps = squareform(1 - similarity, checks=False)
+    root = hierarchy.to_tree(hierarchy.linkage(gaps, linkage))
+    side = np.isin(np.arange(len(similarity)), root.get_left().pre_order())
+    return side, float(similarity[np.ix_(side, ~side)].max())

@@ -47,7 +47,7 @@ class Ditto(Method):
         return model, trees.join(personal=trees.expand(model, population.clients))
 
     def start(self, client: Client) -> Tree:
-        """Both models: shared/* and personal/*."""
+        """Return both models: shared/* and personal/*."""
         return {**trees.join(shared=client.message), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
@@ -58,11 +58,11 @@ class Ditto(Method):
         )
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_k(w)."""
+        """Return F_k(w)."""
         return client.task.loss(trees.part(work, "shared"), batch)
 
     def personal_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_k(v_k) + lambda/2 ||v_k - w^t||^2 with w^t as received."""
+        """Return F_k(v_k) + lambda/2 ||v_k - w^t||^2 with w^t as received."""
         personal = trees.part(work, "personal")
         pull = trees.squared_distance(client.task.weights(client.message), personal)
         return client.task.loss(personal, batch) + self.lam / 2 * pull
@@ -72,9 +72,8 @@ class Ditto(Method):
         return trees.part(work, "shared"), trees.join(personal=trees.part(work, "personal"))
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """v_k."""
+        """Return v_k."""
         return trees.part(work, "personal")
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """W."""
         return server

@@ -63,13 +63,13 @@ class FedAMP(Mixing):
             )
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """All models, on the server and on clients, start from one."""
+        """Start all models, on the server and on clients, from one."""
         server, memory = super().init(task, population, generator)
         model = trees.part(server, "model")
         return {**server, **trees.join(initial=trees.row(model, 0))}, {**model, **memory}
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """Xi [C, C]."""
+        """Return Xi [C, C]."""
         start = trees.part(server, "initial")
         weights = cohort.task.weights(uploads)
         if self.attention == "cosine" and self.similarity == "updates":
@@ -77,7 +77,7 @@ class FedAMP(Mixing):
         return {"*": self.attend(trees.flatten(weights).to(torch.float64))}
 
     def attend(self, rows: Tensor) -> Tensor:
-        """Xi [C, C] of models [C, P]."""
+        """Return Xi [C, C] of models [C, P]."""
         count = len(rows)
         own = torch.eye(count, dtype=rows.dtype, device=rows.device)
         if count == 1:
@@ -91,11 +91,10 @@ class FedAMP(Mixing):
         return others + (1 - others.sum(1, keepdim=True)).clamp(min=0) * own
 
     def start(self, client: Client) -> Tree:
-        """The client's own model."""
         return client.memory
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_i(w) + lambda / (2 alpha) |w - u_i|^2."""
+        """Return F_i(w) + lambda / (2 alpha) |w - u_i|^2."""
         pull = trees.squared_distance(client.task.weights(client.message), work)
         return super().loss(work, client, batch) + self.lam / (2 * self.alpha) * pull
 

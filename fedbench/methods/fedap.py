@@ -27,14 +27,14 @@ from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort
 from fedbench.methods.parts.features import blocks
-from fedbench.methods.parts.mixing import Library
+from fedbench.methods.parts.mixing import ModelStore
 from fedbench.models.task import Task
 
 MEAN, VARIANCE = "running_mean", "running_var"
 
 
 @dataclass(frozen=True)
-class FedAP(Library):
+class FedAP(ModelStore):
     """FedBN, then mixtures by the distance of batch-normalisation statistics.
 
     Server: model/* [N, ...]; statistics/** [N, ...], of the last warm-up round
@@ -51,11 +51,10 @@ class FedAP(Library):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """For the statistics of a network without batch normalisation."""
         return frozenset({"finish"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Nothing known of any client's statistics: all alike."""
+        """Start with statistics that are alike, as nothing is known of any client's."""
         server, memory = super().init(task, population, generator)
         statistics = {name: leaf for name, leaf in memory.items() if task.is_buffer(name)}
         if not statistics:
@@ -66,19 +65,18 @@ class FedAP(Library):
         return {**server, **trees.join(statistics=statistics)}, memory
 
     def warm(self, clock: Clock) -> bool:
-        """FedBN's rounds."""
         return clock.round < math.floor(self.warmup * clock.rounds)
 
     # ---- server
 
     def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """W's rows over the clients of this server."""
+        """Return W's rows over the clients of this server."""
         served = cohort.served
         statistics = trees.take(trees.part(server, "statistics"), served)
         weights = torch.zeros(len(served), cohort.population.clients, dtype=torch.float64)
         weights[:, served] = closeness(statistics, self.momentum).cpu()
-        place = torch.searchsorted(served, cohort.ids)
-        return {"*": weights[place]}
+        index = torch.searchsorted(served, cohort.ids)
+        return {"*": weights[index]}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the models, or average them while warm; statistics are those of the warm-up."""
@@ -86,7 +84,6 @@ class FedAP(Library):
         return trees.put(super().aggregate(server, uploads, cohort), cohort.ids, statistics)
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """W."""
         return closeness(trees.part(server, "statistics"), self.momentum)
 
     # ---- client
@@ -101,7 +98,7 @@ class FedAP(Library):
 
 
 def feature_statistics(model: Tree, client: Client) -> Tree:
-    """Mean and variance [d] of the features of all training samples."""
+    """Return the mean and variance [d] of the features of all training samples."""
     data = client.data
     features = [(client.task.features(model, block.x), block) for block in blocks(data)]
     count = data.count.to(features[0][0].dtype)
@@ -111,26 +108,26 @@ def feature_statistics(model: Tree, client: Client) -> Tree:
 
 
 def distances(statistics: Tree) -> Tensor:
-    """D [N, N] from leaves *.running_mean and *.running_var [N, channels]."""
-    found = torch.zeros(())
+    """Return D [N, N] from leaves *.running_mean and *.running_var [N, channels]."""
+    D = torch.zeros(())
     for name, mean in statistics.items():
         if name.endswith(MEAN):
             deviation = statistics[name.removesuffix(MEAN) + VARIANCE].to(torch.float64).clamp(min=0).sqrt()
             point = torch.cat([mean.to(torch.float64), deviation], dim=1)
             difference = point.unsqueeze(1) - point.unsqueeze(0)
-            found = found + difference.norm(dim=2)
-    return found
+            D = D + difference.norm(dim=2)
+    return D
 
 
 def closeness(statistics: Tree, momentum: float) -> Tensor:
-    """W [N, N] from clients' statistics; clients at distance 0 share all weight."""
-    apart = distances(statistics)
-    count = len(apart)
+    """Return W [N, N] from clients' statistics; clients at distance 0 share all weight."""
+    D = distances(statistics)
+    count = len(D)
     if count == 1:
         return torch.ones(1, 1, dtype=torch.float64)
-    others = ~torch.eye(count, dtype=torch.bool, device=apart.device)
-    smallest = apart.masked_fill(~others, torch.inf).amin(1, keepdim=True)
-    same = (apart == 0).to(torch.float64)
-    inverse = torch.where(smallest == 0, same, smallest / apart).masked_fill(~others, 0)
+    others = ~torch.eye(count, dtype=torch.bool, device=D.device)
+    smallest = D.masked_fill(~others, torch.inf).amin(1, keepdim=True)
+    same = (D == 0).to(torch.float64)
+    inverse = torch.where(smallest == 0, same, smallest / D).masked_fill(~others, 0)
     weights = (1 - momentum) * inverse / inverse.sum(1, keepdim=True)
-    return weights + momentum * torch.eye(count, dtype=torch.float64, device=apart.device)
+    return weights + momentum * torch.eye(count, dtype=torch.float64, device=D.device)

@@ -39,21 +39,20 @@ class FedAvg(Method):
 
     @property
     def why_one_kind(self) -> str:
-        """Nothing: a leaf is averaged over the clients that have it."""
+        """Return no reason: a leaf is averaged over the clients that have it."""
         return ""
 
     @property
     def averages(self) -> bool:
-        """If there is something that clients share."""
         return "*" not in self.private
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """One model: its shared leaves on the server, its private ones on every client."""
+        """Return one model: its shared leaves on the server, its private ones on every client."""
         private, shared = task.split(task.init(generator), self.private)
         return shared, trees.expand(private, population.clients)
 
     def start(self, client: Client) -> Tree:
-        """The received leaves beside the client's own."""
+        """Return the received leaves beside the client's own."""
         return {**client.message, **client.memory}
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:

@@ -43,28 +43,26 @@ class FedBABU(FedAvg):
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """The body on the server; the head on every client, and on the server for the global model."""
+        """Return the body on the server; the head on every client, and on the server for the global model."""
         head, body = task.split(task.init(generator), self.private)
         return trees.join(body=body, head=head), trees.expand(head, population.clients)
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """The body."""
         return trees.expand(trees.part(server, "body"), len(cohort.ids))
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """The body, under the frozen head."""
+        """Train the body, under the frozen head."""
         return (Stage(self.loss, fixed=self.private),)
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """The body's average."""
+        """Return the body's average."""
         return {**server, **trees.join(body=cohort.mean(uploads))}
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """The fine-tuning."""
         if self.tune_epochs == 0:
             return ()
         return (Stage(self.loss, moves=self.tuned, epochs=self.tune_epochs, lr=self.tune_lr),)
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """The averaged body under the frozen head."""
+        """Return the averaged body under the frozen head."""
         return {**trees.part(server, "body"), **trees.part(server, "head")}

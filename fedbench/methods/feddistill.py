@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbench.config.fields import one_of
-from fedbench.methods.parts.features import ClassMeans
+from fedbench.methods.fedproto import ClassMeans
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,10 @@ class FedDistill(ClassMeans):
     paper: ClassVar[str] = "Jeong et al., NeurIPS workshop 2018"
 
     def split(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The logits."""
         return logits
 
     def means(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """For each client the mean over the others of their mean logits."""
+        """Return for each client the mean over the others of their mean logits."""
         own = sums / counts.clamp(min=1).unsqueeze(2)
         has = (counts > 0).to(counts.dtype)
         total, clients = own.sum(0, keepdim=True), has.sum(0, keepdim=True)
@@ -50,7 +49,7 @@ class FedDistill(ClassMeans):
         return total / clients.clamp(min=1).unsqueeze(2), clients > 0
 
     def pull(self, values: Tensor, targets: Tensor) -> Tensor:
-        """Phi of a sample's logits against the received ones of its class."""
+        """Return Phi of a sample's logits against the received ones of its class."""
         if self.distance == "mse":
             return (values - targets).square().mean(1)
         return -(targets.softmax(1) * functional.log_softmax(values, 1)).sum(1)

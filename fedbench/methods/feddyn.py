@@ -42,13 +42,13 @@ class FedDyn(Method):
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """The model; drift and all lambda_k are zero."""
+        """Return the model; drift and all lambda_k are zero."""
         model = task.init(generator)
         zero = trees.map_leaves(torch.zeros_like, task.weights(model))
         return trees.join(model=model, drift=zero), trees.expand(zero, population.clients)
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """The model, and where needed the mean size."""
+        """Return the model, and where needed the mean size."""
         message = trees.expand(trees.part(server, "model"), len(cohort.ids))
         if self.weighted:
             mean = cohort.population.sizes[cohort.served].mean()
@@ -56,11 +56,10 @@ class FedDyn(Method):
         return message
 
     def start(self, client: Client) -> Tree:
-        """The received model."""
         return {name: leaf for name, leaf in client.message.items() if name != "mean_size"}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """L_k(w) + alpha_k (||w - w^t||^2 / 2 - <lambda_k, w>)."""
+        """Return L_k(w) + alpha_k (||w - w^t||^2 / 2 - <lambda_k, w>)."""
         received = client.task.weights(self.start(client))
         dynamic = trees.squared_distance(received, work) / 2 - trees.dot(client.memory, work)
         if self.weighted:
@@ -73,7 +72,7 @@ class FedDyn(Method):
         return work, moved
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """mean_S w_k + drift."""
+        """Return mean_S w_k + drift."""
         count = len(cohort.ids)
         mean = trees.mean(uploads, torch.full((count,), 1 / count, dtype=torch.float64))
         model = trees.part(server, "model")
@@ -86,5 +85,4 @@ class FedDyn(Method):
         return trees.join(model={**mean, **moved}, drift=drift)
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """The server's model."""
         return trees.part(server, "model")

@@ -29,7 +29,7 @@ from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.parts import features
-from fedbench.methods.parts.mixing import one_each
+from fedbench.methods.parts.mixing import client_models
 from fedbench.models.task import Task
 
 # FedFomo's choices: whose models a client receives, and how it weighs them (Zhang et al., ICLR 2021).
@@ -38,7 +38,7 @@ SMALLEST = 1e-12  # squared distance below which two models are the same: no wei
 
 
 def peers(P: Tensor, cohort: Cohort, M: int, epsilon: float) -> Tensor:
-    """Ids [C, M] of those highest in the cohort's rows of P [N, N]; a client's own where there are no others.
+    """Return the ids [C, M] of the highest in the cohort's rows of P [N, N]; a client's own where there are no others.
 
     Ties are broken by lot, and with probability `epsilon` a candidate's rank is drawn.
     """
@@ -57,20 +57,20 @@ def peers(P: Tensor, cohort: Cohort, M: int, epsilon: float) -> Tensor:
 
 
 def client_weights(own: Tree, models: Tree, data: Batch, task: Task) -> Tensor:
-    """The weights w_n [M] of `models` [M, ...] for a client with model `own`, by their losses on `data`."""
+    """Return the weights w_n [M] of `models` [M, ...] for a client with model `own`, by their losses on `data`."""
     theta = task.weights(own)
     before = features.mean_loss(own, data, task)
-    found = []
+    weights = []
     for n in range(len(next(iter(models.values()), []))):
         model = {**own, **trees.row(models, n)}
         squared = trees.squared_distance(theta, model)
         gain = before - features.mean_loss(model, data, task)
-        found.append(torch.where(squared > SMALLEST, gain / squared.clamp(min=SMALLEST).sqrt(), 0.0))
-    return torch.stack(found) if found else before.new_zeros(0)
+        weights.append(torch.where(squared > SMALLEST, gain / squared.clamp(min=SMALLEST).sqrt(), 0.0))
+    return torch.stack(weights) if weights else before.new_zeros(0)
 
 
 def combined(own: Tree, models: Tree, weights: Tensor) -> Tree:
-    """`own`, moved towards the `models` [M, ...] by the shares of their positive weights."""
+    """Return `own`, moved towards the `models` [M, ...] by the shares of their positive weights."""
     positive = weights.clamp(min=0)
     share = positive / positive.sum().clamp(min=torch.finfo(weights.dtype).tiny)
     moved = {
@@ -99,7 +99,6 @@ class FedFomo(Method):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """To weigh the received models."""
         return frozenset({"start"})
 
     @property
@@ -108,8 +107,8 @@ class FedFomo(Method):
         return Conformance(sends_by_cohort="who explores is drawn for each place in the cohort")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """All start from one model; P is zero."""
-        server, memory = one_each(task, self.private, population, generator)
+        """Start all from one model, with P zero."""
+        server, memory = client_models(task, self.private, population, generator)
         own = trees.part(server, "model")
         P = torch.zeros(population.clients, population.clients, dtype=torch.float64)
         return {**server, "P": P}, {**own, **memory}
@@ -117,7 +116,7 @@ class FedFomo(Method):
     # ---- server
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """For each client, M models [C, M, ...] and whose they are [C, M]."""
+        """Send each client M models [C, M, ...], and whose they are [C, M]."""
         peers = self.peers(server["P"].cpu(), cohort)
         stored = trees.part(server, "model")
         flat = trees.take(stored, peers.flatten())
@@ -125,7 +124,7 @@ class FedFomo(Method):
         return {**trees.join(peer=models), "reported/peers": sent(peers, server["P"].device)}
 
     def peers(self, P: Tensor, cohort: Cohort) -> Tensor:
-        """Ids [C, M] of the clients whose models are sent."""
+        """Return the ids [C, M] of the clients whose models are sent."""
         return peers(P, cohort, self.M, self.epsilon - self.decay * cohort.clock.round)
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
@@ -138,16 +137,16 @@ class FedFomo(Method):
         return trees.put(server, cohort.ids, {**trees.join(model=models), "P": rows})
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """P where positive, a row's sum one; without any, the identity's."""
+        """Return P where positive, a row's sum one; without any, the identity's."""
         positive = server["P"].clamp(min=0)
-        alone = torch.eye(len(positive)).to(positive)
-        rows = torch.where(positive.sum(1, keepdim=True) > 0, positive, alone)
+        identity = torch.eye(len(positive)).to(positive)
+        rows = torch.where(positive.sum(1, keepdim=True) > 0, positive, identity)
         return torch.nn.functional.normalize(rows, p=1, dim=1)
 
     # ---- client
 
     def start(self, client: Client) -> Tree:
-        """The combined model, and the weights beside it."""
+        """Return the combined model, and the weights beside it."""
         models = trees.part(client.message, "peer")
         weights = client_weights(client.memory, models, client.validation, client.task)
         return {**combined(client.memory, models, weights), "reported/weights": weights}
@@ -164,9 +163,8 @@ class FedFomo(Method):
         return {**shared, **trees.join(reported=reported)}, model
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """Without the weights."""
+        """Return the model without the weights."""
         return trees.plain(work)
 
     def personal(self, client: Client) -> Tree:
-        """The client's own latest model."""
         return client.memory

@@ -58,7 +58,7 @@ class FedGen(Method):
     # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """FedAvg's model, and a generator beside it."""
+        """Return FedAvg's model, and a generator beside it."""
         model = task.init(generator)
         features = task.features(model, torch.zeros(1, *task.shape)).shape[1]
         widths = (self.noise + task.classes, self.hidden, features)
@@ -70,12 +70,12 @@ class FedGen(Method):
         return {**model, **trees.join(generator=made)}, {}
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Model, generator, and the label distribution of this server's clients."""
+        """Send the model, the generator, and the label distribution of this server's clients."""
         device = server["generator/0.weight"].device
         return trees.expand({**server, "labels": sent(_shares(server, cohort), device)}, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """FedAvg's mean, then the generator learns from the uploaded classifiers."""
+        """Average as FedAvg does, then train the generator on the uploaded classifiers."""
         shares, device = _shares(server, cohort), server["generator/0.weight"].device
 
         def loss(made: Tree, generator: torch.Generator) -> Tensor:
@@ -87,28 +87,28 @@ class FedGen(Method):
         return {**server, **trees.mean(uploads, cohort.weights), **trees.join(generator=learned)}
 
     def ensemble_loss(self, made: Tree, models: Tree, task: Task, eps: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of the mean logits of `models` [C, ...] on features made of (eps, y) [B], and diversity."""
+        """Return the cross-entropy of `models`' [C, ...] mean logits on features of (eps, y) [B], and diversity."""
         z = generate(made, eps, y, task.classes)
         logits = torch.func.vmap(lambda model: task.head(model, z))(models).mean(0)
         loss = functional.cross_entropy(logits, y)
         if self.diversity:
-            apart = (eps.unsqueeze(0) - eps.unsqueeze(1)).square().mean(2)
+            noise_distance = (eps.unsqueeze(0) - eps.unsqueeze(1)).square().mean(2)
             spread = (z.unsqueeze(0) - z.unsqueeze(1)).abs().mean(2)
-            loss = loss + self.diversity * (-(apart * spread).mean()).exp()
+            loss = loss + self.diversity * (-(noise_distance * spread).mean()).exp()
         return loss
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """FedAvg's model."""
+        """Return FedAvg's model."""
         return _model(server)
 
     # ---- client
 
     def start(self, client: Client) -> Tree:
-        """The model; the generator stays as received."""
+        """Return the model; the generator stays as received."""
         return _model(client.message)
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
-        """What features of every step are made of: eps [S, B, noise], y [S, B]; eps of own samples: `own`.
+        """Return what the features of every step are made of: eps [S, B, noise], y [S, B]; eps of own samples: `own`.
 
         Beside it the round's `decay`.
         """
@@ -125,7 +125,7 @@ class FedGen(Method):
         return {"eps": eps.to(shares), "y": y.view(steps, self.batch)}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_k + alpha CE(g(G(y, eps)), y) + beta KL(g(G(y_i, eps)) || h(x_i))."""
+        """Return F_k + alpha CE(g(G(y, eps)), y) + beta KL(g(G(y_i, eps)) || h(x_i))."""
         task, made = client.task, trees.part(client.message, "generator")
         decay = batch.noise["decay"]
         logits = task.apply(work, batch.x, train=True, mask=batch.mask)
@@ -148,15 +148,15 @@ class FedGen(Method):
 
 
 def generate(made: Tree, eps: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Features [B, d] of labels y [B] and noise eps [B, noise]."""
+    """Return the features [B, d] of labels y [B] and noise eps [B, noise]."""
     labels = torch.eye(classes, dtype=eps.dtype, device=eps.device)[y]
-    given = torch.cat([eps, labels], dim=1)
-    hidden = functional.linear(given, made["0.weight"], made["0.bias"]).relu()
+    inputs = torch.cat([eps, labels], dim=1)
+    hidden = functional.linear(inputs, made["0.weight"], made["0.bias"]).relu()
     return functional.linear(hidden, made["1.weight"], made["1.bias"])
 
 
 def _shares(server: Tree, cohort: Cohort) -> Tensor:
-    """P(y) of the clients this server serves, [K], on the CPU."""
+    """Return p(y) of the clients this server serves, [K], on the CPU."""
     counts = cohort.population.label_counts[cohort.served].sum(0)
     return (counts / counts.sum()).to(server["generator/0.weight"].dtype)
 

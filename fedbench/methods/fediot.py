@@ -53,12 +53,11 @@ class FedIoT(Method):
 
     @property
     def why_one_kind(self) -> str:
-        """Nothing: a modality's clients share an autoencoder."""
+        """Return no reason: a modality's clients share an autoencoder."""
         return ""
 
     @property
     def conformance(self) -> Conformance:
-        """The server's samples."""
         return Conformance(
             draws_by_position="the server's labelled samples are drawn among those of all clients"
         )
@@ -66,7 +65,7 @@ class FedIoT(Method):
     # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """The networks, and a decoder for each."""
+        """Return the networks, and a decoder for each."""
         server = task.init(generator)
         for kind in task.kinds:
             wide, narrow = math.prod(kind.shape_before("head")), kind.tokens or math.prod(kind.shape)
@@ -77,22 +76,22 @@ class FedIoT(Method):
         return server, {}
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The server gets its labelled samples, of each kind."""
-        for place, kind in enumerate(preparation.task.kinds):
-            samples = preparation.samples(kind=place)
+        """Give the server its labelled samples, of each kind."""
+        for index, kind in enumerate(preparation.task.kinds):
+            samples = preparation.samples(kind=index)
             count = max(1, round(self.labelled * len(samples.y)))
-            generator = rng.torch_rng(preparation.seed, "labelled", place)
-            chosen = torch.randperm(len(samples.y), generator=generator)[:count].to(samples.y.device)
-            own = {f"{kind.prefix}x": samples.x[chosen], f"{kind.prefix}y": samples.y[chosen]}
+            generator = rng.torch_rng(preparation.seed, "labelled", index)
+            rows = torch.randperm(len(samples.y), generator=generator)[:count].to(samples.y.device)
+            own = {f"{kind.prefix}x": samples.x[rows], f"{kind.prefix}y": samples.y[rows]}
             server = {**server, **trees.join(labelled=own)}
         return server, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """The networks and the decoders."""
+        """Return the networks and the decoders."""
         return trees.expand(_sent(server), len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """The autoencoders' averages, then the classifier learns on the server's samples."""
+        """Average the autoencoders, then train the classifier on the server's samples."""
         server = {**server, **cohort.mean(uploads)}
         known = [encoded(server, kind) for kind in cohort.task.kinds]
         first = cohort.task.kinds[0]
@@ -111,37 +110,36 @@ class FedIoT(Method):
     # ---- client
 
     def start(self, client: Client) -> Tree:
-        """The network and its decoder."""
+        """Return the network and its decoder."""
         return dict(client.message)
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """All but the classifier layer."""
+        """Train all but the classifier layer."""
         return (Stage(self.loss, fixed=("@head",)),)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """How far a sample is from what the decoder makes of its representation; labels are not looked at."""
+        """Return how far a sample is from what the decoder makes of its representation; labels are not looked at."""
         task = client.task
         z = task.features(work, batch.x, train=True, mask=batch.mask)
         weight, bias = (work[f"decoder/{task.prefix}{name}"] for name in ("weight", "bias"))
-        made = functional.linear(z, weight, bias)
+        rebuilt = functional.linear(z, weight, bias)
         if not task.tokens:
-            return batch.mean((made - batch.x.flatten(1)).square().mean(1))
+            return batch.mean((rebuilt - batch.x.flatten(1)).square().mean(1))
         words = batch.x.flatten(1).round().long()  # [B, L]
-        real = (words > 0).to(made.dtype)
-        missed = -(made.log_softmax(1).gather(1, words) * real).sum(1) / real.sum(1).clamp(min=1)
-        return batch.mean(missed)
+        real = (words > 0).to(rebuilt.dtype)
+        error = -(rebuilt.log_softmax(1).gather(1, words) * real).sum(1) / real.sum(1).clamp(min=1)
+        return batch.mean(error)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the autoencoder."""
         return client.task.split(work, ("@head",))[1], {}
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The network."""
         return trees.plain(work)
 
 
 def encoded(server: Tree, kind: Task) -> tuple[Tensor, Tensor]:
-    """(representations [m, d], labels [m]) of the server's samples of a kind."""
+    """Return (representations [m, d], labels [m]) of the server's samples of a kind."""
     own = trees.part(server, "labelled")
     x, y = own[f"{kind.prefix}x"], own[f"{kind.prefix}y"]
     model = trees.plain(server)

@@ -12,11 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts.updates import accumulation
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class FedNova(FedAvg):
         return {**trees.join(change=change, statistics=statistics), "steps": scale}, private
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """The model, moved by - tau_eff sum_k p_k d_k."""
+        """Return the model, moved by - tau_eff sum_k p_k d_k."""
         uploads = dict(uploads)
         steps = uploads.pop("steps")
         effective = (sent(cohort.weights, steps.device) * steps).sum()
@@ -53,3 +56,19 @@ class FedNova(FedAvg):
         change = trees.part(mean, "change")
         moved = {name: server[name] - effective.to(leaf.dtype) * leaf for name, leaf in change.items()}
         return {**moved, **trees.part(mean, "statistics")}
+
+
+def accumulation(steps: Tensor, optimizer: OptimizerConfig, method: str) -> Tensor:
+    """Return ||a||_1: how often a constant gradient times the learning rate is in the change after `steps` SGD steps.
+
+    `steps` without momentum; with momentum rho (sum_s (1 - rho^s) / (1 - rho), s = 1..steps; FedNova, Section 3)
+    [steps - rho (1 - rho^steps) / (1 - rho)] / (1 - rho). float64, like `steps` in shape.
+
+    Raises:
+        ConfigError: the optimiser is no SGD; `method` opens the message.
+    """
+    if optimizer.name != "sgd":
+        raise ConfigError(f"{method} is defined for SGD; choose protocol.optimizer.name=sgd")
+    rho = optimizer.momentum
+    steps = steps.double()
+    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

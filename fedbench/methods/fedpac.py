@@ -28,8 +28,12 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree, fetched, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
-from fedbench.methods.parts import mixing
 from fedbench.models.task import Task
+
+STEPS = 60  # Newton steps; each shrinks the gap about tenfold, so most are no-ops at float64's limit
+CENTRING = 0.1  # sigma, how much of the gap a step leaves
+TO_BOUNDARY = 0.99  # share of the way to the nearest bound that a step may go
+SMALLEST_GAP = 1e-13  # duality gap at which a problem is solved, Q scaled to 1
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,10 @@ class FedPAC(Method):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """For the statistics and centroids."""
         return frozenset({"finish"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Extractor, N classifiers, centroids [K, d] (none seen yet), W."""
+        """Return the extractor, N classifiers, centroids [K, d] (none seen yet), W."""
         head, body = task.split(model := task.init(generator), ("@head",))
         width = task.features(model, torch.zeros(1, *task.shape)).shape[1]
         server = trees.join(body=body, heads=trees.expand(head, population.clients))
@@ -67,7 +70,7 @@ class FedPAC(Method):
         return server, {}
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Extractor, centroids, and each client's classifier."""
+        """Send the extractor, centroids, and each client's classifier."""
         common = {**trees.part(server, "body"), **{k: server[k] for k in ("centroids", "seen")}}
         return {
             **trees.expand(common, len(cohort.ids)),
@@ -75,21 +78,21 @@ class FedPAC(Method):
         }
 
     def start(self, client: Client) -> Tree:
-        """The received extractor and classifier."""
+        """Return the received extractor and classifier."""
         return {k: v for k, v in client.message.items() if k not in ("centroids", "seen")}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Classifier, then extractor on other mini-batches."""
+        """Train the classifier, then the extractor on other mini-batches."""
         return (
             Stage(self.loss, moves=("@head",), epochs=self.classifier_epochs, lr=self.classifier_lr),
             Stage(self.aligned, moves=("@body",), epochs=self.extractor_epochs, order=1),
         )
 
     def aligned(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_i + lambda E||f(x) - c_y||^2 / d."""
+        """Return F_i + lambda E||f(x) - c_y||^2 / d."""
         z = client.task.features(work, batch.x, train=True, mask=batch.mask)
-        apart = (z - client.message["centroids"][batch.y]).square().mean(1)
-        pull = batch.mean(apart * client.message["seen"][batch.y])
+        distance = (z - client.message["centroids"][batch.y]).square().mean(1)
+        pull = batch.mean(distance * client.message["seen"][batch.y])
         return client.task.criterion(client.task.head(work, z), batch) + self.lam * pull
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
@@ -109,8 +112,8 @@ class FedPAC(Method):
         met = counts > 0
         fresh = uploads["sums"].sum(0) / counts.clamp(min=1).unsqueeze(1)
         body = trees.mean(trees.part(uploads, "body"), cohort.weights)
-        alone = torch.eye(len(cohort.ids), dtype=counts.dtype)
-        W = weights(uploads["h"], uploads["V"]) if self.collaborate else alone
+        identity = torch.eye(len(cohort.ids), dtype=counts.dtype)
+        W = weights(uploads["h"], uploads["V"]) if self.collaborate else identity
         heads = trees.mix(W, trees.part(uploads, "heads"))
         rows = torch.zeros(len(W), len(server["W"]), dtype=W.dtype)
         rows[:, cohort.ids] = W
@@ -123,14 +126,59 @@ class FedPAC(Method):
         }
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """Each client's latest row of W."""
+        """Return each client's latest row of W."""
         return server["W"]
 
 
 def weights(h: Tensor, V: Tensor) -> Tensor:
-    """The matrix W [C, C] of collaborating classifiers from h [C, K, d] and V [C]; solved for, and so, on the CPU."""
+    """Return W [C, C] of collaborating classifiers from h [C, K, d] and V [C]; solved for, and so, on the CPU."""
     flat = h.flatten(1).double()
     gram, V = fetched([flat @ flat.t(), V])
     own = gram.diagonal()
     G = own.view(-1, 1, 1) - gram.unsqueeze(2) - gram.unsqueeze(1) + gram.unsqueeze(0)
-    return mixing.minimise(G + torch.diag(V.double()))
+    return minimise_on_simplex(G + torch.diag(V.double()))
+
+
+# ---- min 1/2 x^T Q x over the simplex, for a batch of Q, by an interior-point method
+
+
+def minimise_on_simplex(Q: Tensor) -> Tensor:
+    """Return the x [R, C] on the simplex that minimise 1/2 x^T Q x, for symmetric positive semidefinite Q [R, C, C].
+
+    Primal-dual path following (Nocedal & Wright, Numerical Optimization, Section 16.6) on the optimality conditions
+    Q x - lambda 1 - s = 0, sum(x) = 1, x s = 0, x and s >= 0. Where the minimiser is not unique, its centre is found,
+    so that the result does not depend on the order of the variables.
+    """
+    Q = Q.double()
+    rows, count, _ = Q.shape
+    Q = Q / Q.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(Q.dtype).tiny)
+    x = torch.full((rows, count), 1 / count, dtype=Q.dtype, device=Q.device)
+    s = torch.ones_like(x)
+    level = torch.zeros(rows, 1, dtype=Q.dtype, device=Q.device)  # lambda
+    for _ in range(STEPS):
+        gap = (x * s).mean(1, keepdim=True)
+        open_ = gap > SMALLEST_GAP
+        if not bool(open_.any()):
+            break
+        dx, ds, dlevel = _newton(Q, x, s, level, CENTRING * gap)
+        step = torch.minimum(_room(x, dx), _room(s, ds)) * open_
+        x, s, level = x + step * dx, s + step * ds, level + step * dlevel
+    return x / x.sum(1, keepdim=True)
+
+
+def _newton(Q: Tensor, x: Tensor, s: Tensor, level: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the step towards x s = target."""
+    dual = (Q @ x.unsqueeze(2)).squeeze(2) - level - s
+    complement = x * s - target
+    matrix = Q + torch.diag_embed(s / x)
+    right = torch.stack([-dual - complement / x, torch.ones_like(x)], dim=2)
+    free, per_level = torch.linalg.solve(matrix, right).unbind(2)
+    dlevel = (1 - x.sum(1, keepdim=True) - free.sum(1, keepdim=True)) / per_level.sum(1, keepdim=True)
+    dx = free + dlevel * per_level
+    return dx, -(complement + s * dx) / x, dlevel
+
+
+def _room(value: Tensor, step: Tensor) -> Tensor:
+    """Return the largest share of `step`, at most one, that keeps `value` positive, [R, 1]."""
+    limits = torch.where(step < 0, -TO_BOUNDARY * value / step, torch.ones_like(value))
+    return limits.amin(1, keepdim=True).clamp(max=1.0)

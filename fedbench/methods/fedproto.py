@@ -11,19 +11,108 @@ Batch normalisation: statistics are the client's own, as its model is; prototype
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.config.fields import one_of
+from fedbench.config.fields import at_least, one_of
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client
-from fedbench.methods.parts.features import ClassMeans
+from fedbench.engine.contract import Client, ClientHook, Cohort
+from fedbench.engine.method import Method
+from fedbench.methods.parts.features import class_sums
 from fedbench.models.task import Task
 
 ABSENT = -1e30  # score of a class without a prototype
+
+
+@dataclass(frozen=True)
+class ClassMeans(Method):
+    """The base of FedProto and FedDistill: no model crosses the network, only class means of what models compute.
+
+    Client k uploads sums and counts of a value v(x) for each class of its data (features: FedProto, logits:
+    FedDistill), and receives for each class a mean over clients, to which it pulls v(x) of its samples in local
+    training. v is computed in evaluation mode for upload.
+    """
+
+    lam: float = at_least(0, 1.0)  # weight of the pull towards the received means
+
+    family: ClassVar[str] = "personalised"
+
+    @property
+    def averages(self) -> bool:
+        return False
+
+    @property
+    def reads_data(self) -> frozenset[ClientHook]:
+        return frozenset({"finish"})
+
+    # ---- what a subclass says
+
+    @abstractmethod
+    def split(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Return v(x) [B, d], one of the two."""
+
+    @abstractmethod
+    def means(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what each client receives from all class sums [N, K, d] and counts [N, K].
+
+        These are means [N, K, d] or [1, K, d], and as bool [N, K] or [1, K] for which classes there is one.
+        """
+
+    @abstractmethod
+    def pull(self, values: Tensor, targets: Tensor) -> Tensor:
+        """Return how far v(x) [B, d] is from the means of the samples' classes [B, d], [B]."""
+
+    # ---- server
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start all clients from one model, without means."""
+        model = task.init(generator)
+        features = task.features(model, torch.zeros(1, *task.shape))
+        width = self.split(features, task.head(model, features)).shape[1]
+        shape = (population.clients, task.classes)
+        server = {"sums": torch.zeros(*shape, width), "counts": torch.zeros(shape)}
+        return server, trees.expand(model, population.clients)
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Send the class means of the latest uploads of this server's clients."""
+        means, present = self.means(server["sums"], server["counts"])
+        rows = cohort.ids if len(means) > 1 else torch.zeros_like(cohort.ids)
+        return trees.take({"classes/means": means, "classes/present": present}, rows)
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Remember each client's latest upload."""
+        return trees.put(server, cohort.ids, uploads)
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        return client.memory
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """Return cross-entropy + lam * mean over samples of the pull, where their class has a mean."""
+        task = client.task
+        features = task.features(work, batch.x, train=True, mask=batch.mask)
+        logits = task.head(work, features)
+        targets = client.message["classes/means"][batch.y]
+        known = client.message["classes/present"][batch.y]
+        pull = torch.where(known, self.pull(self.split(features, logits), targets), 0.0)
+        return task.criterion(logits, batch) + self.lam * batch.mean(pull)
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload class sums and counts, keep the model."""
+
+        def values(block: Batch) -> Tensor:
+            features = client.task.features(work, block.x)
+            return self.split(features, client.task.head(work, features))
+
+        sums, counts = class_sums(values, client.data, client.task.classes)
+        return {"sums": sums, "counts": counts}, work
 
 
 @dataclass(frozen=True)
@@ -43,26 +132,25 @@ class FedProto(ClassMeans):
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
 
     def split(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The features."""
         return features
 
     def means(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Global prototypes, the same for all."""
+        """Return the global prototypes, the same for all."""
         if self.weighting == "clients":
             sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).to(counts.dtype)
         total = counts.sum(0, keepdim=True)
         return sums.sum(0, keepdim=True) / total.clamp(min=1).unsqueeze(2), total > 0
 
     def pull(self, values: Tensor, targets: Tensor) -> Tensor:
-        """Mean squared error of the features."""
+        """Return the mean squared error of the features."""
         return (values - targets).square().mean(1)
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The client's model, and the prototypes if they decide."""
+        """Return the client's model, and the prototypes if they decide."""
         return {**work, **client.message} if self.inference == "prototype" else work
 
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
-        """Minus the squared distance from each prototype; logits as long as there are none."""
+        """Return minus the squared distance from each prototype; logits as long as there are none."""
         if self.inference == "head":
             return task.apply(model, x)
         features = task.features(model, x)

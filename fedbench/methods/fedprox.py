@@ -30,6 +30,6 @@ class FedProx(FedAvg):
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_k(w) + mu/2 ||w - w^t||^2 over the received weights (no statistics)."""
+        """Return F_k(w) + mu/2 ||w - w^t||^2 over the received weights (no statistics)."""
         proximal = trees.squared_distance(client.task.weights(client.message), work)
         return super().loss(work, client, batch) + self.mu / 2 * proximal

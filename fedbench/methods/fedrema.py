@@ -1,10 +1,9 @@
 """FedReMa: Liang et al., Improving PFL via Leveraging the Most Relevant Clients, ECAI 2024.
 
 Algorithm 2. Extractors by FedAvg (Eq. 6). Classifiers (all fully connected layers) by the peers A_k that maximum
-difference segmentation finds (Algorithm 1, see `mds`), weighted by size (Eq. 7), while in the critical co-learning
+difference segmentation finds (Algorithm 1, `segment`), weighted by size (Eq. 7), while in the critical co-learning
 period; the choice is counted in G. The period ends for good when the mean largest gap is at most delta of its maximum
 so far (Eq. 9); then phi_k = sum_i G_ki phi_i / sum_i G_ki (Eq. 10).
-All of this is the server's part, in `peers`.
 Table 4's variants: `align` (+F) adds lambda |f(x) - h_y|^2, h_y the class means of features over all clients (Eq. 11);
 `alternate` (+A) trains the classifier first, then the extractor. Table 5: `ccp` false stays in the period.
 Paper and authors' code disagree in:
@@ -45,74 +44,23 @@ from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Stage
 from fedbench.engine.method import Method
 from fedbench.engine.optim import clip
-from fedbench.methods.parts import features
-from fedbench.methods.parts.mixing import one_each, scatter
-from fedbench.methods.parts.updates import gradient
-from fedbench.models.task import Task
-
-# FedReMa's server: probing classifiers, and maximum difference segmentation (Liang et al., ECAI 2024, Section 4).
-
-
-def classifier_stage(task: Task, selectors: tuple[str, ...]) -> str:
-    """The first stage of the classifier that `selectors` name: the network from there on.
-
-    Raises:
-        ConfigError: the selected leaves are not those of the last stages.
-    """
-    stage = task.first_stage(selectors)
-    if stage is None:
-        raise ConfigError(
-            f"method.classifier={list(selectors)} does not select the last stages of the network"
-        )
-    return stage
+from fedbench.methods.parts.features import class_sums
+from fedbench.methods.parts.mixing import client_models, rows_over_all
+from fedbench.models.task import Task, gradient
 
 
 @dataclass(frozen=True)
-class Probe:
-    """How classifiers are compared."""
+class FedReMa(Method):
+    """One extractor; classifiers of the most relevant peers.
 
-    temperature: float  # M
-    scale: float  # probes are uniform on [0, scale)
-    per_client: bool  # a new probe for each row of S
-    temper_all: bool  # false: only the row's own client has the temperature, the others 1
+    h: width of what the classifier sees.
 
-    def similarities(self, models: Tree, stage: str, cohort: Cohort) -> Tensor:
-        """S [C, C], s_kj = cos(p_k, p_j) of the probabilities p = softmax(z / M) (Eq. 5); ones on the diagonal."""
-        task, count = cohort.task, len(cohort.ids)
-        shape = (count if self.per_client else 1, *task.shape_before(stage))
-        probes = torch.rand(shape, generator=cohort.generator) * self.scale
-        probes = probes.to(next(iter(models.values())))
-        logits = [task.apply(trees.row(models, j), probes, since=stage) for j in range(count)]
-        z = torch.stack(logits, dim=1).to(torch.float64).expand(count, -1, -1)  # [row's probe, client, K]
-        tempered = (z / self.temperature).softmax(2)
-        own = tempered.diagonal(dim1=0, dim2=1).t().unsqueeze(1)  # [C, 1, K]
-        others = tempered if self.temper_all else z.softmax(2)
-        return functional.cosine_similarity(own, others, dim=2).fill_diagonal_(1.0)
-
-
-def segment(S: Tensor, last_gap: bool, keep_below: bool) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 for every row of S [C, C]: (A as bool [C, C], largest gaps [C]).
-
-    In ascending order, the largest gap is between s_m and s_m+1; kept are those above it, and, if `keep_below`, the one
-    just below. Without `last_gap`, the gap to the largest is not looked at. With no gap to look at, all are kept.
+    Server: model/* [N, ...]; W [N, N]; chosen [N, N], G; period/on []; period/largest [];
+        classes/means [K, h] if align; classes/seen [K] if align
+    Memory: * [N, ...] if private; momentum/* [N, ...] if keep_momentum
+    Message: * [...]; classes/means [K, h] if align; classes/seen [K] if align
+    Upload: * [...]; classes/sums [K, h] if align; classes/counts [K] if align
     """
-    values, order = S.sort(dim=1, stable=True)
-    gaps = values.diff(dim=1)
-    gaps = gaps if last_gap else gaps[:, :-1]
-    if gaps.shape[1] == 0:
-        return torch.ones_like(S, dtype=torch.bool), S.new_zeros(len(S))
-    largest, place = gaps.max(dim=1)
-    first = place if keep_below else place + 1
-    kept = torch.arange(S.shape[1], device=S.device) >= first.unsqueeze(1)
-    return torch.zeros_like(kept).scatter(1, order, kept), largest
-
-
-# FedReMa's server: classifiers of the most relevant peers (Liang et al., ECAI 2024, Algorithm 2, Eqs. 6-7, 9-10).
-
-
-@dataclass(frozen=True)
-class RelevantPeers(Method):
-    """One extractor by FedAvg; each client's classifier is a mean over the peers that segmentation finds."""
 
     private: tuple[str, ...] = selectors(())  # leaves that never leave a client, see Task.select
     delta: float = share(0.5)  # share of the largest mean gap at which the period ends
@@ -127,115 +75,13 @@ class RelevantPeers(Method):
     uniform: bool = False  # the code: true
     shuffle: bool = False  # the code: true
     in_turn: bool = added(False)  # the code: true
-
-    family: ClassVar[str] = "personalised"
-
-    @property
-    def conformance(self) -> Conformance:
-        """The code's probes, and its shuffling."""
-        drawn = self.probe_per_client or self.shuffle
-        reason = (
-            "a probe is drawn for each place in the cohort, and classifiers are shuffled" if drawn else ""
-        )
-        return Conformance(draws_by_position=reason)
-
-    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """In the period, no choices yet."""
-        server, memory = one_each(task, self.private, population, generator)
-        classifier_stage(task, self.classifier)  # refuses what is no classifier before anything trains
-        if hidden := task.select(memory, self.classifier):
-            raise ConfigError(f"method.private keeps {hidden[0]} from the server, which compares classifiers")
-        server["W"] = torch.eye(population.clients, dtype=torch.float64)
-        server["chosen"] = torch.zeros_like(server["W"])  # G
-        server["period/on"] = torch.ones((), dtype=torch.bool)
-        server["period/largest"] = torch.zeros((), dtype=torch.float64)
-        return server, memory
-
-    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Mix classifiers, average extractors; record choices and the period."""
-        models = trees.plain(uploads)
-        chosen, gaps = self._segment(models, cohort)
-        weights = self._weights(server, chosen, cohort)
-        classifiers, extractors = cohort.task.split(models, self.classifier)
-        rows = {**trees.join(model=trees.mix(weights, classifiers)), "W": scatter(weights, cohort)}
-        average = trees.expand(trees.mean(extractors, cohort.weights), cohort.population.clients)
-        updated = {**trees.put(server, cohort.ids, rows), **trees.join(model=average)}
-        if bool(server["period/on"]):
-            updated.update(self._period(server, chosen, gaps, cohort))
-        return updated
-
-    def _segment(self, models: Tree, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """A [C, C] and the largest gaps [C]."""
-        probe = Probe(self.temperature, self.probe_scale, self.probe_per_client, self.temper_all)
-        S = probe.similarities(models, classifier_stage(cohort.task, self.classifier), cohort)
-        return segment(S, self.last_gap, self.keep_below)
-
-    def _weights(self, server: Tree, chosen: Tensor, cohort: Cohort) -> Tensor:
-        """W [C, C] of the classifiers, Eq. 7 or 10; the identity's row without any choice on record."""
-        if bool(server["period/on"]):
-            weights = chosen.to(torch.float64)
-            weights = weights if self.uniform else weights * sent(cohort.weights, weights.device)
-        else:
-            ids = sent(cohort.ids, chosen.device)
-            weights = server["chosen"][ids.unsqueeze(1), ids]
-            alone = torch.eye(len(ids), dtype=weights.dtype, device=weights.device)
-            weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, alone)
-        if self.shuffle:
-            order = torch.randperm(len(weights), generator=cohort.generator)
-            weights = weights[:, sent(order, weights.device)]
-        weights = functional.normalize(weights, p=1, dim=1)
-        return one_by_one(weights) if self.in_turn else weights
-
-    def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """The extractor, and the client's classifier."""
-        return trees.take(trees.part(server, "model"), cohort.ids)
-
-    def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """Each client's latest row for the classifier."""
-        return server["W"]
-
-    def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """Rounds of the critical co-learning period [N] of each client: it always chooses itself."""
-        return {"ccp_rounds": server["chosen"].diagonal()}
-
-    def _period(self, server: Tree, chosen: Tensor, gaps: Tensor, cohort: Cohort) -> Tree:
-        """G with this round's choices, and Eq. 9."""
-        counts = server["chosen"].clone()
-        ids = sent(cohort.ids, counts.device)
-        counts[ids.unsqueeze(1), ids] += chosen.to(counts)
-        gap = gaps.mean().to(server["period/largest"])
-        largest = torch.maximum(server["period/largest"], gap)
-        on = (gap > self.delta * largest) | (largest == 0) | (not self.ccp)
-        return {"chosen": counts, "period/on": on, "period/largest": largest}
-
-
-def one_by_one(weights: Tensor) -> Tensor:
-    """What W [C, C] comes to where client k's mixture takes the place of its model before client k + 1 mixes."""
-    rows = torch.eye(len(weights)).to(weights)
-    for client, own in enumerate(weights):
-        rows[client] = own @ rows
-    return rows
-
-
-@dataclass(frozen=True)
-class FedReMa(RelevantPeers):
-    """One extractor; classifiers of the most relevant peers.
-
-    h: width of what the classifier sees.
-
-    Server: model/* [N, ...]; W [N, N]; chosen [N, N], G; period/on []; period/largest [];
-        classes/means [K, h] if align; classes/seen [K] if align
-    Memory: * [N, ...] if private; momentum/* [N, ...] if keep_momentum
-    Message: * [...]; classes/means [K, h] if align; classes/seen [K] if align
-    Upload: * [...]; classes/sums [K, h] if align; classes/counts [K] if align
-    """
-
     align: float = at_least(0, 0.0)  # lambda of the feature alignment; +F: 1
     align_mean: bool = False  # the code, and +F: true
     alternate: bool = False  # +A: classifier first, then extractor
     classifier_epochs: int | None = at_least(0, None)  # of +A; null: as many as the extractor's
     keep_momentum: bool = added(False)  # the code: true
 
+    family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Liang et al., ECAI 2024"
 
     def __post_init__(self) -> None:
@@ -247,39 +93,90 @@ class FedReMa(RelevantPeers):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """For the class means of features."""
         return frozenset({"finish"}) if self.align else frozenset()
 
-    # ---- server: the class means of +F
+    @property
+    def conformance(self) -> Conformance:
+        drawn = self.probe_per_client or self.shuffle
+        reason = (
+            "a probe is drawn for each place in the cohort, and classifiers are shuffled" if drawn else ""
+        )
+        return Conformance(draws_by_position=reason)
+
+    # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """No class means yet."""
-        server, memory = super().init(task, population, generator)
+        """Start in the period, without choices or class means."""
+        server, memory = client_models(task, self.private, population, generator)
+        stage = classifier_stage(
+            task, self.classifier
+        )  # refuses what is no classifier before anything trains
+        if hidden := task.select(memory, self.classifier):
+            raise ConfigError(f"method.private keeps {hidden[0]} from the server, which compares classifiers")
+        server["W"] = torch.eye(population.clients, dtype=torch.float64)
+        server["chosen"] = torch.zeros_like(server["W"])  # G
+        server["period/on"] = torch.ones((), dtype=torch.bool)
+        server["period/largest"] = torch.zeros((), dtype=torch.float64)
         if self.align:
-            width = math.prod(task.shape_before(classifier_stage(task, self.classifier)))
-            server["classes/means"] = torch.zeros(task.classes, width)
+            server["classes/means"] = torch.zeros(task.classes, math.prod(task.shape_before(stage)))
             server["classes/seen"] = torch.zeros(task.classes)
         if self.keep_momentum:
-            weights = task.weights(
-                {**trees.plain(trees.row(trees.part(server, "model"), 0)), **trees.row(memory, 0)}
-            )
-            still = trees.map_leaves(torch.zeros_like, weights)
-            memory = {**memory, **trees.expand(trees.join(momentum=still), population.clients)}
+            weights = task.weights({**trees.row(trees.part(server, "model"), 0), **trees.row(memory, 0)})
+            zeros = trees.map_leaves(torch.zeros_like, weights)
+            memory = {**memory, **trees.expand(trees.join(momentum=zeros), population.clients)}
         return server, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """The extractor, the client's classifier, and the class means to align to."""
+        """Send the extractor, the client's classifier, and the class means to align to."""
+        model = trees.take(trees.part(server, "model"), cohort.ids)
         means = trees.join(classes=trees.part(server, "classes"))
-        return {**super().send(server, cohort), **trees.expand(means, len(cohort.ids))}
+        return {**model, **trees.expand(means, len(cohort.ids))}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """The server's part, and the class means."""
-        return {**super().aggregate(server, uploads, cohort), **self._means(server, uploads)}
+        """Mix classifiers, average extractors and class means; record choices and the period (Algorithm 2)."""
+        models = trees.plain(uploads)
+        probe = Probe(self.temperature, self.probe_scale, self.probe_per_client, self.temper_all)
+        S = probe.similarities(models, classifier_stage(cohort.task, self.classifier), cohort)
+        relevant, gaps = segment(S, self.last_gap, self.keep_below)
+        W = self._classifier_weights(server, relevant, cohort)
+        classifiers, extractors = cohort.task.split(models, self.classifier)
+        rows = {**trees.join(model=trees.mix(W, classifiers)), "W": rows_over_all(W, cohort)}
+        average = trees.expand(trees.mean(extractors, cohort.weights), cohort.population.clients)
+        updated = {**trees.put(server, cohort.ids, rows), **trees.join(model=average)}
+        if bool(server["period/on"]):
+            updated.update(self._period(server, relevant, gaps, cohort))
+        if self.align:
+            updated.update(self._class_means(server, uploads))
+        return updated
 
-    def _means(self, server: Tree, uploads: Tree) -> Tree:
-        """Class means over clients; a class that nobody had keeps its latest."""
-        if not self.align:
-            return {}
+    def _classifier_weights(self, server: Tree, relevant: Tensor, cohort: Cohort) -> Tensor:
+        """Return W [C, C] of the classifiers, Eq. 7 or 10; the identity's row without any choice on record."""
+        if bool(server["period/on"]):
+            W = relevant.to(torch.float64)
+            W = W if self.uniform else W * sent(cohort.weights, W.device)
+        else:
+            ids = sent(cohort.ids, relevant.device)
+            W = server["chosen"][ids.unsqueeze(1), ids]
+            identity = torch.eye(len(ids), dtype=W.dtype, device=W.device)
+            W = torch.where(W.sum(1, keepdim=True) > 0, W, identity)
+        if self.shuffle:
+            order = torch.randperm(len(W), generator=cohort.generator)
+            W = W[:, sent(order, W.device)]
+        W = functional.normalize(W, p=1, dim=1)
+        return overwritten_in_turn(W) if self.in_turn else W
+
+    def _period(self, server: Tree, relevant: Tensor, gaps: Tensor, cohort: Cohort) -> Tree:
+        """Return G with this round's choices, and whether the period goes on (Eq. 9)."""
+        G = server["chosen"].clone()
+        ids = sent(cohort.ids, G.device)
+        G[ids.unsqueeze(1), ids] += relevant.to(G)
+        gap = gaps.mean().to(server["period/largest"])
+        largest = torch.maximum(server["period/largest"], gap)
+        on = (gap > self.delta * largest) | (largest == 0) | (not self.ccp)
+        return {"chosen": G, "period/on": on, "period/largest": largest}
+
+    def _class_means(self, server: Tree, uploads: Tree) -> Tree:
+        """Return class means over clients; a class that nobody had keeps its latest."""
         counts, sums = uploads["classes/counts"], uploads["classes/sums"]  # [C, K], [C, K, d]
         if self.uniform:
             sums, counts = sums / counts.clamp(min=1).unsqueeze(2), (counts > 0).to(sums.dtype)
@@ -289,16 +186,24 @@ class FedReMa(RelevantPeers):
         means = torch.where(known.unsqueeze(1), fresh, server["classes/means"])
         return {"classes/means": means, "classes/seen": server["classes/seen"].maximum(known.to(means.dtype))}
 
+    def collaboration(self, server: Tree, population: Population) -> Tensor:
+        """Return each client's latest row for the classifier."""
+        return server["W"]
+
+    def record(self, server: Tree) -> Mapping[str, Tensor]:
+        """Return each client's rounds in the critical co-learning period [N]: it always chooses itself."""
+        return {"ccp_rounds": server["chosen"].diagonal()}
+
     # ---- client
 
     def start(self, client: Client) -> Tree:
-        """Extractor and classifier as received."""
         return {**trees.plain(client.message), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """All at once, or classifier then extractor."""
+        """Train all at once, or the classifier and then the extractor."""
         if self.keep_momentum:
-            return (Stage(direction=self.going_on, fixed=("momentum/*",), optimizer=OptimizerConfig(lr=1.0)),)
+            step = OptimizerConfig(lr=1.0)
+            return (Stage(direction=self.continued_step, fixed=("momentum/*",), optimizer=step),)
         if not self.alternate:
             return (Stage(self.loss),)
         return (
@@ -306,8 +211,8 @@ class FedReMa(RelevantPeers):
             Stage(self.loss, fixed=self.classifier, order=1),
         )
 
-    def going_on(self, work: Tree, client: Client, batch: Batch) -> Tree:
-        """The protocol's step of SGD with the momentum of earlier rounds, and what both have moved."""
+    def continued_step(self, work: Tree, client: Client, batch: Batch) -> Tree:
+        """Return the protocol's step of SGD with the momentum of earlier rounds, and that momentum as it moved."""
         sgd = client.optimizer
         if sgd.name != "sgd":
             raise ConfigError("method.keep_momentum=true is of SGD; choose protocol.optimizer.name=sgd")
@@ -316,19 +221,19 @@ class FedReMa(RelevantPeers):
         names, grads = list(slope), list(slope.values())
         if sgd.clip is not None:
             grads = clip(grads, sgd.clip, axes=0)
-        speed = {
+        velocity = {
             name: sgd.momentum * momentum[name] + leaf + sgd.weight_decay * model[name]
             for name, leaf in zip(names, grads, strict=True)
         }
-        steps = {name: sgd.lr * leaf for name, leaf in speed.items()}
-        return {**steps, **statistics, **trees.join(momentum=speed)}
+        steps = {name: sgd.lr * leaf for name, leaf in velocity.items()}
+        return {**steps, **statistics, **trees.join(momentum=velocity)}
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The model without the momentum."""
+        """Return the model without the momentum."""
         return trees.plain(work)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy + lambda * mean over samples of |f(x) - h_y|^2, for classes with a mean."""
+        """Return cross-entropy + lambda * mean over samples of |f(x) - h_y|^2, for classes with a mean."""
         if not self.align:
             return super().loss(work, client, batch)
         task = client.task
@@ -336,8 +241,8 @@ class FedReMa(RelevantPeers):
         z = task.apply(work, batch.x, train=True, mask=batch.mask, until=stage)
         logits = task.apply(work, z, train=True, mask=batch.mask, since=stage)
         squares = (z.flatten(1) - client.message["classes/means"][batch.y]).square()
-        apart = squares.mean(1) if self.align_mean else squares.sum(1)
-        pull = batch.mean(apart * client.message["classes/seen"][batch.y])
+        distance = squares.mean(1) if self.align_mean else squares.sum(1)
+        pull = batch.mean(distance * client.message["classes/seen"][batch.y])
         return task.criterion(logits, batch) + self.align * pull
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
@@ -348,7 +253,72 @@ class FedReMa(RelevantPeers):
             return shared, private
         task = client.task
         stage = classifier_stage(task, self.classifier)
-        sums, counts = features.class_sums(
+        sums, counts = class_sums(
             lambda block: task.apply(work, block.x, until=stage).flatten(1), client.data, task.classes
         )
         return {**shared, "classes/sums": sums, "classes/counts": counts}, private
+
+
+# ---- relevant peers
+
+
+def segment(S: Tensor, last_gap: bool, keep_below: bool) -> tuple[Tensor, Tensor]:
+    """Return Algorithm 1 for every row of S [C, C]: (A as bool [C, C], largest gaps [C]).
+
+    In ascending order, the largest gap is between s_m and s_m+1; kept are those above it, and, if `keep_below`, the one
+    just below. Without `last_gap`, the gap to the largest is not looked at. With no gap to look at, all are kept.
+    """
+    values, order = S.sort(dim=1, stable=True)
+    gaps = values.diff(dim=1)
+    gaps = gaps if last_gap else gaps[:, :-1]
+    if gaps.shape[1] == 0:
+        return torch.ones_like(S, dtype=torch.bool), S.new_zeros(len(S))
+    largest, below = gaps.max(dim=1)
+    first = below if keep_below else below + 1
+    kept = torch.arange(S.shape[1], device=S.device) >= first.unsqueeze(1)
+    return torch.zeros_like(kept).scatter(1, order, kept), largest
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How classifiers are compared."""
+
+    temperature: float  # M
+    scale: float  # probes are uniform on [0, scale)
+    per_client: bool  # a new probe for each row of S
+    temper_all: bool  # false: only the row's own client has the temperature, the others 1
+
+    def similarities(self, models: Tree, stage: str, cohort: Cohort) -> Tensor:
+        """Return S [C, C], s_kj = cos(p_k, p_j) of the probabilities p = softmax(z / M) (Eq. 5), s_kk = 1."""
+        task, count = cohort.task, len(cohort.ids)
+        shape = (count if self.per_client else 1, *task.shape_before(stage))
+        probes = torch.rand(shape, generator=cohort.generator) * self.scale
+        probes = probes.to(next(iter(models.values())))
+        logits = [task.apply(trees.row(models, j), probes, since=stage) for j in range(count)]
+        z = torch.stack(logits, dim=1).to(torch.float64).expand(count, -1, -1)  # [row's probe, client, K]
+        tempered = (z / self.temperature).softmax(2)
+        own = tempered.diagonal(dim1=0, dim2=1).t().unsqueeze(1)  # [C, 1, K]
+        others = tempered if self.temper_all else z.softmax(2)
+        return functional.cosine_similarity(own, others, dim=2).fill_diagonal_(1.0)
+
+
+def classifier_stage(task: Task, selectors: tuple[str, ...]) -> str:
+    """Return the first stage of the classifier that `selectors` name: the network from there on.
+
+    Raises:
+        ConfigError: the selected leaves are not those of the last stages.
+    """
+    stage = task.first_stage(selectors)
+    if stage is None:
+        raise ConfigError(
+            f"method.classifier={list(selectors)} does not select the last stages of the network"
+        )
+    return stage
+
+
+def overwritten_in_turn(W: Tensor) -> Tensor:
+    """Return what W [C, C] comes to where client k's mixture takes the place of its model before k + 1 mixes."""
+    rows = torch.eye(len(W)).to(W)
+    for client, own in enumerate(W):
+        rows[client] = own @ rows
+    return rows

@@ -44,7 +44,7 @@ class FedRep(FedAvg):
             )
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """The head, then the body on other mini-batches."""
+        """Train the head, then the body on other mini-batches."""
         head, body = self._iterations(local)
         left = max(1, (local.epochs or 0) - self.body_epochs)
         head_epochs = left if self.head_epochs is None else self.head_epochs

@@ -48,7 +48,7 @@ class FedRoD(Method):
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Body and generic head on the server; own/<head leaf> and log n_m,c on client m."""
+        """Return the body and generic head on the server; own/<head leaf> and log n_m,c on client m."""
         model = task.init(generator)
         generic = {name: model[name] for name in task.select(model, ("@head",))}
         head = {name: leaf if self.alone else torch.zeros_like(leaf) for name, leaf in generic.items()}
@@ -56,11 +56,11 @@ class FedRoD(Method):
         return model, {**trees.expand(trees.join(own=head), population.clients), "log_counts": counts}
 
     def start(self, client: Client) -> Tree:
-        """The received model and the personal head."""
+        """Return the received model and the personal head."""
         return {**client.message, **trees.join(own=trees.part(client.memory, "own"))}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """Balanced risk of body and h_G plus empirical risk of h_P; the body has a gradient from both if `alone`."""
+        """Return the balanced risk of body and h_G plus h_P's empirical risk; both move the body if `alone`."""
         task = client.task
         z = task.features(work, batch.x, train=True, mask=batch.mask)
         generic = task.head(work, z)
@@ -76,7 +76,7 @@ class FedRoD(Method):
         return shared, {**own, "log_counts": client.memory["log_counts"]}
 
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
-        """h_G(z) + h_P(z), or h_P(z)."""
+        """Return h_G(z) + h_P(z), or h_P(z)."""
         z = task.features(model, x)
         personal = task.head(trees.part(model, "own"), z)
         return personal if self.alone else task.head(model, z) + personal

@@ -1,11 +1,11 @@
 """FedSaC: Yan et al., Balancing Similarity and Complementarity for Federated Learning, ICML 2024.
 
-Algorithm 1. Clients train on Eq. 9 (see `cosine`), then upload theta_i and U_i, the k leading singular directions of
-their training samples' features before the classifier (Eq. 5). Server: S_ij, the cosine of two models (Eq. 4),
+Algorithm 1. Clients train on Eq. 9 (see `CosineMixing`), then upload theta_i and U_i, the k leading singular directions
+of their training samples' features before the classifier (Eq. 5). Server: S_ij, the cosine of two models (Eq. 4),
 C_ij = cos of the mean principal angle of U_i and U_j (Eqs. 6-7), and row i of W minimises over the simplex
 sum_j (W_ij - p_j)^2 + alpha C_ij W_ij - beta S_ij W_ij (Eq. 8): the projection of p - (alpha C_i - beta S_i) / 2.
-alpha is 0 after 70 % of the rounds (Appendix B.1). Where the text gives way to the authors' code: fields of `cosine`,
-and `angles`, `centred` and the values of alpha, beta, lambda and alpha_share.
+alpha is 0 after 70 % of the rounds (Appendix B.1). Where the text gives way to the authors' code: fields of
+`CosineMixing`, and `angles`, `centred` and the values of alpha, beta, lambda and alpha_share.
 S: Appendix A.2 follows Ye et al., whose code takes cosines of the updates since theta_0 and counts those above .9 as 1;
 so does the default. Printed are cosines of the parameters (Eq. 4, preset `literal`). For models that start alike those
 stay near 1 and tell no clients apart: with C a client mixes with the least alike and loses its own model (C_ii = 1),
@@ -14,6 +14,13 @@ With 50-100 clients (Appendix D) `collaborators` are drawn each round, for all c
 among them and itself. (The code draws the round's cohort of 10 instead: protocol.cohort=10.)
 Deviation: a client whose features span fewer than k directions uploads as many, and an angle is averaged over the
 smaller subspace's (Appendix A.2).
+
+Several modalities (Section 5.3, Appendices B.2, B.3): inside a modality FedSaC as it is, of all leaves. Across
+modalities only the classification layer is mixed, without complementarity, and S_ij is the cosine of the two
+classification layers. So row i of that layer's W minimises Eq. 8 over all clients, with alpha C_ij - beta S_ij for j of
+i's modality and -beta S_ij for the others. "The cooperation weights for the classification layers are derived by
+excluding the complementarity term" may also be meant of all pairs: `heads` = "all". S and `snap` are as above in both
+places. With clients of one modality this is FedSaC; without weights across modalities, FedSaC inside each.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ from torch import Tensor
 from fedbench.config.fields import at_least, one_of, share
 from fedbench.core import trees
 from fedbench.core.trees import Tree, sent
-from fedbench.engine.contract import Client, ClientHook, Cohort
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort
 from fedbench.methods.parts import features, mixing
 from fedbench.methods.parts.mixing import CosineMixing
 
@@ -55,65 +62,59 @@ class FedSaC(CosineMixing):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """For the subspace."""
         return frozenset({"finish"})
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Theta_i and the products of its features, of which it sends U_i alone."""
+        """Add the products of theta_i's features, of which U_i alone is sent."""
         upload, memory = super().finish(work, client)
         products = features.products(work, client.data, client.task, self.centred)
         return {**upload, **trees.join(products=products)}, memory
 
     def compress(self, upload: Tree) -> Tree:
-        """Theta_i and U_i."""
+        """Return theta_i and U_i."""
         U = features.directions(trees.part(upload, "products"), self.k)
         return {**trees.plain(upload), "subspace/U": U}
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """W from sizes, complementarity and similarity."""
-        return {"*": self.rows(self.cost(server, uploads, cohort), self.allowed(cohort), cohort)}
+        S = self.similarities(server, uploads, cohort)
+        C, alpha = self.complementarity(uploads), self.alpha_in(cohort.clock)
+        allowed = drawn_pairs(cohort, self.collaborators)
+        return {"*": collaboration_graph(C, S, alpha, self.beta, cohort.weights, allowed, self.solver)}
 
-    def cost(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tensor:
-        """Alpha C - beta S, [C, C]."""
-        return self.weighed(uploads, cohort) - self.beta * self.similarities(server, uploads, cohort)
+    def complementarity(self, uploads: Tree) -> Tensor:
+        """Return C [C, C] (Eqs. 6-7)."""
+        return features.complementarity(uploads["subspace/U"], self.angles == "greedy")
 
-    def weighed(self, uploads: Tree, cohort: Cohort) -> Tensor:
-        """Alpha C, [C, C]."""
-        early = cohort.clock.round < self.alpha_share * cohort.clock.rounds
-        alpha = self.alpha if early else 0.0
-        return alpha * features.complementarity(uploads["subspace/U"], self.angles == "greedy")
-
-    def rows(self, cost: Tensor, allowed: Tensor, cohort: Cohort) -> Tensor:
-        """The rows of W that minimise Eq. 8 over the clients `allowed` (bool [C, C])."""
-        allowed = sent(allowed, cost.device)
-        p = sent(cohort.weights, cost.device).to(cost.dtype) * allowed
-        return mixing.closest(p / p.sum(1, keepdim=True), cost, allowed, self.solver)
-
-    def allowed(self, cohort: Cohort) -> Tensor:
-        """Whom each client may mix with, bool [C, C]."""
-        count = len(cohort.ids)
-        if not 0 < self.collaborators < count:
-            return torch.ones(count, count, dtype=torch.bool)
-        drawn = torch.randperm(count, generator=cohort.generator)[: self.collaborators]
-        allowed = torch.eye(count, dtype=torch.bool)
-        allowed[:, drawn] = True
-        return allowed
+    def alpha_in(self, clock: Clock) -> float:
+        """Return alpha, or 0 in the rounds after `alpha_share` of them."""
+        return self.alpha if clock.round < self.alpha_share * clock.rounds else 0.0
 
 
-# FedSaC of several modalities: Yan et al., ICML 2024, Section 5.3 and Appendices B.2, B.3.
-#
-# Inside a modality FedSaC as it is, of all leaves. Across modalities only the classification layer is mixed:
-# there Eq. 8
-# has no complementarity, and S_ij is the cosine of the two classification layers. So row i of the
-# classification layers'
-# W minimises over all clients sum_j (W_ij - p_j)^2 + cost_ij W_ij with cost_ij = alpha C_ij - beta S_ij for j of i's
-# modality and - beta S_ij for the others. "The cooperation weights for the classification layers are derived by
-# excluding
-# the complementarity term" may also be meant of all pairs: `heads` = "all".
-# As pFedGraph's code, which FedSaC follows, S is of the updates since theta_0, and 1 above .9, in both places:
-# cosines of
-# parameters that start alike tell no clients apart (Eq. 4 as printed: `similarity` = "parameters", `snap` = null).
-# With clients of one kind this is FedSaC; without weights across modalities, FedSaC inside each.
+def collaboration_graph(
+    C: Tensor, S: Tensor, alpha: float, beta: float, sizes: Tensor, allowed: Tensor, solver: str = "closed"
+) -> Tensor:
+    """Return W [C, C] of Eq. 8, from C and S [C, C], the clients' sample counts or shares [C], and who may mix.
+
+        W_i = argmin_w sum_j (w_j - p_j)^2 + alpha C_ij w_j - beta S_ij w_j    s.t. sum_j w_j = 1, w_j >= 0,
+
+    and w_j = 0 unless `allowed` (bool [C, C]) has i mix with j; p are the allowed clients' shares of the samples.
+    The objective is |w - p|^2 + (alpha C_i - beta S_i)^T w up to a constant.
+    """
+    allowed = sent(allowed, S.device)
+    p = sent(sizes, S.device).to(S.dtype) * allowed
+    p = p / p.sum(1, keepdim=True)
+    return mixing.closest(p, alpha * C - beta * S, allowed, solver)
+
+
+def drawn_pairs(cohort: Cohort, collaborators: int) -> Tensor:
+    """Return whom each client may mix with, bool [C, C]: itself and the `collaborators` drawn (0: all)."""
+    count = len(cohort.ids)
+    if not 0 < collaborators < count:
+        return torch.ones(count, count, dtype=torch.bool)
+    drawn = torch.randperm(count, generator=cohort.generator)[:collaborators]
+    allowed = torch.eye(count, dtype=torch.bool)
+    allowed[:, drawn] = True
+    return allowed
 
 
 @dataclass(frozen=True)
@@ -130,23 +131,32 @@ class MultimodalFedSaC(FedSaC):
 
     @property
     def why_one_kind(self) -> str:
-        """Nothing: bodies are mixed inside a modality, classification layers across."""
+        """Return no reason: bodies are mixed inside a modality, classification layers across."""
         return ""
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """W of the classification layers, over all clients, and of the other leaves, inside a modality."""
-        cost = self.weighed(uploads, cohort)  # of a pair across modalities it is left out below
-        inside = torch.zeros(cost.shape, dtype=torch.bool)
-        for chosen, alike in cohort.alike():
-            places = sent(chosen.nonzero().flatten(), cost.device)
-            own = trees.rows(alike.task.own(uploads), chosen)
-            cost[places[:, None], places] -= self.beta * self.similarities(server, own, alike)
-            inside |= chosen[:, None] & chosen
-        allowed = self.allowed(cohort)
-        body = self.rows(cost, allowed & inside, cohort)
+        """Return W of the classification layers, over all clients, and of the other leaves, inside a modality."""
+        C, alpha = self.complementarity(uploads), self.alpha_in(cohort.clock)
+        S, same = self.similarities_inside(server, uploads, cohort)
+        allowed = drawn_pairs(cohort, self.collaborators)
+        parameters = (alpha, self.beta, cohort.weights)
+        body = collaboration_graph(C, S, *parameters, allowed & same, self.solver)
         if self.heads == "apart":
             return {"*": body}
         heads, _ = cohort.task.split(trees.plain(uploads), ("@head",))
-        across = -self.beta * self.similarities(server, heads, cohort)
-        kept = sent(inside, cost.device) & (self.heads == "across")
-        return {"@head": self.rows(torch.where(kept, cost, across), allowed, cohort), "*": body}
+        S_heads = self.similarities(server, heads, cohort)
+        as_body = sent(same, S.device) & (self.heads == "across")
+        C, S = torch.where(as_body, C, 0.0), torch.where(as_body, S, S_heads)
+        return {"@head": collaboration_graph(C, S, *parameters, allowed, self.solver), "*": body}
+
+    def similarities_inside(self, server: Tree, uploads: Tree, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        """Return S of each two clients of one modality, 0 of the others, and which are of one (bool), [C, C]."""
+        count = len(cohort.ids)
+        S = torch.zeros(count, count, dtype=torch.float64, device=uploads["subspace/U"].device)
+        same = torch.zeros(count, count, dtype=torch.bool)
+        for members, modality in cohort.alike():
+            index = sent(members.nonzero().flatten(), S.device)
+            own = trees.rows(modality.task.own(uploads), members)
+            S[index[:, None], index] = self.similarities(server, own, modality)
+            same |= members[:, None] & members
+        return S, same

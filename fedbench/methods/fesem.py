@@ -30,7 +30,7 @@ from fedbench.engine.contract import Cohort, Conformance, Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import clustered
-from fedbench.methods.parts.clustered import Coalitions, grouped, server_of
+from fedbench.methods.parts.clustered import Coalitions, server_of, server_of_groups
 from fedbench.models.task import Task
 
 
@@ -63,16 +63,14 @@ class FeSEM(Coalitions):
 
     @property
     def inner(self) -> Method:
-        """FedAvg."""
         return FedAvg()
 
     @property
     def conformance(self) -> Conformance:
-        """A first assignment."""
         return Conformance(draws_by_position="the first assignment is drawn in order")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """One centre, from which all will start, or k of them."""
+        """Start with one centre, from which all will start, or k of them."""
         server, memory = super().init(task, population, generator)
         if self.drawn:
             others = [self.inner.init(task, population, generator)[0] for _ in range(self.k - 1)]
@@ -80,28 +78,28 @@ class FeSEM(Coalitions):
         return server, memory
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """As KMeans, or every client in a cluster drawn for it."""
+        """Group as KMeans, or draw a cluster for every client."""
         if self.pretrain_rounds:
             message = self.send(server, preparation.everyone)
-            coalition = clustered.groups(
+            coalition = clustered.cluster_local_models(
                 preparation, message, memory, self.k, self.pretrain_rounds, self.compared
             )
-            return grouped(server_of(server, 0), coalition, self.k), memory
+            return server_of_groups(server_of(server, 0), coalition, self.k), memory
         generator = rng.numpy_rng(preparation.seed, "centres")
         coalition = generator.integers(self.k, size=preparation.population.clients)
         preparation.keep("coalition", coalition)
         if self.drawn:
-            centres = clustered.vectors(trees.part(server, "base"), preparation.task, self.compared)
-            apart = clustered.distances(centres.cpu().numpy())
-            preparation.keep("distances", apart[coalition][:, coalition])  # of two clients' centres
+            centres = clustered.weight_vectors(trees.part(server, "base"), preparation.task, self.compared)
+            distances = clustered.distances(centres.cpu().numpy())
+            preparation.keep("distances", distances[coalition][:, coalition])  # of two clients' centres
             return {**server, "coalition": torch.from_numpy(coalition)}, memory
-        return grouped(server_of(server, 0), coalition, self.k), memory
+        return server_of_groups(server_of(server, 0), coalition, self.k), memory
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Centres from the cohort's models (M step), then the cohort's assignment to centres (E step)."""
+        """Update centres by the cohort's models (M step), then the cohort's assignment to centres (E step)."""
         server = super().aggregate(server, uploads, cohort)
         models, centres = (
-            clustered.vectors(each, cohort.task, self.compared)
+            clustered.weight_vectors(each, cohort.task, self.compared)
             for each in (uploads, trees.part(server, "base"))
         )
         nearest = torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)

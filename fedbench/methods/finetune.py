@@ -39,5 +39,4 @@ class Finetune(FedAvg):
             )
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """The tuning."""
         return (Stage(self.loss, moves=self.tuned, iterations=self.steps, epochs=self.epochs, lr=self.lr),)

@@ -46,11 +46,10 @@ class IFCA(Method):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """To choose a model."""
         return frozenset({"start", "personal"})
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Models [k, ...]."""
+        """Return the models [k, ...]."""
         return trees.stack([task.init(generator) for _ in range(self.k)]), {}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
@@ -61,11 +60,11 @@ class IFCA(Method):
         return trees.put(server, taken, trees.mix(shares / shares.sum(1, keepdim=True), models))
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """The model, if there is one only."""
+        """Return the model, if there is one only."""
         return trees.row(server, 0) if self.k == 1 else None
 
     def start(self, client: Client) -> Tree:
-        """The model with the least training loss, and which it is."""
+        """Return the model with the least training loss, and which it is."""
         losses = [
             features.mean_loss(trees.row(client.message, j), client.data, client.task) for j in range(self.k)
         ]
@@ -78,7 +77,7 @@ class IFCA(Method):
         return work, {}
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The chosen model."""
+        """Return the chosen model."""
         return _model(work)
 
 

@@ -5,7 +5,7 @@ by itself. A minimiser here is what `pretrain_rounds` rounds of local work make 
 Not given by FedCollab's comparison, and chosen: k = 4, its true number of client types, ten rounds.
 All weights count in distances; `compared` selects some.
 Deviations: no defence against adversaries (the paper's third stage); a group runs FedAvg, from the initial weights; the
-best of several starts of k-means counts (parts/grouping.py).
+best of several starts of k-means counts (parts/clustered.py).
 Batch normalisation: statistics do not count in distances; within a group they are shared and averaged.
 """
 
@@ -20,8 +20,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
 from fedbench.engine.method import Method
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts import clustered
-from fedbench.methods.parts.clustered import Coalitions, grouped, server_of
+from fedbench.methods.parts.clustered import Coalitions, cluster_local_models, server_of, server_of_groups
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,12 @@ class KMeans(Coalitions):
 
     @property
     def inner(self) -> Method:
-        """FedAvg."""
         return FedAvg()
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train every client alone, group the results; all groups start from the initial weights."""
         message = self.send(server, preparation.everyone)
-        coalition = clustered.groups(
+        coalition = cluster_local_models(
             preparation, message, memory, self.k, self.pretrain_rounds, self.compared
         )
-        return grouped(server_of(server, 0), coalition, self.k), memory
+        return server_of_groups(server_of(server, 0), coalition, self.k), memory

@@ -39,11 +39,11 @@ class KNNPer(FedAvg):
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
-        """For the memorised samples, wherever a personal model is made."""
+        """Return the hooks that make a personal model, of which each reads the memorised samples."""
         return frozenset({"personal", "model"})
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The model beside the datastore: features [n, d], labels one-hot [n, K], and which rows are real [n]."""
+        """Return the model and the datastore: features [n, d], labels one-hot [n, K], and which rows are real [n]."""
         task, data = client.task, client.data
         features = torch.cat([task.features(work, block.x) for block in blocks(data)])
         labels = functional.one_hot(data.y, task.classes).to(features.dtype)
@@ -51,11 +51,10 @@ class KNNPer(FedAvg):
         return {**work, **trees.join(store={"z": features, "y": labels, "real": real})}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """FedAvg's."""
         return client.task.loss(work, batch)
 
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
-        """Interpolated probabilities [B, K]."""
+        """Return the interpolated probabilities [B, K]."""
         store, model = trees.part(model, "store"), trees.plain(model)
         z = task.features(model, x)
         own = task.head(model, z).softmax(1)

@@ -39,17 +39,17 @@ class Moon(FedAvg):
     paper: ClassVar[str] = "Li et al., CVPR 2021"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """As FedAvg; the first previous model is the first global one."""
+        """Start as FedAvg; the first previous model is the first global one."""
         server, private = super().init(task, population, generator)
         first = trees.expand(server, population.clients)
         return server, trees.join(private=private, previous={**first, **private})
 
     def start(self, client: Client) -> Tree:
-        """The received leaves beside the client's own."""
+        """Return the received leaves beside the client's own."""
         return {**client.message, **trees.part(client.memory, "private")}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_k(w) + mu l_con."""
+        """Return F_k(w) + mu l_con."""
         task = client.task
         z = task.features(work, batch.x, train=True, mask=batch.mask)
         supervised = task.criterion(task.head(work, z), batch)

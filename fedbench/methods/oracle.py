@@ -16,7 +16,7 @@ from fedbench.config.fields import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
-from fedbench.methods.parts.clustered import Coalitions, fedavg, grouped, server_of
+from fedbench.methods.parts.clustered import Coalitions, default_base, server_of, server_of_groups
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Oracle(Coalitions):
     Upload: **, the base's
     """
 
-    base: Any = field(default_factory=fedavg)  # the method inside
+    base: Any = field(default_factory=default_base)  # the method inside
     # number of each client's coalition, in the clients' order; (): all in one
     coalition: tuple[int, ...] = at_least(0, ())
 
@@ -42,12 +42,12 @@ class Oracle(Coalitions):
             ConfigError: `coalition` has not one number a client.
         """
         clients = preparation.population.clients
-        given = self.coalition or (0,) * clients
-        if len(given) != clients:
+        groups = self.coalition or (0,) * clients
+        if len(groups) != clients:
             raise ConfigError(
-                f"method.coalition must give the coalition of each of {clients} clients, it has {len(given)} numbers"
+                f"method.coalition must give the coalition of each of {clients} clients, it has {len(groups)} numbers"
             )
         base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)
-        coalition = np.unique(given, return_inverse=True)[1].astype(np.int64)
+        coalition = np.unique(groups, return_inverse=True)[1].astype(np.int64)
         preparation.keep("coalition", coalition)
-        return grouped(base, coalition, int(coalition.max()) + 1), memory
+        return server_of_groups(base, coalition, int(coalition.max()) + 1), memory

@@ -18,12 +18,12 @@ from fedbench.core.batch import Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort, Conformance, Preparation
 from fedbench.engine.method import Method
-from fedbench.methods.parts.clustered import Inside, fedavg
+from fedbench.methods.parts.clustered import WrapperMethod, default_base
 from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
-class PerKind(Inside):
+class PerKind(WrapperMethod):
     """A base server for each kind of client.
 
     Server: kind [N]; base/**, which of several kinds is base:KIND/**
@@ -32,7 +32,7 @@ class PerKind(Inside):
     Upload: **, the base's
     """
 
-    base: Any = field(default_factory=fedavg)  # the method inside
+    base: Any = field(default_factory=default_base)  # the method inside
 
     paper: ClassVar[str] = "-"
 
@@ -45,23 +45,22 @@ class PerKind(Inside):
 
     @property
     def conformance(self) -> Conformance:
-        """As the method inside."""
         return self.inner.conformance
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """A base server for each kind; all begin from the same weights, as far as they share any."""
+        """Return a base server for each kind; all begin from the same weights, as far as they share any."""
         kind, state = task.kind_of(torch.arange(population.clients)), generator.get_state()
         server: Tree = {"kind": kind}
         parts = []
-        for place, alike in enumerate(task.kinds):
+        for index, kind_task in enumerate(task.kinds):
             generator.set_state(state)
-            own, memory = self.inner.init(alike, population, generator)
-            server |= trees.join(**{_space(alike): own})
-            parts.append((kind == place, trees.rows(memory, kind == place)))
+            own, memory = self.inner.init(kind_task, population, generator)
+            server |= trees.join(**{_space(kind_task): own})
+            parts.append((kind == index, trees.rows(memory, kind == index)))
         return server, trees.spread(parts, population.clients)
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The method inside prepares, where there is one kind only: see why_one_kind."""
+        """Let the method inside prepare, where there is one kind only: see why_one_kind."""
         kinds = preparation.task.kinds
         if len(kinds) > 1:
             return server, memory
@@ -69,41 +68,43 @@ class PerKind(Inside):
         return {"kind": server["kind"], **trees.join(**{_space(kinds[0]): own})}, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Each client hears from its kind's server."""
+        """Send each client what its kind's server sends."""
         parts = [
-            (chosen, self.inner.send(trees.part(server, _space(alike.task)), alike))
-            for chosen, alike in cohort.alike()
+            (members, self.inner.send(trees.part(server, _space(subcohort.task)), subcohort))
+            for members, subcohort in cohort.alike()
         ]
         return trees.spread(parts, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Each kind's server folds in its own clients' uploads; one without a client in the cohort waits."""
-        for chosen, alike in cohort.alike():
-            space, own = _space(alike.task), trees.rows(alike.task.own(uploads), chosen)
-            updated = self.inner.aggregate(trees.part(server, space), own, alike)
+        """Give each kind's server its own clients' uploads; one without a client in the cohort waits."""
+        for members, subcohort in cohort.alike():
+            space, own = _space(subcohort.task), trees.rows(subcohort.task.own(uploads), members)
+            updated = self.inner.aggregate(trees.part(server, space), own, subcohort)
             others = {key: leaf for key, leaf in server.items() if not key.startswith(f"{space}/")}
             server = {**others, **trees.join(**{space: updated})}
         return server
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """The inner method's global model, if there is one kind only."""
+        """Return the inner method's global model, if there is one kind only."""
         kinds = task.kinds
         return self.inner.common(trees.part(server, _space(kinds[0])), task) if len(kinds) == 1 else None
 
     def collaboration(self, server: Tree, population: Population) -> Tensor | None:
-        """The rows of each kind's clients as the method inside has them."""
+        """Return the rows of each kind's clients as the method inside has them."""
         servers = {k: trees.part(server, space) for k, space in enumerate(self._spaces(server))}
-        return self.rows_of(servers, server["kind"].cpu(), population)
+        return self.combined_rows(servers, server["kind"].cpu(), population)
 
     def record(self, server: Tree) -> Mapping[str, Tensor]:
-        """What the method inside keeps, of each kind."""
+        """Return what the method inside keeps, of each kind."""
         spaces = self._spaces(server)
-        return self.records_of({space.removeprefix("base"): trees.part(server, space) for space in spaces})
+        return self.combined_records(
+            {space.removeprefix("base"): trees.part(server, space) for space in spaces}
+        )
 
     def _spaces(self, server: Tree) -> list[str]:
         return list(dict.fromkeys(key.partition("/")[0] for key in server if "/" in key))
 
 
 def _space(task: Task) -> str:
-    """Where a kind's server is within the state: `base`, or `base:text`."""
+    """Return the namespace of a kind's server within the state: `base`, or `base:text`."""
     return f"base:{task.prefix}".strip(":.")

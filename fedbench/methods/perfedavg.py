@@ -27,8 +27,7 @@ from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.parts.updates import gradient
-from fedbench.models.task import Task
+from fedbench.models.task import Task, gradient
 
 
 @dataclass(frozen=True)
@@ -45,28 +44,28 @@ class PerFedAvg(FedAvg):
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Meta steps."""
+        """Train by meta steps."""
         return (Stage(direction=self.direction, lr=self.beta),)
 
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Plain SGD steps at rate alpha."""
+        """Make plain SGD steps at rate alpha."""
         if self.alpha == 0:
             return ()
         return (Stage(self.loss, iterations=self.adapt_steps, optimizer=OptimizerConfig(lr=self.alpha)),)
 
     def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:
-        """(I - alpha hess f(w; D)) grad f(w~; D') over the weights, and the moved statistics."""
+        """Return (I - alpha hess f(w; D)) grad f(w~; D') over the weights, and the moved statistics."""
         inner, outer = (partial(self.loss, client=client, batch=half) for half in halves(batch))
         slope, statistics = gradient(inner, work, client.task)
-        ahead = {name: work[name].sub(slope[name], alpha=self.alpha) for name in slope}
-        found, statistics = gradient(outer, {**work, **statistics, **ahead}, client.task)
+        stepped = {name: work[name].sub(slope[name], alpha=self.alpha) for name in slope}
+        meta, statistics = gradient(outer, {**work, **statistics, **stepped}, client.task)
         if self.order != "first":
-            curve = self._hessian_product(inner, work, found, client.task)
-            found = {name: found[name] - self.alpha * curve[name] for name in found}
-        return {**found, **statistics}
+            curve = self._hessian_product(inner, work, meta, client.task)
+            meta = {name: meta[name] - self.alpha * curve[name] for name in meta}
+        return {**meta, **statistics}
 
     def _hessian_product(self, loss: Callable[[Tree], Tensor], model: Tree, vector: Tree, task: Task) -> Tree:
-        """The Hessian of `loss` at `model` times `vector`, exact or by central differences."""
+        """Return the Hessian of `loss` at `model` times `vector`, exact or by central differences."""
         if self.order == "full":
             return gradient(lambda m: trees.dot(vector, gradient(loss, m, task)[0]), model, task)[0]
         ends = [
@@ -77,7 +76,7 @@ class PerFedAvg(FedAvg):
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """The first and the second half of a batch's real samples (the first is the larger); of one sample, twice that."""
+    """Return the first and second half of a batch's real samples (the first is the larger); of one, twice that."""
     count = len(batch.y)
     if batch.mask is None:
         first = (count + 1) // 2

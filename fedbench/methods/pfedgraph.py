@@ -38,7 +38,7 @@ class PFedGraph(CosineMixing):
     paper: ClassVar[str] = "Ye et al., ICML 2023"
 
     def graph(self, server: Tree, uploads: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """W from sizes and similarity."""
+        """Return W from sizes and similarity."""
         similarity = self.similarities(server, uploads, cohort)
         p = sent(cohort.weights, similarity.device).to(similarity.dtype)
         return {"*": mixing.closest(p, -similarity / self.alpha, solver=self.solver)}

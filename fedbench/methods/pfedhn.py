@@ -59,16 +59,14 @@ class PFedHN(FedAvg):
 
     @property
     def averages(self) -> bool:
-        """Models come from the hypernetwork."""
         return False
 
     @property
     def conformance(self) -> Conformance:
-        """Embeddings."""
         return Conformance(draws_by_position="clients' embeddings are drawn in order")
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """A random hypernetwork (phi/*), its momentum, and the shapes it makes (like/*, one row)."""
+        """Return a random hypernetwork (phi/*), its momentum, and the shapes it makes (like/*, one row)."""
         shared, memory = super().init(task, population, generator)
         total = sum(leaf.numel() for leaf in shared.values())
         widths = [self.embedding, *[self.hidden] * (self.layers + 1), total]
@@ -82,21 +80,21 @@ class PFedHN(FedAvg):
         return trees.join(phi=phi, momentum=momentum, like=trees.expand(shared, 1)), memory
 
     def generate(self, phi: Tree, ids: Tensor) -> Tensor:
-        """h(v_i) of the clients `ids`, flat [C, P]."""
+        """Return h(v_i) of the clients `ids`, flat [C, P]."""
         last = self.layers + 1
         z = phi["embeddings"][sent(ids, phi["embeddings"].device)]
-        for place in range(last + 1):
-            z = z @ phi[f"{place}.weight"].t() + phi[f"{place}.bias"]
-            z = z.relu() if place < last - 1 else z
+        for layer in range(last + 1):
+            z = z @ phi[f"{layer}.weight"].t() + phi[f"{layer}.bias"]
+            z = z.relu() if layer < last - 1 else z
         return z
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Theta_i of each client."""
-        made = self.generate(trees.part(server, "phi"), cohort.ids)
-        return trees.unflatten(made, trees.part(server, "like"))
+        """Return theta_i of each client."""
+        models = self.generate(trees.part(server, "phi"), cohort.ids)
+        return trees.unflatten(models, trees.part(server, "like"))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """One step of the hypernetwork on the clients' changes."""
+        """Make one step of the hypernetwork on the clients' changes."""
         phi = trees.part(server, "phi")
         pull_back = torch.func.vjp(partial(self.generate, ids=cohort.ids), phi)[1]
         gradient: Tree = pull_back(trees.flatten(uploads) / len(cohort.ids))[0]
@@ -116,6 +114,6 @@ class PFedHN(FedAvg):
     # ---- client
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Delta theta: received minus trained."""
+        """Return delta theta: received minus trained."""
         trained, memory = super().finish(work, client)
         return {name: client.message[name] - leaf for name, leaf in trained.items()}, memory

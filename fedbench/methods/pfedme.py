@@ -27,8 +27,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Method
-from fedbench.methods.parts.updates import gradient
-from fedbench.models.task import Task
+from fedbench.models.task import Task, gradient
 
 
 @dataclass(frozen=True)
@@ -53,20 +52,20 @@ class PFedMe(Method):
     paper: ClassVar[str] = "T Dinh et al., NeurIPS 2020"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """All of w and the thetas start from the same model."""
+        """Start w and all thetas from the same model."""
         model = task.init(generator)
         return model, trees.join(personal=trees.expand(model, population.clients))
 
     def start(self, client: Client) -> Tree:
-        """Both w and theta as received."""
+        """Return both w and theta as received."""
         return trees.join(shared=client.message, personal=client.message)
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """Steps on theta and on w, none of them the optimiser's."""
+        """Make steps on theta and on w, none of them the optimiser's."""
         return (Stage(direction=self.step, moves=()),)
 
     def step(self, work: Tree, client: Client, batch: Batch) -> Tree:
-        """Both w and theta after one mini-batch."""
+        """Return both w and theta after one mini-batch."""
         task, theta = client.task, trees.part(work, "personal")
         w = task.weights(trees.part(work, "shared"))
         if self.restart:
@@ -90,15 +89,14 @@ class PFedMe(Method):
         return upload, trees.join(personal=theta)
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The personal model theta."""
+        """Return the personal model theta."""
         return trees.part(work, "personal")
 
     def personal(self, client: Client) -> Tree:
-        """The theta of the client's last round."""
         return trees.part(client.memory, "personal")
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """(1 - beta) w + beta mean."""
+        """Return (1 - beta) w + beta mean."""
         weights = cohort.weights
         if self.uniform:
             weights = torch.full_like(weights, 1 / len(weights))

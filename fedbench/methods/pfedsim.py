@@ -31,7 +31,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Population
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Clock, Cohort
-from fedbench.methods.parts.mixing import Library
+from fedbench.methods.parts.mixing import ModelStore
 from fedbench.models.task import Task
 
 EPSILON = 1e-8  # epsilon of Eq. 3
@@ -39,7 +39,7 @@ CLOSEST = 1e-12  # smallest 1 - cosine: equal classifiers have a finite similari
 
 
 @dataclass(frozen=True)
-class PFedSim(Library):
+class PFedSim(ModelStore):
     """Extractors mixed by the similarity of classifiers; classifiers personal.
 
     Server: model/* [N, ...]; phi [N, N]
@@ -58,7 +58,7 @@ class PFedSim(Library):
     paper: ClassVar[str] = "Tan et al., 2023"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """Phi without similarities; each client's own model, if it is to be scored."""
+        """Return Phi without similarities; each client's own model, if it is to be scored."""
         server, memory = super().init(task, population, generator)
         if self.scored == "own":
             memory = {**memory, **trees.join(own={**trees.part(server, "model"), **memory})}
@@ -67,13 +67,12 @@ class PFedSim(Library):
         return server, memory
 
     def warm(self, clock: Clock) -> bool:
-        """The generalisation phase."""
         return clock.round < math.floor(self.rho * clock.rounds)
 
     # ---- server
 
     def rows(self, server: Tree, cohort: Cohort) -> Mapping[str, Tensor]:
-        """Phi's rows, normalised, for the extractor."""
+        """Return Phi's rows, normalised, for the extractor."""
         weights = self.collaboration(server, cohort.population)
         return {"@body": weights[sent(cohort.ids, weights.device)]}
 
@@ -88,7 +87,7 @@ class PFedSim(Library):
         return updated
 
     def similarity(self, uploads: Tree, task: Task) -> Tensor:
-        """Eq. 3 between the last layers of the cohort, whose rows are the classes', [C, C]."""
+        """Return Eq. 3 between the last layers of the cohort, whose rows are the classes', [C, C]."""
         classifiers = [uploads[name] for name in task.select(uploads, ("head.*",)) if uploads[name].dim() > 2]
         rows = torch.cat([leaf.flatten(2) for leaf in classifiers], dim=2).to(torch.float64)  # [C, K, d]
         lengths = rows.norm(dim=2)
@@ -99,14 +98,14 @@ class PFedSim(Library):
         return -(1 - cosines.clamp(min=0)).clamp(min=CLOSEST).log().mean(2)
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:
-        """Phi with its diagonal, rows normalised."""
+        """Return Phi with its diagonal, rows normalised."""
         phi = server["phi"].clone().fill_diagonal_(self.self_weight)
         return functional.normalize(phi, p=1, dim=1)
 
     # ---- client
 
     def start(self, client: Client) -> Tree:
-        """The received model beside the client's statistics."""
+        """Return the received model beside the client's statistics."""
         mine = {name: leaf for name, leaf in client.memory.items() if "/" not in name and name != "trained"}
         return {**client.message, **mine}
 
@@ -119,7 +118,7 @@ class PFedSim(Library):
         return upload, memory
 
     def personal(self, client: Client) -> Tree:
-        """The model as sent, or as last trained in the personalisation phase."""
+        """Return the model as sent, or as last trained in the personalisation phase."""
         sent = super().personal(client)
         if self.scored == "mixed":
             return sent

@@ -23,8 +23,8 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Cohort
 from fedbench.engine.method import Method
-from fedbench.methods.parts.updates import accumulation, gradient
-from fedbench.models.task import Task
+from fedbench.methods.fednova import accumulation
+from fedbench.models.task import Task, gradient
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class Scaffold(Method):
         return frozenset({"finish"} if self.option == 1 else ())
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """The model x; all control variates are zero."""
+        """Return the model x; all control variates are zero."""
         model = task.init(generator)
         zero = trees.map_leaves(torch.zeros_like, task.weights(model))
         return trees.join(model=model, control=zero), trees.expand(zero, population.clients)
 
     def start(self, client: Client) -> Tree:
-        """The server model x."""
+        """Return the server model x."""
         return trees.part(client.message, "model")
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_i(y) + <c - c_i, y>, whose gradient is the corrected one."""
+        """Return F_i(y) + <c - c_i, y>, whose gradient is the corrected one."""
         control = trees.part(client.message, "control")
         correction = {name: leaf - client.memory[name] for name, leaf in control.items()}
         return client.task.loss(work, batch) + trees.dot(correction, work)
@@ -97,5 +97,5 @@ class Scaffold(Method):
         return {**moved, **trees.join(model=trees.part(mean, "statistics"))}
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """The server model x."""
+        """Return the server model x."""
         return trees.part(server, "model")

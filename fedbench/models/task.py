@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack  # no public name says whether vmap is running
 from torch.nn import functional
 
 from fedbench.core import trees
@@ -307,6 +308,39 @@ class Task(Leaves):
 
 
 # Whether a network fits its inputs, found out before anything is trained.
+
+
+def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[Tree, Tree]:
+    """Return (gradient of `loss` over the model's weights, its statistics after the forward pass), for use in hooks.
+
+    Weights that are themselves being differentiated give a gradient that can be, in those weights: gradients nest.
+    """
+    weights = task.weights(model)
+    statistics = {name: leaf for name, leaf in model.items() if task.is_buffer(name)}
+
+    def objective(weights: Tree) -> tuple[Tensor, Tree]:
+        # The forward pass moves statistics in place, the caller's must stay as they are.
+        moved = {name: leaf.clone() for name, leaf in statistics.items()}
+        return loss({**weights, **moved}), moved
+
+    if peek_interpreter_stack() is not None:  # batched by vmap, which knows no torch.autograd.grad
+        batched: tuple[Tree, Tree] = torch.func.grad(objective, has_aux=True)(weights)
+        return batched
+    nested = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in weights.values())
+    leaves = {
+        name: leaf.view_as(leaf) if nested and leaf.requires_grad else leaf.detach().requires_grad_(True)
+        for name, leaf in weights.items()
+    }
+    with torch.enable_grad():
+        value, moved = objective(leaves)
+        moved = {name: leaf.detach() for name, leaf in moved.items()}
+        if not value.requires_grad:  # a loss that does not depend on the weights
+            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}, moved
+        # For a small network torch.func.grad takes twice as long.
+        slopes = torch.autograd.grad(
+            value, list(leaves.values()), create_graph=nested, allow_unused=True, materialize_grads=True
+        )
+    return dict(zip(leaves, slopes, strict=True)), moved
 
 
 def check_input(task: Task, smallest_batch: int) -> None:

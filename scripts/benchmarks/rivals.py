@@ -1,86 +1,103 @@
-"""pfl and Flower on W1 and W2: the same network, initial weights, samples and local steps, each in its own environment.
+"""Another framework on W1 or W2: the same network, initial weights, samples and local steps as fedbench.
 
-fedbench's engines run right before and right after the rivals, from the same weights. Nothing counts unless every
-contestant did the same number of client-steps and ended with the same accuracy, up to a few points.
+scripts/rival_pfl.py and scripts/rival_flower.py run it, by a Python that has both. fedbench's engines run right before
+and right after it. Nothing counts unless all did the same number of client-steps and ended with the same accuracy, up
+to a few points.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import bench
 import torch
+from torch import nn
 
-from benchmarks.rival_envs import FLOWER, PFL, Rival, RivalError, prepare, run
-from benchmarks.rival_ours import export, ours
-from benchmarks.rival_work import Answer
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.rounds import WORKLOADS, timed, trainers
+from fedbench.engine.contract import Clock
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation
+from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import available_workers
 
 CLOSE = 0.05  # largest difference of two accuracies
-LEARNED = (
-    0.5  # accuracy that says that something was learned (chance is 0.1), or their closeness would say nothing
-)
+LEARNED = 0.5  # of accuracy: chance is 0.1, where closeness says nothing
 TEST = 2000
-GPU_PROCESSES = (1, 2, 4, 8)  # of pfl on one GPU; Flower gets half as many actors as the most
 LEARNABLE = {"W1": ("protocol.optimizer.lr=0.05",)}  # in a few rounds; no step takes longer for it
-COMPARED = ("W1", "W2")
+SCRIPTS = Path(__file__).resolve().parents[1]
+QUIET = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+FAIR = {"RAY_worker_niceness": "0"}  # Ray would let its workers yield to whatever else runs
 
 
-def compare(name: str, device: torch.device, repeats: int) -> dict[str, Any]:
-    """One workload's row: seconds a round of fedbench's engines and of each rival, and their ratios.
+@dataclasses.dataclass
+class Answer:
+    """What a contestant did."""
 
-    Raises:
-        AssertionError: contestants did different work.
-    """
-    original = WORKLOADS[name]
-    workload = dataclasses.replace(
-        original, overrides=(*original.overrides, *LEARNABLE.get(name, ())), test=TEST
-    )
-    setup = workload.setup(device)
-    rounds = repeats + 1  # the first is a warm-up
-    with tempfile.TemporaryDirectory(prefix="fedbench-rivals-") as folder:
-        export(setup, rounds, Path(folder) / "work.pt")
-        before = ours(setup, rounds)
-        theirs = {each: _rival(*each, Path(folder), device) for each in contestants(device)}
-        after = ours(setup, rounds)
-    answers = {f"fedbench, {engine}": answer for engine, answer in (before | after).items()}
-    answers |= {f"{r.name} x {n}": answer for (r, n), answer in theirs.items() if isinstance(answer, Answer)}
-    equal_work(name, answers)
-    return row(workload, setup, [before, after], theirs, repeats)
+    seconds: list[float]  # of each round; the first is a warm-up
+    steps: int  # client-steps of all rounds
+    accuracy: float  # of the final global model on the test samples
 
 
-def contestants(device: torch.device) -> list[tuple[Rival, int]]:
-    """(rival, processes): alone and on all cores, or as many as a GPU is shared by."""
-    if device.type == "cuda":
-        return [*((PFL, count) for count in GPU_PROCESSES), (FLOWER, max(GPU_PROCESSES) // 2)]
-    counts = sorted({1, available_workers()})
-    return [*((PFL, count) for count in counts), (FLOWER, counts[-1])]
+Train = Callable[[str, str, int, int], Answer]
+"""(workload, device, rounds, processes) -> what a rival did."""
 
 
-def _rival(rival: Rival, processes: int, folder: Path, device: torch.device) -> Answer | str:
-    """The rival's answer, or why there is none."""
-    answer, log = folder / "answer.json", folder / "log.txt"
-    answer.unlink(missing_ok=True)
-    arguments = [str(folder / "work.pt"), str(answer), device.type]
-    print(f"  {rival.name}, {processes} processes", flush=True)
+def setup_of(name: str, device: str) -> Setup:
+    """The workload with a learning rate and test samples that let accuracies be compared."""
+    workload = WORKLOADS[name]
+    overrides = (*workload.overrides, *LEARNABLE.get(name, ()))
+    return dataclasses.replace(workload, overrides=overrides, test=TEST).setup(torch.device(device))
+
+
+def network(setup: Setup) -> nn.Module:
+    """The network with fedbench's initial weights, as an ordinary module that trains."""
+    server = Simulation(setup, LoopedTrainer(setup)).begin().server
+    net: nn.Module = setup.task.fresh()
+    net.load_state_dict({name: server[name] for name in net.state_dict()}, strict=True)
+    return net.to(setup.federation.device).train().requires_grad_(True)
+
+
+@torch.no_grad()
+def accuracy(setup: Setup, net: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """Share of the test samples that `net` classifies correctly."""
+    blocks = [setup.federation.gather(each) for each in setup.federation.global_test.split(500)]
+    return sum(int((net(x).argmax(1) == y).sum()) for x, y in blocks) / TEST
+
+
+def ours(setup: Setup, rounds: int) -> dict[str, Answer]:
+    """The engines over the same rounds: on one core and on all, or captured on a GPU."""
+    engines = trainers(setup)
+    chosen = ("looped", "workers") if setup.federation.device.type == "cpu" else ("captured",)
     try:
-        prepare(rival)
-        if rival is FLOWER:
-            run(rival, [*arguments, str(processes)], log, device=device.type)
-        else:
-            run(rival, arguments, log, device=device.type, processes=processes)
-        return Answer.read(answer)
-    except (RivalError, OSError, ValueError) as error:
-        print(f"  {error}", flush=True)
-        return str(error)
+        return {name: _train(setup, engines[name], rounds) for name in chosen if name in engines}
+    finally:
+        for trainer in engines.values():
+            trainer.close()
 
 
-def equal_work(name: str, answers: dict[str, Answer]) -> None:
+def _train(setup: Setup, trainer: Trainer, rounds: int) -> Answer:
+    simulation = Simulation(setup, trainer)
+    state = simulation.begin()
+    clocks = [Clock(number, setup.protocol.rounds) for number in range(rounds)]
+    steps = sum(setup.steps(int(client)) for clock in clocks for client in setup.draw_cohort(clock))
+    seconds = [timed(lambda: simulation.step(state), setup.federation.device)[0] for _ in clocks]
+    model = setup.method.common(state.server, setup.task)
+    return Answer(seconds, steps, accuracy(setup, lambda x: setup.task.apply(model, x)))
+
+
+def equal_work(answers: dict[str, Answer]) -> None:
     """Refuse to compare contestants that did different work.
 
     Raises:
@@ -88,63 +105,92 @@ def equal_work(name: str, answers: dict[str, Answer]) -> None:
     """
     steps = {who: answer.steps for who, answer in answers.items()}
     if len(set(steps.values())) != 1:
-        raise AssertionError(f"{name}: unequal work, client-steps {steps}")
-    accuracy = {who: round(answer.accuracy, 3) for who, answer in answers.items()}
-    if min(accuracy.values()) < LEARNED or max(accuracy.values()) - min(accuracy.values()) > CLOSE:
-        raise AssertionError(f"{name}: unequal results, accuracies {accuracy}")
+        raise AssertionError(f"unequal work, client-steps {steps}")
+    found = {who: round(answer.accuracy, 3) for who, answer in answers.items()}
+    if min(found.values()) < LEARNED or max(found.values()) - min(found.values()) > CLOSE:
+        raise AssertionError(f"unequal results, accuracies {found}")
 
 
-def row(
-    workload: Workload,
-    setup: Setup,
-    taken: list[dict[str, Answer]],
-    theirs: dict[tuple[Rival, int], Answer | str],
-    repeats: int,
+def compared(
+    name: str, rival: dict[str, Any], theirs: Answer, taken: list[dict[str, Answer]]
 ) -> dict[str, Any]:
-    """What is stored; `ratio` is fedbench's speed over the rival's, of their fastest rounds after the warm-up.
+    """A workload's row; `ratio` is fedbench's speed over the rival's, of their fastest rounds after the warm-up.
 
-    Contestants run minutes apart, and whatever else the machine does in a round only makes it longer. fedbench has two
-    parts, before and after; the mean of their fastest counts, as the fastest of twice the rounds would flatter it.
+    Whatever else the machine does in a round only makes it longer. The mean of the fastest of fedbench's two parts
+    counts, as the fastest of twice the rounds would flatter it.
     """
-    cores = {"looped": 1, "workers": available_workers(), "stacked": 1}
-    own = {engine: [second for part in taken for second in part[engine].seconds[1:]] for engine in taken[0]}
-    fastest = {engine: statistics.fmean(min(part[engine].seconds[1:]) for part in taken) for engine in own}
-    rivals: list[dict[str, Any]] = []
-    for (rival, processes), answer in theirs.items():
-        entry = {"rival": rival.name, "version": rival.version, "processes": processes}
-        if isinstance(answer, str):
-            rivals.append({**entry, "missing": answer})
+    before, after = taken
+    equal_work(
+        {**{f"fedbench, {engine}": each for engine, each in (before | after).items()}, "rival": theirs}
+    )
+    cores = {"looped": 1, "workers": available_workers(), "captured": rival["processes"]}
+    fastest = {e: statistics.fmean(min(part[e].seconds[1:]) for part in taken) for e in after}
+    own = [_told(after[e], [s for part in taken for s in part[e].seconds[1:]], fastest[e]) for e in after]
+    equal = [e for e in after if cores[e] == rival["processes"]] or list(after)
+    against = min(equal, key=fastest.__getitem__)
+    told = _told(theirs, theirs.seconds[1:], min(theirs.seconds[1:]))
+    told |= {"against": against, "ratio": round(told["seconds"] / fastest[against], 2)}
+    mine = [{"engine": e, "processes": cores[e], **each} for e, each in zip(after, own, strict=True)]
+    return {"workload": name, "client_steps": theirs.steps, "fedbench": mine, "rivals": [{**rival, **told}]}
+
+
+def _told(answer: Answer, seconds: list[float], fastest: float) -> dict[str, Any]:
+    found = {"seconds": fastest, "median": statistics.median(seconds), "slowest": max(seconds)}
+    return {key: round(value, 3) for key, value in found.items()} | {"accuracy": round(answer.accuracy, 4)}
+
+
+def main(rival: str, package: str, train: Train) -> None:
+    """Compare one rival on the workloads asked for, and put its rows beside those of the benchmark."""
+    parser = argparse.ArgumentParser(description=f"{rival} on the same work as fedbench's engines.")
+    parser.add_argument("workloads", nargs="*", default=["W1", "W2"], metavar="W1 W2")
+    parser.add_argument("--processes", type=int, default=1, help="of the rival")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds after the warm-up")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)  # in a process of the rival's
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    about = {"rival": rival, "version": version(package), "processes": given.processes}
+    for name in given.workloads:
+        if given.answer:
+            found = train(name, given.device, given.repeats + 1, given.processes)
+            given.answer.write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
             continue
-        equal = [engine for engine in own if cores[engine] == processes] or list(own)
-        against = min(equal, key=fastest.__getitem__)
-        ratio = round(min(answer.seconds[1:]) / fastest[against], 2)
-        rivals.append({**entry, **_told(answer, answer.seconds[1:]), "against": against, "ratio": ratio})
-    last = taken[-1]
-    return {
-        "workload": workload.name,
-        "client_steps": next(iter(last.values())).steps // (repeats + 1),
-        "lr": setup.protocol.optimizer.lr,
-        "repeats": repeats,
-        "fedbench": [
-            {
-                "engine": engine,
-                "processes": cores[engine],
-                **_told(last[engine], own[engine]),
-                "seconds": round(fastest[engine], 3),
-                "before_and_after": [round(min(part[engine].seconds[1:]), 3) for part in taken],
-            }
-            for engine in own
-        ],
-        "rivals": rivals,
-    }
+        given.out.mkdir(parents=True, exist_ok=True)
+        result = bench.begun(given.device, given.out)
+        setup = setup_of(name, given.device)
+        before = ours(setup, given.repeats + 1)
+        theirs = alone(name, given, rival == "pfl")
+        row = compared(name, about, theirs, [before, ours(setup, given.repeats + 1)])
+        result["rivals"] = [*others(result.get("rivals", []), row), row | bench.conditions(result)]
+        bench.store(result, given.out)
+        print(row, flush=True)
 
 
-def _told(answer: Answer, seconds: list[float]) -> dict[str, Any]:
-    """A contestant's rounds after the warm-up: fastest, median and slowest; its first round; its accuracy."""
-    return {
-        "seconds": round(min(seconds), 3),
-        "median": round(statistics.median(seconds), 3),
-        "slowest": round(max(seconds), 3),
-        "first_round": round(answer.seconds[0], 2),
-        "accuracy": round(answer.accuracy, 4),
-    }
+def alone(name: str, given: argparse.Namespace, ranks: bool) -> Answer:
+    """The rival's answer, from a process of its own; `ranks`: from as many of torch.distributed."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.processes}"]
+    with tempfile.TemporaryDirectory(prefix="fedbench-rival-") as folder:
+        answer = Path(folder) / "answer.json"
+        options = [f"--{key}={getattr(given, key)}" for key in ("processes", "device", "repeats")]
+        begin = [sys.executable, *(launch if ranks and given.processes > 1 else []), sys.argv[0]]
+        environment = {**os.environ, **QUIET, **FAIR, "FLWR_HOME": folder}
+        environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent)])
+        environment |= (
+            {"CUDA_VISIBLE_DEVICES": ""} if given.device == "cpu" else {}
+        )  # else pfl takes what it sees
+        subprocess.run([*begin, name, *options, f"--answer={answer}"], env=environment, check=True)
+        return Answer(**json.loads(answer.read_text(encoding="utf-8")))
+
+
+def others(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """`rows` without what `new` measured again."""
+
+    def same(row: dict[str, Any], each: dict[str, Any]) -> bool:
+        keys = ("rival", "processes")
+        return row["workload"] == new["workload"] and [each[k] for k in keys] == [
+            new["rivals"][0][k] for k in keys
+        ]
+
+    found = [{**row, "rivals": [each for each in row["rivals"] if not same(row, each)]} for row in rows]
+    return [row for row in found if row["rivals"]]

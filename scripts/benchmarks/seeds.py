@@ -9,107 +9,79 @@ from typing import Any
 
 import torch
 
-from benchmarks.rounds import timed
-from benchmarks.workloads import Workload
+from benchmarks.rounds import Workload, timed
 from fedbench.config.schema import HardwareConfig
 from fedbench.engine.hardware import pick_trainer, stacked_engine
 from fedbench.engine.seeds import Seating, joint_setup, together
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.simulation import Simulation
 
 SEEDS = 5
 TOLERANCE = 1e-3  # of a parameter after a round of eighty steps, along which rounding differences grow
 
 
 class Runs:
-    """The same cell with each seed: simulations, and where they stand."""
+    """The same cell with each seed: simulations, and where they stand. No worker processes: a program is compared."""
 
-    def __init__(self, setups: list[Setup]) -> None:
-        self.trainers = [pick_trainer(setup, HardwareConfig(engine=_engine(setup))) for setup in setups]
-        pairs = zip(setups, self.trainers, strict=True)
-        self.simulations = [Simulation(setup, trainer) for setup, trainer in pairs]
-        self.states: list[State] = [each.begin() for each in self.simulations]
+    def __init__(self, setup: Setup, seeds: int = SEEDS) -> None:
+        self.setups = [dataclasses.replace(setup, seed=seed) for seed in range(seeds)]
+        cuda = setup.federation.device.type == "cuda"
+        hardware = HardwareConfig(engine="stacked" if cuda else "looped")
+        self.simulations = [Simulation(each, pick_trainer(each, hardware)) for each in self.setups]
+        self.states = [each.begin() for each in self.simulations]
 
-    def one(self, repeat: int) -> int:
-        """A round of the first seed."""
-        return self._apart(repeat, 1)
-
-    def apart(self, repeat: int) -> int:
-        """A round of every seed, one after the other."""
-        return self._apart(repeat, len(self.simulations))
-
-    def _apart(self, _repeat: int, count: int) -> int:
-        for simulation, state in zip(self.simulations[:count], self.states, strict=False):
+    def apart(self) -> None:
+        """Perform a round of every seed, one after the other."""
+        for simulation, state in zip(self.simulations, self.states, strict=True):
             simulation.step(state)
-        return count
 
 
 class Together(Runs):
     """The seeds as rows of one program."""
 
-    def __init__(self, setups: list[Setup]) -> None:
-        super().__init__(setups)
-        self.joint = stacked_engine(joint_setup(setups), HardwareConfig())
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.joint = stacked_engine(joint_setup(self.setups), HardwareConfig())
+        self.trainers = [each.trainer for each in self.simulations]
 
-    def together(self, _repeat: int) -> int:
-        """A round of every seed."""
+    def together(self) -> None:
+        """Perform a round of every seed."""
         works = [partial(self._step, index) for index in range(len(self.simulations))]
         for result in together(works, lambda _: self.joint):
             if isinstance(result, Exception):
                 raise result
-        return len(works)
 
     def _step(self, index: int, seating: Seating) -> None:
-        simulation = self.simulations[index]
-        simulation.trainer = seating(self.trainers[index])
-        simulation.step(self.states[index])
+        self.simulations[index].trainer = seating(self.trainers[index])
+        self.simulations[index].step(self.states[index])
 
 
 def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) -> dict[str, Any]:
-    """Seconds a round of one seed, of five one after the other, and of five together; and their ratios.
+    """Return seconds a round of one seed, of five one after the other, and of five together; and their ratios.
 
     Raises:
         AssertionError: the five together do not give what they give apart.
     """
-    base = workload.setup(device, quick=quick)
-    setups = [dataclasses.replace(base, seed=seed) for seed in range(SEEDS)]
-    single, apart, together = Runs(setups[:1]), Runs(setups), Together(setups)
-    contestants = {"one": single.one, "apart": apart.apart, "together": together.together}
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    setup = workload.setup(device, quick=quick)
+    one, apart, joint = Runs(setup, 1), Runs(setup), Together(setup)
+    ways = {"one": one.apart, "apart": apart.apart, "together": joint.together}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     gap = float("nan")
     for repeat in range(repeats + 1):  # the first is a warm-up, and compared
-        for name, contestant in contestants.items():
-            timing = timed(partial(contestant, repeat), device)
-            if repeat:
-                seconds[name].append(timing.seconds)
+        for way, round_ in ways.items():
+            seconds[way].append(timed(round_, device)[0])
         if not repeat:
-            gap = _gap(together, apart)
-    for each in (single, apart, together):
-        for trainer in each.trainers:
-            trainer.close()
+            pairs = zip(apart.states, joint.states, strict=True)
+            gap = max(float((a.server[k] - b.server[k]).abs().max()) for a, b in pairs for k in a.server)
     if not gap <= TOLERANCE:
         raise AssertionError(f"{workload.name}: five seeds together differ from five apart by {gap}")
-    median = {name: statistics.median(values) for name, values in seconds.items()}
+    median = {way: statistics.median(values[1:]) for way, values in seconds.items()}
     return {
         "seeds": SEEDS,
         "what": f"{SEEDS} seeds of {workload.name} ({workload.what})",
-        "seconds": {name: round(value, 3) for name, value in median.items()},
+        "seconds": {way: round(value, 3) for way, value in median.items()},
         "together_over_one": round(median["together"] / median["one"], 2),
         "apart_over_together": round(median["apart"] / median["together"], 2),
         "largest_difference": gap,
         "repeats": repeats,
     }
-
-
-def _gap(ours: Runs, theirs: Runs) -> float:
-    """The largest difference of a parameter between the same seeds of both."""
-    return max(
-        float((a.server[name] - b.server[name]).abs().max())
-        for a, b in zip(ours.states, theirs.states, strict=True)
-        for name in b.server
-    )
-
-
-def _engine(setup: Setup) -> str:
-    """The engine that a single seed is run with: what is compared is the program, not worker processes."""
-    return "stacked" if setup.federation.device.type == "cuda" else "looped"

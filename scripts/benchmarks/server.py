@@ -1,18 +1,18 @@
-"""W5: the server side alone, at N clients: seconds of one call, the median of a few."""
+"""W5 and PHASES: the server side alone, and where the time of a run goes."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import phases
+from benchmarks.rounds import timed
 from fedbench.config.compose import compose
 from fedbench.core import trees
+from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedcollab.solver import solve
@@ -28,37 +28,55 @@ FEATURES, RANK, CLASSES = 84, 3, 10  # LeNet5's representation, FedSaC's k
 PARAMETERS = 62_006  # LeNet5
 RESTARTS = 100  # FedCollab's
 REPEATS = 3
+FASHION = "dataset=fashion_mnist"
+HUNDRED = "partition.num_clients=100"
+FEDREMA = ("method=fedrema", "partition=groups_s0.2", "model=fedrema_cnn", "protocol=fedrema")
+FEDSAC = ("method=fedsac", "model=lenet5", "protocol=fedsac")
+CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used another data set
+    "FedCollab, label shift": (
+        *("method=fedcollab", "partition=label_shift", "model=mlp", "protocol=fedcollab_label_shift"),
+    ),
+    "pFedSim": (
+        *("method=pfedsim", "partition=dir0.1", HUNDRED, "partition.min_size=40"),
+        *("model=lenet5_bn", "protocol=pfedsim"),
+    ),
+    "SosicFL": (
+        *("method=sosicfl", "partition=fold5", HUNDRED, "model=simple_cnn", "protocol=sosicfl_simplecnn"),
+    ),
+    "FedReMa": FEDREMA,
+    "FedReMa, 100 clients": (*FEDREMA, HUNDRED, "partition.size=400"),
+    "FedSaC": (*FEDSAC, "partition=dir0.1"),
+    "FedSaC, 100 clients, scored on their own samples": (
+        *(*FEDSAC, "partition=dir0.5", HUNDRED, "protocol.test.sets=local", "protocol.test.fraction=0.2"),
+    ),
+}
+ROUNDS = 10  # of a case timed at most, after one to warm up
+ENOUGH = 8.0  # seconds of rounds that no further one is timed after
 
 
-def run(clients: tuple[int, ...], device: torch.device) -> list[dict[str, Any]]:
-    """One row a number of clients: seconds of each server computation."""
-    return [_row(n, device) for n in clients]
+def has_images() -> bool:
+    """Whether the data set of all cases is on this machine."""
+    return bool(resolve(compose([FASHION])).dataset.state().ready)
 
 
 def discriminators(device: str) -> dict[str, Any] | None:
     """Seconds of FedCollab's 190 discriminators on Fashion-MNIST's label shift; None without the data set."""
-    if not phases.images().ready:
+    if not has_images():
         return None
-    chosen = ["method=fedcollab", "dataset=fashion_mnist", "model=mlp", f"hardware.device={device}"]
-    setup = build(resolve(compose(chosen)))[0]
-    trainer = LoopedTrainer(setup)
-    begin = time.perf_counter()
-    state = Simulation(setup, trainer).begin()
-    spent = state.seconds["prepare"]
-    return {
-        "pairs": 190,
-        "seconds": round(spent, 2),
-        "with_first_scoring": round(time.perf_counter() - begin, 2),
-    }
+    setup = build(resolve(compose(["method=fedcollab", FASHION, "model=mlp", f"hardware.device={device}"])))[
+        0
+    ]
+    state = Simulation(setup, LoopedTrainer(setup)).begin()
+    return {"pairs": 190, "seconds": round(state.seconds["prepare"], 2)}
 
 
-def _row(n: int, device: torch.device) -> dict[str, Any]:
+def run(n: int, device: torch.device) -> dict[str, Any]:
+    """Seconds of one call of each server computation for N = `n` clients, the median of a few."""
     generator = torch.Generator().manual_seed(n)
     models = {"w": torch.randn(n, PARAMETERS, generator=generator).to(device)}
     p = torch.full((n,), 1 / n, device=device)
     bases = torch.linalg.qr(torch.randn(n, FEATURES, RANK, generator=generator)).Q.to(device)
-    S = cosines(models["w"])
-    C = complementarity(bases)
+    S, C = cosines(models["w"]), complementarity(bases)
     task = LeNet5().task((3, 32, 32), CLASSES)
     shapes = {name: leaf.shape for name, leaf in task.init(generator).items()}
     heads = {
@@ -70,7 +88,7 @@ def _row(n: int, device: torch.device) -> dict[str, Any]:
     distances = np.where(types[:, None] == types, 0.02, 0.8) * rng.uniform(0.9, 1.1, (n, n))
     distances = np.triu(distances, 1) + np.triu(distances, 1).T
     sizes = np.where(np.arange(n) % 2, 14.0, 2100.0)
-    timed: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], Any]] = {
         "aggregation": lambda: trees.mean(models, p),
         "fedsac_similarity": lambda: cosines(models["w"]),
         "fedsac_complementarity": lambda: complementarity(bases),
@@ -81,17 +99,42 @@ def _row(n: int, device: torch.device) -> dict[str, Any]:
             sizes, distances, 10.0, restarts=RESTARTS, rng=np.random.default_rng(0)
         ),
     }
-    return {"clients": n, **{name: _seconds(call, device) for name, call in timed.items()}}
+    seconds = {name: [timed(call, device)[0] for _ in range(REPEATS)] for name, call in calls.items()}
+    return {"clients": n, **{k: float(f"{statistics.median(v):.3g}") for k, v in seconds.items()}}
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    spent = []
-    for _ in range(REPEATS):
-        begin = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        spent.append(time.perf_counter() - begin)
-        if spent[-1] > 10:
-            break
-    return float(f"{statistics.median(spent):.3g}")
+def phases(name: str, device: str, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Seconds of a round's local work, server and evaluation, and their shares of a run of the case, in percent.
+
+    Scores come as often as the protocol asks for them. `settings` are further overrides. What happens once, before
+    round 0, is left out.
+    """
+    chosen = [FASHION, *CASES[name], *settings, f"hardware.device={device}"]
+    protocol = resolve(compose(chosen)).protocol
+    if protocol.score != "received":
+        raise ValueError(f"{name} scores what it has just trained, in the time of its local work")
+    run = resolve(compose([*chosen, "protocol.eval_every=1"]))
+    setup = build(run)[0]
+    trainer = pick_trainer(setup, run.hardware)
+    try:
+        simulation = Simulation(setup, trainer)
+        state = simulation.begin()
+        simulation.step(state)  # to warm up
+        before, rounds = dict(state.seconds), 0
+        while rounds < ROUNDS and sum(state.seconds.values()) - sum(before.values()) < ENOUGH:
+            simulation.step(state)
+            rounds += 1
+    finally:
+        trainer.close()
+    seconds = {
+        each: (state.seconds[each] - before[each]) / rounds for each in ("train", "server", "evaluate")
+    }
+    a_round = seconds | {"evaluate": seconds["evaluate"] / protocol.eval_every}
+    total = sum(a_round.values())
+    return {
+        "case": name,
+        "rounds": rounds,
+        "eval_every": protocol.eval_every,
+        "seconds": {each: round(value, 4) for each, value in seconds.items()},
+        "shares": {each: round(100 * value / total, 1) for each, value in a_round.items()},
+    }

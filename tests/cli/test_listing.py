@@ -162,7 +162,7 @@ def test_the_generated_parts_are_what_is_made_today() -> None:
 def test_the_commands_are_those_that_fill_the_tables() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
-        commands = importlib.import_module("status").command_block().splitlines()[1:-1]
+        commands = importlib.import_module("update_docs").commands().splitlines()[1:-1]
     assert "make reproduce-fedcollab-t1 columns=1 rows=1,2,3,4,5,6,7,8,9,14,15" in commands
     assert "make reproduce-fedcollab-t2-open rows=7 seeds=[0,3,4]" in commands
     assert "make reproduce-fedsac-t1 substitute=fashion_mnist scale=quick columns=1,3 seeds=3" in commands

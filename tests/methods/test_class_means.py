@@ -16,9 +16,8 @@ from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import State
 from fedbench.methods.feddistill import FedDistill
-from fedbench.methods.fedproto import FedProto
+from fedbench.methods.fedproto import ClassMeans, FedProto
 from fedbench.methods.local import Local
-from fedbench.methods.parts.features import ClassMeans
 from tests.methods.toys import (
     close,
     cross_entropy,

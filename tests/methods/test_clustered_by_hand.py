@@ -19,7 +19,7 @@ from fedbench.methods.fesem import FeSEM
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.kmeans import KMeans
 from fedbench.methods.parts import clustered
-from fedbench.methods.parts.clustered import vectors
+from fedbench.methods.parts.clustered import weight_vectors
 from tests.methods.toys import (
     FOUR,
     close,
@@ -98,9 +98,9 @@ def test_distances_are_over_the_weights_compared(compared: tuple[str, ...]) -> N
     uploads = {k: torch.zeros(3, *v.shape, dtype=torch.float64) for k, v in names.items()}
     uploads["head.bias"][2] = 3.0
     uploads["head.weight"][1] = 100.0
-    points = vectors(uploads, chosen.task, compared)
+    points = weight_vectors(uploads, chosen.task, compared)
     alike = [0, 0, 1] if compared == ("head.bias",) else [0, 1, 0]
-    assert same_groups(clustered.kmeans(clustered.coordinates(points.numpy()), 2).tolist(), alike)
+    assert same_groups(clustered.kmeans(clustered.isometric_coordinates(points.numpy()), 2).tolist(), alike)
     assert points.shape[1] == sum(
         v.numel()
         for k, v in names.items()

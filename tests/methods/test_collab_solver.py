@@ -11,7 +11,7 @@ import pytest
 
 from fedbench.core.errors import ConfigError
 from fedbench.methods.fedcollab import fedcollab, solver
-from fedbench.methods.parts.clustered import shares
+from fedbench.methods.parts.clustered import size_weights
 from tests.methods.games import by_loops, instance, partitions, planted
 
 
@@ -28,10 +28,10 @@ def test_objective_by_hand() -> None:
 
 
 def test_matrix_is_eq_9() -> None:
-    A = shares([0, 1, 0], [1, 5, 3])
+    A = size_weights([0, 1, 0], [1, 5, 3])
     np.testing.assert_allclose(A, [[0.25, 0, 0.75], [0, 1, 0], [0.25, 0, 0.75]])
     n, _ = instance(3, 30)
-    np.testing.assert_allclose(shares(np.arange(30) % 7, n).sum(1), 1)
+    np.testing.assert_allclose(size_weights(np.arange(30) % 7, n).sum(1), 1)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -12,7 +12,6 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.engine.contract import Meter
 from fedbench.methods.fedcollab import distances
-from fedbench.methods.fedcollab import distances as draws_of
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
 from tests.methods.literal import L, Literal, federation, literal_accuracy, literal_round
 
@@ -32,7 +31,7 @@ def test_joint_step_is_two_local_steps_averaged(d: int, m: int, batch: int, redu
     train, valid = ({k: c[part] for k, c in enumerate(clients)} for part in (slice(m), slice(m, None)))
     nets = distances.Discriminators(embedding, torch.tensor(pairs), train, valid)
     assert (nets.basis is not None) == reduced
-    draws = [draws_of.batches(m, batch, numpy_rng(0, "test", *p)) for p in pairs] if m > batch else []
+    draws = [distances.batches(m, batch, numpy_rng(0, "test", *p)) for p in pairs] if m > batch else []
     models = [Literal(weights).double() for _ in pairs]
     for _ in range(40):
         columns = torch.from_numpy(np.stack([next(g) for g in draws])) if draws else None
@@ -66,7 +65,7 @@ def test_distances_are_the_literal_loops(report: str) -> None:
     found = train_discriminators(x, y, L, clients, config, seed=3)
     weights = distances.initial(70, L, 16, torch_rng(3, "discriminator weights"))
     for (i, j), rounds in zip([(0, 1), (0, 2), (1, 2)], found.rounds_used, strict=True):
-        parts = [draws_of.split(clients[k], y, 7, 3, k) for k in (i, j)]
+        parts = [distances.split(clients[k], y, 7, 3, k) for k in (i, j)]
         model, scores, best_at = Literal(weights), [], 0
         for r in range(60):
             literal_round(model, (parts[0][0], parts[1][0]), x, y, config.lr)

@@ -13,9 +13,8 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.feddyn import FedDyn
-from fedbench.methods.fednova import FedNova
+from fedbench.methods.fednova import FedNova, accumulation
 from fedbench.methods.fedprox import FedProx
-from fedbench.methods.parts.updates import accumulation
 from fedbench.methods.scaffold import Scaffold
 from tests.methods.quadratics import (
     CURVED,

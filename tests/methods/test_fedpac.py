@@ -14,9 +14,8 @@ from torch import Tensor
 from fedbench.core import trees
 from fedbench.engine.contract import Clock
 from fedbench.methods import fedpac
-from fedbench.methods.fedpac import FedPAC
+from fedbench.methods.fedpac import FedPAC, minimise_on_simplex
 from fedbench.methods.fedrep import FedRep
-from fedbench.methods.parts import mixing
 from tests.methods.toys import (
     BODY,
     HEAD,
@@ -53,7 +52,7 @@ def test_the_simplex_qp_is_cvxpys(count: int, scale: float) -> None:
     for rank in (count, max(1, count // 2)):
         root = generator.normal(size=(count, rank)) + generator.normal(size=rank)
         problems.append(scale * (root @ root.T + np.diag(generator.uniform(0.001, 0.1, count))))
-    found = mixing.minimise(torch.from_numpy(np.stack(problems)))
+    found = minimise_on_simplex(torch.from_numpy(np.stack(problems)))
     assert float(found.min()) >= 0
     assert close(found.sum(1), torch.ones(2, dtype=torch.float64), 1e-12)
     for row, Q in zip(found.numpy(), problems, strict=True):
@@ -64,7 +63,7 @@ def test_the_simplex_qp_is_cvxpys(count: int, scale: float) -> None:
 
 def test_the_simplex_qp_without_a_unique_solution_treats_all_alike() -> None:
     for Q in (torch.zeros(1, 3, 3), torch.ones(1, 3, 3)):
-        assert mixing.minimise(Q)[0].tolist() == pytest.approx([1 / 3] * 3, abs=1e-9)
+        assert minimise_on_simplex(Q)[0].tolist() == pytest.approx([1 / 3] * 3, abs=1e-9)
 
 
 def test_fedpacs_weights_are_cvxpys_on_its_definition() -> None:

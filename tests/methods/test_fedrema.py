@@ -103,7 +103,7 @@ def test_a_client_without_a_record_keeps_its_classifier() -> None:
     server["period/on"] = torch.tensor(False)
     server["chosen"][1] = torch.tensor([2.0, 1.0, 1.0, 0.0])
     cohort = chosen.cohort(torch.tensor([1, 2]), Clock(3, 5))
-    found = method._weights(server, torch.ones(2, 2, dtype=torch.bool), cohort)
+    found = method._classifier_weights(server, torch.ones(2, 2, dtype=torch.bool), cohort)
     assert found.tolist() == [[0.5, 0.5], [0.0, 1.0]]
 
 

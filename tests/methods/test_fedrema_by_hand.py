@@ -151,8 +151,12 @@ def test_class_means_of_the_code_weigh_clients_equally_and_a_class_nobody_had_st
         "classes/means": torch.tensor([[9.0], [9.0], [7.0]]),
         "classes/seen": torch.tensor([0.0, 0.0, 1.0]),
     }
-    assert FedReMa(align=1.0)._means(server, uploads)["classes/means"].flatten().tolist() == [3.5, 5.0, 7.0]
-    plain = FedReMa(align=1.0, uniform=True)._means(server, uploads)
+    assert FedReMa(align=1.0)._class_means(server, uploads)["classes/means"].flatten().tolist() == [
+        3.5,
+        5.0,
+        7.0,
+    ]
+    plain = FedReMa(align=1.0, uniform=True)._class_means(server, uploads)
     assert plain["classes/means"].flatten().tolist() == [5.0, 5.0, 7.0]
     assert plain["classes/seen"].tolist() == [1.0, 1.0, 1.0]
 

@@ -12,7 +12,7 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Stage
-from fedbench.methods.fedrema import FedReMa, one_by_one
+from fedbench.methods.fedrema import FedReMa, overwritten_in_turn
 from fedbench.models.small import FedReMaAlexNet
 from fedbench.runs.config import resolve
 from tests.methods.toys import close, federation, gap, initial, models, samples, setup, simulate
@@ -60,8 +60,8 @@ def test_overwritten_classifiers_are_mixed_again() -> None:
     before = torch.stack(heads)
     for client in range(4):
         heads[client] = sum(w * head for w, head in zip(W[client], heads, strict=True))  # type: ignore[assignment]
-    assert close(one_by_one(W) @ before, torch.stack(heads))
-    assert close(one_by_one(W).sum(1), torch.ones(4, dtype=torch.float64))
+    assert close(overwritten_in_turn(W) @ before, torch.stack(heads))
+    assert close(overwritten_in_turn(W).sum(1), torch.ones(4, dtype=torch.float64))
     chosen = [setup(FedReMa(in_turn=turn), federation((6, 13, 8)), rounds=1) for turn in (False, True)]
     assert gap(*(models(each, simulate(each)) for each in chosen)) > 1e-6
 

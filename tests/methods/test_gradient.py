@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.trees import Tree
-from fedbench.methods.parts.updates import gradient
+from fedbench.models.task import gradient
 
 
 class Bare:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans as ScikitKMeans
 
+from fedbench.methods import cfl
 from fedbench.methods.parts import clustered
 from tests.methods.toys import same_groups
 
 
 def test_coordinates_keep_distances() -> None:
     points = np.random.default_rng(0).normal(size=(7, 300))
-    found = clustered.coordinates(points)
+    found = clustered.isometric_coordinates(points)
     assert found.shape == (7, 7)
     for x in (0, 3):
         expected = np.linalg.norm(points - points[x], axis=1)
@@ -44,7 +45,7 @@ def test_kmeans_of_fewer_points_than_groups() -> None:
 def test_single_linkage_is_the_optimal_bipartition(seed: int) -> None:
     """No bipartition has a smaller largest similarity across; complete linkage can be worse."""
     vectors = np.random.default_rng(seed).normal(size=(6, 3))
-    similarity = clustered.cosines(vectors)
+    similarity = cfl.cosines(vectors)
     np.testing.assert_allclose(
         similarity[0, 1], vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors[:2], axis=1))
     )
@@ -53,13 +54,13 @@ def test_single_linkage_is_the_optimal_bipartition(seed: int) -> None:
         for bits in itertools.product([False, True], repeat=5)
         if any(side := np.array([False, *bits]))
     )
-    side, across = clustered.bipartition(similarity, "single")
+    side, across = cfl.bipartition(similarity, "single")
     assert across == pytest.approx(best)
     assert across == pytest.approx(similarity[np.ix_(side, ~side)].max())
-    assert clustered.bipartition(similarity, "complete")[1] >= best - 1e-12
+    assert cfl.bipartition(similarity, "complete")[1] >= best - 1e-12
 
 
 def test_ties_are_cut_too() -> None:
-    side, across = clustered.bipartition(np.ones((4, 4)), "single")
+    side, across = cfl.bipartition(np.ones((4, 4)), "single")
     assert 0 < side.sum() < 4
     assert across == 1

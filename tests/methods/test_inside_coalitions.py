@@ -107,7 +107,7 @@ def test_who_shares_by_clusters_within_coalitions() -> None:
 def test_who_shares_an_average_has_shares(base: str) -> None:
     found, _ = collaboration({"name": base})
     assert found is not None
-    assert torch.equal(found, torch.from_numpy(clustered.shares([0, 1, 0, 1], FOUR)))
+    assert torch.equal(found, torch.from_numpy(clustered.size_weights([0, 1, 0, 1], FOUR)))
 
 
 @pytest.mark.parametrize(

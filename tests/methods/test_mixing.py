@@ -23,7 +23,7 @@ from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.local import Local
 from fedbench.methods.parts import mixing
-from fedbench.methods.parts.mixing import Library, Mixing, cosines
+from fedbench.methods.parts.mixing import Mixing, ModelStore, cosines
 from tests.methods.toys import FOUR, close, federation, final, gap, initial, models, setup, simulate
 
 
@@ -82,7 +82,7 @@ class Fixed(Mixing):
 
 
 @dataclass(frozen=True)
-class Stored(Library):
+class Stored(ModelStore):
     """FedAvg for `rounds`, then W = I or 1 p^T over everybody."""
 
     rounds: int = 0

@@ -10,7 +10,6 @@ from torch import Tensor
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.core.rng import torch_rng
 from fedbench.methods.fedcollab import distances
-from fedbench.methods.fedcollab import distances as draws_of
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, Patience
 
 
@@ -40,7 +39,7 @@ def test_rounds_that_are_checked() -> None:
 
 def test_split_keeps_label_shares() -> None:
     y = torch.tensor([5] * 2 + [6] * 4 + [7] * 4 + [8] * 4)  # a small client of the paper's label shift
-    train, valid = draws_of.split(torch.arange(14), y, 7, 0, 0)
+    train, valid = distances.split(torch.arange(14), y, 7, 0, 0)
     assert y[train].bincount(minlength=9)[5:].tolist() == [1, 2, 2, 2]
     assert sorted(torch.cat([train, valid]).tolist()) == list(range(14))
     tied = torch.tensor([0, 0, 1, 1, 1, 2])  # 3 of 6: one of label 0; 1.5 and 0.5 go one up, one down
@@ -49,11 +48,11 @@ def test_split_keeps_label_shares() -> None:
 
 
 def _train(y: Tensor, seed: int) -> Tensor:
-    return draws_of.split(torch.arange(len(y)), y, len(y) // 2, seed, 0)[0]
+    return distances.split(torch.arange(len(y)), y, len(y) // 2, seed, 0)[0]
 
 
 def test_batches_are_different_samples_of_either_client() -> None:
-    draws = draws_of.batches(40, 8, np.random.default_rng(0))
+    draws = distances.batches(40, 8, np.random.default_rng(0))
     seen = np.stack([next(draws) for _ in range(200)])
     assert (seen[:, :8] < 40).all()
     assert (seen[:, 8:] >= 40).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,10 @@ OURS = np.array([[90.0, 80, 50, 50], [92.0, 84, 50, 50], [91.0, 82, 50, 50]])
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.delitem(sys.modules, "by_client", raising=False)
-    import by_client
-
-    monkeypatch.setattr(by_client, "SAMPLES", 100)
-    return by_client
+def script(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = load("by_client")
+    monkeypatch.setattr(found, "SAMPLES", 100)
+    return found
 
 
 def test_the_spread_is_pooled_over_a_group_and_the_p_values_are_holms(script: Any) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.delitem(sys.modules, "mutants", raising=False)
-    import mutants
-
-    return mutants
+def script(load: Callable[[str], Any]) -> Any:
+    return load("mutants")
 
 
 def test_every_error_can_be_made(script: Any) -> None:

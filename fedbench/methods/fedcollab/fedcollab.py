@@ -30,27 +30,11 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort, Conformance, Meter, Preparation
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
-from fedbench.methods.parts.clustered import Coalitions, fedavg, grouped, server_of
-
-# What the coalition solver sees in Table 3 of FedCollab (Bao et al., ICML 2023), where it lacks a part.
-
-Floats = npt.NDArray[np.float64]
-
-
-def ignore_quantities(sizes: npt.ArrayLike) -> Floats:
-    """Ablation "without quantities": every client counts as the mean size. [N] -> [N]."""
-    n = np.asarray(sizes, np.float64)
-    return np.full_like(n, n.mean())
-
-
-def ignore_distances(distances: npt.ArrayLike) -> Floats:
-    """Ablation "without distances": every pair is at the mean off-diagonal distance. [N, N] -> [N, N]."""
-    D = np.asarray(distances, np.float64)
-    apart = ~np.eye(len(D), dtype=bool)
-    return np.where(apart, D[apart].mean() if len(D) > 1 else 0.0, 0.0)
-
+from fedbench.methods.parts.clustered import Coalitions, default_base, server_of, server_of_groups
 
 log = logging.getLogger("fedbench")
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -63,7 +47,7 @@ class FedCollab(Coalitions):
     Upload: **, the base's
     """
 
-    base: Any = field(default_factory=fedavg)  # the method inside
+    base: Any = field(default_factory=default_base)  # the method inside
     C: float = at_least(0, 10.0)  # capacity constant of Eq. 7; the paper: 10, concept shift 8
     restarts: int = at_least(1, 100)  # runs of Algorithm 2, the best kept
     quantities: bool = True  # false: solve as if all clients had equally many samples
@@ -88,7 +72,6 @@ class FedCollab(Coalitions):
 
     @property
     def conformance(self) -> Conformance:
-        """A discriminator trains on one sample and validates on another."""
         return Conformance(
             smallest=2,
             draws_by_position="discriminators are keyed by pair, the solver visits clients in random order",
@@ -105,24 +88,23 @@ class FedCollab(Coalitions):
         distances = self._distances(preparation)
         base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)
         clients = population.clients
-        known = np.array([k for k in range(clients) if k not in self.newcomers])
+        initial = np.array([k for k in range(clients) if k not in self.newcomers])
         sizes = population.sizes.numpy()
-        if len(known) == 0 or max(self.newcomers, default=0) >= clients:
+        if len(initial) == 0 or max(self.newcomers, default=0) >= clients:
             raise ConfigError(f"method.newcomers={list(self.newcomers)} do not fit {clients} clients")
         generator = rng.numpy_rng(preparation.seed, "coalitions")
-        inner, seen = self._solver_inputs(sizes[known], distances[np.ix_(known, known)])
-        solution = solver.solve(inner, seen, self.C, self.restarts, generator)
+        inputs = self._solver_inputs(sizes[initial], distances[np.ix_(initial, initial)])
+        solution = solver.solve(*inputs, self.C, self.restarts, generator)
         coalition = np.empty(clients, dtype=np.int64)
-        coalition[known] = solution.assignment
-        alone = solution.assignment.max() + 1 + np.arange(len(self.newcomers))
-        coalition[list(self.newcomers)] = alone
+        coalition[initial] = solution.assignment
+        coalition[list(self.newcomers)] = solution.assignment.max() + 1 + np.arange(len(self.newcomers))
         preparation.keep("distances", distances)
         preparation.keep("coalition", coalition)
-        state = grouped(base, coalition, int(coalition.max()) + 1)
+        state = server_of_groups(base, coalition, int(coalition.max()) + 1)
         return {"distances": torch.from_numpy(distances), **state}, memory
 
     def _distances(self, preparation: Preparation) -> np.ndarray:
-        """Trained once for all bases, capacities and ablations on the same samples with the same seed."""
+        """Return D [N, N], trained once for all bases, capacities and ablations on the same samples and seed."""
         samples = preparation.samples(unit=self.inputs == "unit")
         sizes = preparation.population.sizes.long().tolist()
         x, y, classes, seed = samples.x.flatten(1), samples.y, preparation.task.classes, preparation.seed
@@ -135,31 +117,47 @@ class FedCollab(Coalitions):
                 ).matrix
             }
 
-        given = (x, y, classes, sizes, self.discriminator, seed)
-        return preparation.once(train_discriminators, given, train)["distances"]
+        inputs = (x, y, classes, sizes, self.discriminator, seed)
+        return preparation.once(train_discriminators, inputs, train)["distances"]
 
     def _solver_inputs(self, sizes: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sizes and distances as the solver is to see them (Table 3)."""
+        """Return sizes and distances as the solver is to see them (Table 3)."""
         return (
             sizes if self.quantities else ignore_quantities(sizes),
             distances if self.distances else ignore_distances(distances),
         )
 
     def _admit(self, server: Tree, population: Population) -> Tree:
-        """Newcomers move into the coalitions that minimise Eq. 10, one after another."""
+        """Move newcomers into the coalitions that minimise Eq. 10, one after another."""
         coalition = server["coalition"].cpu().numpy().copy()
         sizes, distances = self._solver_inputs(population.sizes.numpy(), server["distances"].cpu().numpy())
         members = [k for k in range(len(coalition)) if k not in self.newcomers]
         for newcomer in self.newcomers:
             rows = [*members, newcomer]
-            chosen = solver.assign_new(coalition[members], sizes[rows], distances[np.ix_(rows, rows)], self.C)
-            if chosen <= coalition[members].max():  # else it stays the coalition of its own that it is
-                coalition[newcomer] = chosen
+            joined = solver.assign_new(coalition[members], sizes[rows], distances[np.ix_(rows, rows)], self.C)
+            if joined <= coalition[members].max():  # else it stays the coalition of its own that it is
+                coalition[newcomer] = joined
                 members.append(newcomer)
         return {**server, "coalition": torch.from_numpy(coalition).to(server["coalition"].device)}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """As the base method in each coalition; then, in `join_round`, newcomers are admitted."""
+        """Aggregate in each coalition by the base method; then, in `join_round`, admit newcomers."""
         server = super().aggregate(server, uploads, cohort)
         joining = self.newcomers and cohort.clock.round + 1 == self.join_round
         return self._admit(server, cohort.population) if joining else server
+
+
+# ---- what the solver sees in the ablations of Table 3
+
+
+def ignore_quantities(sizes: npt.ArrayLike) -> Floats:
+    """Return sizes [N] for "without quantities": every client has the mean size."""
+    n = np.asarray(sizes, np.float64)
+    return np.full_like(n, n.mean())
+
+
+def ignore_distances(distances: npt.ArrayLike) -> Floats:
+    """Return distances [N, N] for "without distances": every pair is at the mean of those off the diagonal."""
+    D = np.asarray(distances, np.float64)
+    off_diagonal = ~np.eye(len(D), dtype=bool)
+    return np.where(off_diagonal, D[off_diagonal].mean() if len(D) > 1 else 0.0, 0.0)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbench.core.errors import ConfigError
-from fedbench.methods.parts.clustered import shares
+from fedbench.methods.parts.clustered import size_weights
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -36,15 +36,15 @@ class Solution:
 
     @property
     def coalitions(self) -> tuple[tuple[int, ...], ...]:
-        """The members of each coalition, in ascending order."""
+        """Return the members of each coalition, in ascending order."""
         count = int(self.assignment.max()) + 1
         return tuple(tuple(np.flatnonzero(self.assignment == c).tolist()) for c in range(count))
 
 
 def objective(assignment: npt.ArrayLike, sizes: npt.ArrayLike, distances: npt.ArrayLike, C: float) -> float:
-    """Eq. 10, first line, by its definition: `assignment` [N], `sizes` [N], `distances` [N, N]."""
+    """Return Eq. 10, first line, by its definition: `assignment` [N], `sizes` [N], `distances` [N, N]."""
     n, D = _checked(sizes, distances, C)
-    A = shares(assignment, n)  # [N, N], Eq. 9
+    A = size_weights(assignment, n)  # [N, N], Eq. 9
     m = n.sum()
     beta = n / m
     quantity = C / np.sqrt(m) * np.sqrt((A**2 / beta).sum(1))  # [N]
@@ -52,7 +52,7 @@ def objective(assignment: npt.ArrayLike, sizes: npt.ArrayLike, distances: npt.Ar
 
 
 def canonical(assignment: npt.ArrayLike) -> Ints:
-    """The same partition with coalitions numbered 0, 1, ... in the order of their smallest member."""
+    """Return the same partition with coalitions numbered 0, 1, ... in the order of their smallest member."""
     _, first, inverse = np.unique(np.asarray(assignment), return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -60,10 +60,10 @@ def canonical(assignment: npt.ArrayLike) -> Ints:
 
 
 def assign_new(assignment: npt.ArrayLike, sizes: npt.ArrayLike, distances: npt.ArrayLike, C: float) -> int:
-    """The coalition that a new client joins: the one that minimises Eq. 10 over all N + 1 (Section 4.4).
+    """Return the coalition that a new client joins: the one that minimises Eq. 10 over all N + 1 (Section 4.4).
 
     The new client is the last of `sizes` [N + 1] and `distances` [N + 1, N + 1]; the others keep `assignment`
-    [N], numbered from 0 without gaps. Returns max(assignment) + 1 where staying alone is strictly best.
+    [N], numbered from 0 without gaps. It is max(assignment) + 1 where staying alone is strictly best.
     """
     n, D = _checked(sizes, distances, C)
     p = np.asarray(assignment, np.int64)
@@ -79,7 +79,7 @@ def solve(
     rng: np.random.Generator,
     trace: bool = False,
 ) -> Solution:
-    """Algorithm 2 from `restarts` random visiting orders, the best local optimum kept.
+    """Run Algorithm 2 from `restarts` random visiting orders and keep the best local optimum.
 
     Every restart starts from singletons and visits the clients in a fresh random permutation a pass; a client
     moves to the coalition, or to one of its own, that lowers Eq. 10 most (ties: it stays, then the lowest
@@ -148,41 +148,41 @@ class _Search:
             setattr(self, name, getattr(self, name)[rows])
 
     def visit(self, clients: Ints) -> npt.NDArray[np.bool_]:
-        """Best move of client `clients[r]` in each restart r; returns which restarts moved, [R]."""
+        """Make the best move of client `clients[r]` in each restart r; return which restarts moved, [R]."""
         R, N = self.p.shape
         rows = np.arange(R)
-        here = self.p[rows, clients]
+        current = self.p[rows, clients]
         slots = (rows[:, None] * N + self.p).ravel()
         # [R, N]: what client k would add to Q_K of each slot
         joins: Floats = np.bincount(slots, self.G[clients].ravel(), R * N).astype(float).reshape(R, N)
         n = self.n[clients]
         before = self.value
-        self._change(rows, here, -1.0, -n, -joins[rows, here])
+        self._change(rows, current, -1.0, -n, -joins[rows, current])
         m = self.m + n[:, None]
         gain = (self.count + 1.0) * (self.C / np.sqrt(m)) + (self.Q + joins) / m - self.f
         best = gain.argmin(1)
-        moves: npt.NDArray[np.bool_] = gain[rows, best] < gain[rows, here] - self.least
-        to = np.where(moves, best, here)
-        self._change(rows, to, 1.0, n, joins[rows, to])
-        self.p[rows, clients] = to
+        moves: npt.NDArray[np.bool_] = gain[rows, best] < gain[rows, current] - self.least
+        target = np.where(moves, best, current)
+        self._change(rows, target, 1.0, n, joins[rows, target])
+        self.p[rows, clients] = target
         self.value = np.where(moves, self.value, before)  # a client that stays must not add rounding
         return moves
 
     def _change(self, rows: Ints, slots: Ints, count: float, n: Floats, Q: Floats) -> None:
         """Add to |K|, m_K and Q_K of one slot a restart and refresh f(K) and Eq. 10."""
-        at = (rows, slots)
-        self.count[at] += count
-        self.m[at] += n
-        filled = self.count[at] > 0
-        self.Q[at] = np.where(filled, self.Q[at] + Q, 0.0)
-        m = np.where(filled, self.m[at], 1.0)
-        f = self.count[at] * self.C / np.sqrt(m) + self.Q[at] / m
-        self.value = self.value + f - self.f[at]
-        self.f[at] = f
+        slot = (rows, slots)
+        self.count[slot] += count
+        self.m[slot] += n
+        filled = self.count[slot] > 0
+        self.Q[slot] = np.where(filled, self.Q[slot] + Q, 0.0)
+        m = np.where(filled, self.m[slot], 1.0)
+        f = self.count[slot] * self.C / np.sqrt(m) + self.Q[slot] / m
+        self.value = self.value + f - self.f[slot]
+        self.f[slot] = f
 
 
 def _checked(sizes: npt.ArrayLike, distances: npt.ArrayLike, C: float) -> tuple[Floats, Floats]:
-    """`sizes` [N] and `distances` [N, N] as float64, or a ConfigError that says what is wrong."""
+    """Return `sizes` [N] and `distances` [N, N] as float64, or raise a ConfigError that says what is wrong."""
     n, D = np.asarray(sizes, np.float64), np.asarray(distances, np.float64)
     if n.ndim != 1 or not len(n) or D.shape != (len(n), len(n)):
         raise ConfigError(f"distances must be [N, N] for sizes [N], N > 0; got {D.shape} for {n.shape}")

@@ -1,8 +1,10 @@
-"""Clustering in a simplex: Nielsen & Sun, Clustering in Hilbert's Projective Geometry, 2017/2019.
+"""Clients on a simplex: where they lie on it, their clusters, and the subregions around these.
 
-Hilbert's metric on the open simplex is d(p, q) = log max_i (p_i / q_i) - log min_i (p_i / q_i); straight lines are its
-geodesics. k-centre clustering: seeds by farthest-first traversal, then centres are smallest enclosing balls'
-(Badoiu & Clarkson's walk towards the farthest member), until no point changes its cluster.
+Positions: LDA on label counts, or PCA of trained heads projected onto the simplex. Clusters: Nielsen & Sun, Clustering
+in Hilbert's Projective Geometry, 2017/2019. Hilbert's metric on the open simplex is d(p, q) = log max_i (p_i / q_i) -
+log min_i (p_i / q_i); straight lines are its geodesics. k-centre clustering: seeds by farthest-first traversal, then
+centres are smallest enclosing balls' (Badoiu & Clarkson's walk towards the farthest member), until no point changes its
+cluster. Subregions: L1 balls around the centres, their radius, and uniform draws from them.
 """
 
 from __future__ import annotations
@@ -23,115 +25,17 @@ INSIDE = 1e-9  # smallest coordinate: Hilbert's metric is infinite on the bounda
 SAME = 1e-9  # points closer than this are one
 PASSES = 50  # most reassignments
 STEPS = 300  # of the walk to a centre; its error falls as 1 / steps
-
-
-def interior(points: Array) -> Array:
-    """`points` [..., n] moved off the simplex's boundary by no more than INSIDE."""
-    raised = np.maximum(points, INSIDE)
-    return np.asarray(raised / raised.sum(-1, keepdims=True))
-
-
-def hilbert(p: Array, q: Array) -> Array:
-    """Hilbert's distance between points of the open simplex, [..., n] -> [...]."""
-    ratio = np.log(p) - np.log(q)
-    return np.asarray(ratio.max(-1) - ratio.min(-1))
-
-
-def hilbert_walk(p: Array, q: Array, share: float) -> Array:
-    """The point on the line from `p` to `q` [n] at `share` of their Hilbert distance from `p`.
-
-    With the line's coordinate 0 at p, 1 at q, it leaves the simplex at -a and 1 + b, and the distance from p to x is
-    log((x + a) (1 + b) / (a (1 + b - x))).
-    """
-    step = q - p
-    if np.abs(step).max() < SAME:
-        return p
-    back, forward = step > 0, step < 0
-    a = (p[back] / step[back]).min()
-    end = (p[forward] / -step[forward]).min()  # 1 + b
-    grown = np.exp(share * hilbert(p, q))
-    return np.asarray(p + a * end * (grown - 1) / (end + grown * a) * step)
-
-
-def manhattan(p: Array, q: Array) -> Array:
-    """L1 distance, [..., n] -> [...]."""
-    return np.asarray(np.abs(p - q).sum(-1))
-
-
-def straight_walk(p: Array, q: Array, share: float) -> Array:
-    """The point at `share` of the way from `p` to `q`."""
-    return p + share * (q - p)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A distance whose geodesics are straight lines, and the way along them."""
-
-    distance: Callable[[Array, Array], Array]
-    walk: Callable[[Array, Array, float], Array]
-
-
-METRICS = {"hilbert": Metric(hilbert, hilbert_walk), "l1": Metric(manhattan, straight_walk)}
-
-
-def cluster(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]:
-    """(cluster of each point [N], centres [C, n]) of `points` [N, n] in the simplex.
-
-    C is `count`, or less where there are fewer distinct points. A function of the set of points: their order permutes
-    the first result only.
-    """
-    points = interior(points)
-    order = np.lexsort(points.T)
-    labels, centres = _k_centre(points[order], count, metric)
-    return labels[np.argsort(order)], centres
-
-
-def _k_centre(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]:
-    centres = _farthest_first(points, count, metric)
-    labels = _nearest(points, centres, metric)
-    for _ in range(PASSES):
-        # A centre can lose its last member; the others keep theirs.
-        kept = [k for k in range(len(centres)) if (labels == k).any()]
-        centres = np.stack([enclosing_centre(points[labels == k], metric) for k in kept])
-        found = _nearest(points, centres, metric)
-        if (found == labels).all():
-            break
-        labels = found
-    return labels, centres
-
-
-def _farthest_first(points: Array, count: int, metric: Metric) -> Array:
-    """Seeds: the point nearest the centre of all, then each time the one farthest from all before."""
-    first = int(metric.distance(points, enclosing_centre(points, metric)).argmin())
-    chosen = [first]
-    gaps = metric.distance(points, points[first])
-    while len(chosen) < count and gaps.max() > SAME:
-        chosen.append(int(gaps.argmax()))
-        gaps = np.minimum(gaps, metric.distance(points, points[chosen[-1]]))
-    return points[chosen]
-
-
-def _nearest(points: Array, centres: Array, metric: Metric) -> Labels:
-    return np.asarray(metric.distance(points[:, None], centres[None]).argmin(1))
-
-
-def enclosing_centre(points: Array, metric: Metric, steps: int = STEPS) -> Array:
-    """Centre [n] of (nearly) the smallest ball around `points` [N, n]."""
-    centre: Array = points.mean(0)
-    for step in range(1, steps + 1):
-        gaps = metric.distance(points, centre)
-        centre = metric.walk(centre, points[gaps.argmax()], 1 / (step + 1))
-    return centre
-
-
-# Clients as points of a simplex: LDA on label counts, or PCA of trained heads projected onto it.
-
 SIZES = np.linspace(1e-4, 1, 1000)  # of the simplices that scores are projected onto
 NEAREST = 1e-4  # distance below which two points count as this far apart
+GRID = 20_000  # most points of an integration grid
+WHOLE = 2.0  # L1 diameter of a simplex: a ball of this radius around any point is all of it
+
+
+# ---- positions
 
 
 def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array:
-    """Latent Dirichlet allocation: documents are clients, words are labels; mixing weights [N, count].
+    """Return mixing weights [N, count] by latent Dirichlet allocation: documents are clients, words are labels.
 
     Variational Bayes (Hoffman et al., NIPS 2010) as scikit-learn implements it, with its default priors, on all clients
     at once: its online steps need thousands of passes over so few documents. The clients are fed in an order that
@@ -151,7 +55,7 @@ def topics(counts: Array, count: int, seed: int, iterations: int = 100) -> Array
 
 
 def spread_scores(heads: Array, count: int) -> Array:
-    """Principal component scores of trained heads [N, P] as points of the simplex that keep apart: [N, count].
+    """Return trained heads' [N, P] principal component scores as points of the simplex that keep apart, [N, count].
 
     As the authors' code (Floco): scores are projected onto the simplices of size z, for z of SIZES, and scaled to sum
     1; taken is the z with the least Riesz energy of the points. With fewer clients than components the missing scores
@@ -163,35 +67,134 @@ def spread_scores(heads: Array, count: int) -> Array:
         right[np.arange(len(values)), np.abs(right).argmax(1)]
     )  # as scikit-learn fixes signs
     scores = np.zeros((len(heads), count))
-    kept = min(count, len(values))
-    scores[:, :kept] = (left * values)[:, :kept]
-    found = (project(scores, size) / size for size in SIZES)
-    return min(found, key=riesz_energy)
+    components = min(count, len(values))
+    scores[:, :components] = (left * values)[:, :components]
+    projections = (project(scores, size) / size for size in SIZES)
+    return min(projections, key=riesz_energy)
 
 
 def riesz_energy(points: Array) -> float:
-    """Mean over pairs of `points` [N, n] of one over their squared distance, of which none is below NEAREST."""
+    """Return the mean over pairs of `points` [N, n] of one over their squared distance, at least that of NEAREST."""
     first, second = np.triu_indices(len(points), 1)
     squares = ((points[first] - points[second]) ** 2).sum(1)
     return float((1 / np.maximum(squares, NEAREST**2)).mean()) if len(squares) else 0.0
 
 
 def project(points: Array, size: float = 1.0) -> Array:
-    """Euclidean projection of each row of `points` [N, n] onto {x >= 0: sum x = size} (Held, Wolfe, Crowder 1974)."""
+    """Return the projection of each row of `points` [N, n] onto {x >= 0: sum x = size} (Held, Wolfe, Crowder 1974)."""
     ordered = -np.sort(-points, axis=1)
     excess = (ordered.cumsum(1) - size) / np.arange(1, points.shape[1] + 1)
     last = (ordered > excess).sum(1) - 1
     return np.asarray(np.maximum(points - excess[np.arange(len(points)), last][:, None], 0))
 
 
-# Subregions of the simplex: L1 balls around centres, their radius, and uniform draws from them.
+# ---- clusters
 
-GRID = 20_000  # most points of an integration grid
-WHOLE = 2.0  # L1 diameter of a simplex: a ball of this radius around any point is all of it
+
+def interior(points: Array) -> Array:
+    """Return `points` [..., n] moved off the simplex's boundary by no more than INSIDE."""
+    raised = np.maximum(points, INSIDE)
+    return np.asarray(raised / raised.sum(-1, keepdims=True))
+
+
+def hilbert(p: Array, q: Array) -> Array:
+    """Return Hilbert's distance between points of the open simplex, [..., n] -> [...]."""
+    ratio = np.log(p) - np.log(q)
+    return np.asarray(ratio.max(-1) - ratio.min(-1))
+
+
+def hilbert_walk(p: Array, q: Array, share: float) -> Array:
+    """Return the point on the line from `p` to `q` [n] at `share` of their Hilbert distance from `p`.
+
+    With the line's coordinate 0 at p, 1 at q, it leaves the simplex at -a and 1 + b, and the distance from p to x is
+    log((x + a) (1 + b) / (a (1 + b - x))).
+    """
+    step = q - p
+    if np.abs(step).max() < SAME:
+        return p
+    back, forward = step > 0, step < 0
+    a = (p[back] / step[back]).min()
+    end = (p[forward] / -step[forward]).min()  # 1 + b
+    grown = np.exp(share * hilbert(p, q))
+    return np.asarray(p + a * end * (grown - 1) / (end + grown * a) * step)
+
+
+def manhattan(p: Array, q: Array) -> Array:
+    """Return the L1 distance, [..., n] -> [...]."""
+    return np.asarray(np.abs(p - q).sum(-1))
+
+
+def straight_walk(p: Array, q: Array, share: float) -> Array:
+    """Return the point at `share` of the way from `p` to `q`."""
+    return p + share * (q - p)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A distance whose geodesics are straight lines, and the way along them."""
+
+    distance: Callable[[Array, Array], Array]
+    walk: Callable[[Array, Array, float], Array]
+
+
+METRICS = {"hilbert": Metric(hilbert, hilbert_walk), "l1": Metric(manhattan, straight_walk)}
+
+
+def cluster(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]:
+    """Return (cluster of each point [N], centres [C, n]) of `points` [N, n] in the simplex.
+
+    C is `count`, or less where there are fewer distinct points. A function of the set of points: their order permutes
+    the first result only.
+    """
+    points = interior(points)
+    order = np.lexsort(points.T)
+    labels, centres = _k_centre(points[order], count, metric)
+    return labels[np.argsort(order)], centres
+
+
+def _k_centre(points: Array, count: int, metric: Metric) -> tuple[Labels, Array]:
+    centres = _farthest_first(points, count, metric)
+    labels = _nearest(points, centres, metric)
+    for _ in range(PASSES):
+        # A centre can lose its last member; the others keep theirs.
+        filled = [k for k in range(len(centres)) if (labels == k).any()]
+        centres = np.stack([enclosing_centre(points[labels == k], metric) for k in filled])
+        nearest = _nearest(points, centres, metric)
+        if (nearest == labels).all():
+            break
+        labels = nearest
+    return labels, centres
+
+
+def _farthest_first(points: Array, count: int, metric: Metric) -> Array:
+    """Return the seeds: the point nearest the centre of all, then each time the one farthest from all before."""
+    first = int(metric.distance(points, enclosing_centre(points, metric)).argmin())
+    seeds = [first]
+    gaps = metric.distance(points, points[first])
+    while len(seeds) < count and gaps.max() > SAME:
+        seeds.append(int(gaps.argmax()))
+        gaps = np.minimum(gaps, metric.distance(points, points[seeds[-1]]))
+    return points[seeds]
+
+
+def _nearest(points: Array, centres: Array, metric: Metric) -> Labels:
+    return np.asarray(metric.distance(points[:, None], centres[None]).argmin(1))
+
+
+def enclosing_centre(points: Array, metric: Metric, steps: int = STEPS) -> Array:
+    """Return the centre [n] of (nearly) the smallest ball around `points` [N, n]."""
+    centre: Array = points.mean(0)
+    for step in range(1, steps + 1):
+        gaps = metric.distance(points, centre)
+        centre = metric.walk(centre, points[gaps.argmax()], 1 / (step + 1))
+    return centre
+
+
+# ---- subregions
 
 
 def grid(corners: int, points: int = GRID) -> Array:
-    """At most `points` evenly spaced points inside the simplex with `corners` corners, [G, n].
+    """Return at most `points` evenly spaced points inside the simplex with `corners` corners, [G, n].
 
     The compositions of an integer R into n parts, each at the middle of its cell: (c_i + 1/n) / (R + 1).
     """
@@ -203,7 +206,7 @@ def grid(corners: int, points: int = GRID) -> Array:
 
 
 def _compositions(total: int, parts: int) -> Array:
-    """All vectors of `parts` non-negative integers with sum `total`."""
+    """Return all vectors of `parts` non-negative integers with sum `total`."""
     if parts == 1:
         return np.array([[total]], dtype=np.float64)
     blocks = []
@@ -214,13 +217,13 @@ def _compositions(total: int, parts: int) -> Array:
 
 
 def mean_distance(centres: Array) -> float:
-    """Mean L1 distance between `centres` [C, n] and all points of the simplex (delta-bar of Section 3.3)."""
+    """Return the mean L1 distance between `centres` [C, n] and all points of the simplex (delta-bar of Section 3.3)."""
     points = grid(centres.shape[1])
     return float(np.mean([np.abs(points - centre).sum(1).mean() for centre in centres]))
 
 
 def uniform(count: int, centre: Tensor, radius: float, generator: torch.Generator) -> Tensor:
-    """`count` points drawn uniformly from {x in the simplex: ||x - centre||_1 <= radius}, float64 [count, n].
+    """Return `count` points drawn uniformly from {x in the simplex: ||x - centre||_1 <= radius}, float64 [count, n].
 
     Exact, by rejection from the smaller of two sets that contain the region and are drawn from directly: the simplex
     {x_i >= centre_i - radius/2}, and the ball within the plane of the simplex. Near a corner the first is the region;
@@ -234,28 +237,28 @@ def uniform(count: int, centre: Tensor, radius: float, generator: torch.Generato
     simplex = float(1 - floor.sum()) ** (corners - 1)  # volumes, in units of the whole simplex's
     ball = math.comb(2 * corners - 2, corners - 1) * (radius / 2) ** (corners - 1)
     accepted: list[Tensor] = []
-    found = 0
-    while found < count:
-        wanted = 2 * (count - found) + 16
+    have = 0
+    while have < count:
+        more = 2 * (count - have) + 16
         if simplex <= ball:
-            points = floor + (1 - floor.sum()) * dirichlet(wanted, corners, generator)
+            points = floor + (1 - floor.sum()) * dirichlet(more, corners, generator)
             points = points[(points - centre).abs().sum(1) <= radius]
         else:
-            points = centre + plane_ball(wanted, corners, generator) * radius
+            points = centre + plane_ball(more, corners, generator) * radius
             points = points[(points >= 0).all(1)]
         accepted.append(points)
-        found += len(points)
+        have += len(points)
     return torch.cat(accepted)[:count]
 
 
 def dirichlet(count: int, corners: int, generator: torch.Generator) -> Tensor:
-    """`count` points drawn uniformly from a simplex, float64 [count, corners]."""
+    """Return `count` points drawn uniformly from a simplex, float64 [count, corners]."""
     heights = -torch.log1p(-torch.rand(count, corners, dtype=torch.float64, generator=generator))
     return heights / heights.sum(1, keepdim=True)
 
 
 def plane_ball(count: int, corners: int, generator: torch.Generator) -> Tensor:
-    """`count` points drawn uniformly from {x: sum x = 0, ||x||_1 <= 1}, float64 [count, n].
+    """Return `count` points drawn uniformly from {x: sum x = 0, ||x||_1 <= 1}, float64 [count, n].
 
     The ball is a union of cells, one for each non-empty proper subset S of the coordinates: x is (r/2) u on S and
     -(r/2) v off it with u, v in the simplices of |S| and n - |S| corners. A cell's volume goes with
@@ -275,7 +278,7 @@ def plane_ball(count: int, corners: int, generator: torch.Generator) -> Tensor:
 
 
 def unprojected(count: int, centre: Tensor, radius: float, generator: torch.Generator) -> Tensor:
-    """As the authors' code draws: centre + U(0, radius) u, ||u||_1 = 1, float64 [count, n].
+    """Draw as the authors' code does: centre + U(0, radius) u, ||u||_1 = 1, float64 [count, n].
 
     u is a point of the cube [-1, 1]^n over its L1 norm. The result may leave the simplex and its plane, and is
     densest at the centre.

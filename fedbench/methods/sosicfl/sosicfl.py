@@ -16,6 +16,14 @@ name, "with the L1-distance" by the text (`metric`, by default the former). The 
 M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
 clusters in one place; tables take ten there, as the authors' later code does.
 Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
+
+SosicFL+ (Section 3.6) is Ditto on the solution simplex: beside its share in SosicFL's endpoints, client k keeps
+endpoints of its own that minimise
+E_{alpha in R_k} F_k(sum_m alpha_m theta_m) + lambda/2 sum_m ||theta_m - theta_m^t||^2; it is scored by these at the
+centre of R_k. The paper applies Ditto "after SosicFL training"; here, as in Ditto
+(Algorithm 1), a round ends with it. lambda is not stated (Ditto's 1); Omega_tr = 10 draws of alpha a round for its own
+endpoints (Appendix A, which is not followed for the shared ones). The global model is SosicFL's, as Ditto's is
+FedAvg's: their curves are the same, while the published ones differ.
 """
 
 from __future__ import annotations
@@ -80,13 +88,13 @@ class SosicFL(Method):
 
     @property
     def prepare_round(self) -> int:
-        """When subregions are assigned."""
+        """Return the round in which subregions are assigned."""
         return self.start_round
 
     # ---- preparation: a subregion for each client
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """A model with independently drawn endpoints; every subregion is the whole simplex."""
+        """Return a model with independently drawn endpoints; every subregion is the whole simplex."""
         models = [task.init(generator) for _ in range(self.endpoints)]
         names = [name for name in task.select(models[0], self.simplex) if name in task.parameters]
         endpoints, plain = trees.split(trees.stack(models), names)
@@ -95,14 +103,14 @@ class SosicFL(Method):
         return {**server, "region/center": middle, "region/radius": torch.tensor(simplex.WHOLE)}, {}
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Positions, clusters, subregions."""
+        """Find clients' positions and clusters, and assign subregions."""
         if self.positions == "lda":
             centres, members = self._clustered(preparation)
         else:
             centres = self._trained(preparation, server, memory)
             members = np.arange(len(centres))
-        plain = self.sampling == "unprojected"
-        radius = self.rho if plain else self.rho * simplex.mean_distance(centres)
+        unprojected = self.sampling == "unprojected"
+        radius = self.rho if unprojected else self.rho * simplex.mean_distance(centres)
         preparation.keep("centers", centres)
         preparation.keep("cluster", members)
         assigned = {
@@ -112,18 +120,17 @@ class SosicFL(Method):
         return {**server, **assigned}, memory
 
     def _clustered(self, preparation: Preparation) -> tuple[Array, Labels]:
-        """(centres [C, n], cluster of each client [N]) of the label distributions' topics."""
-        counts = preparation.received({"counts": preparation.population.label_counts.to(torch.int32)})[
-            "counts"
-        ]
+        """Return (centres [C, n], cluster of each client [N]) of the label distributions' topics."""
+        sent_counts = {"counts": preparation.population.label_counts.to(torch.int32)}
+        counts = preparation.received(sent_counts)["counts"]
         seed = rng.derive(preparation.seed, "topics")
-        found = simplex.topics(counts.double().numpy(), self.endpoints, seed)
-        preparation.keep("positions", found)
-        members, centres = cluster(found, self.clusters, METRICS[self.metric])
+        positions = simplex.topics(counts.double().numpy(), self.endpoints, seed)
+        preparation.keep("positions", positions)
+        members, centres = cluster(positions, self.clusters, METRICS[self.metric])
         return centres, members
 
     def _trained(self, preparation: Preparation, server: Tree, memory: Tree) -> Array:
-        """A centre for each client [N, n]: principal components of what a round of training made of its head."""
+        """Return a centre for each client [N, n]: principal components of what a round of training made of its head."""
         message = self.send(server, preparation.everyone)
         heads = preparation.round(message, memory, sends=lambda work: trees.part(work, "endpoints"))
         return simplex.spread_scores(trees.flatten(heads).double().cpu().numpy(), self.endpoints)
@@ -131,7 +138,7 @@ class SosicFL(Method):
     # ---- server
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """The endpoints, and the client's subregion."""
+        """Return the endpoints, and the client's subregion."""
         center = server["region/center"]
         own = center[sent(cohort.ids, center.device)]
         return {**trees.expand(server, len(cohort.ids)), "region/center": own}
@@ -141,22 +148,22 @@ class SosicFL(Method):
         return {**server, **trees.mean(uploads, cohort.weights)}
 
     def common(self, server: Tree, task: Task) -> Tree | None:
-        """The middle of the simplex."""
+        """Return the middle of the simplex."""
         center = server["region/center"]
-        return at(shared(server), torch.full_like(center[0], 1 / self.endpoints))
+        return model_at(without_regions(server), torch.full_like(center[0], 1 / self.endpoints))
 
     # ---- client
 
     def start(self, client: Client) -> Tree:
-        """The endpoints and the rest of the model."""
-        return shared(client.message)
+        """Return the endpoints and the rest of the model."""
+        return without_regions(client.message)
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
-        """Alpha of every step, [S, n]."""
+        """Return alpha of every step, [S, n]."""
         return {"alpha": self.alphas(generator, steps, client, self.samples)}
 
     def alphas(self, generator: torch.Generator, steps: int, client: Client, samples: int | None) -> Tensor:
-        """`steps` draws from the client's subregion, [S, n]; with `samples`, so many are used in turn."""
+        """Return `steps` draws from the client's subregion, [S, n]; with `samples`, so many are used in turn."""
         center, radius = client.message["region/center"], float(client.message["region/radius"])
         distinct = steps if samples is None else min(samples, steps)
         sampler = simplex.uniform if radius >= simplex.WHOLE else SAMPLERS[self.sampling]
@@ -164,42 +171,28 @@ class SosicFL(Method):
         return drawn[torch.arange(steps) % distinct].to(center.dtype)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_k at this step's alpha: autograd scales the gradient of endpoint m by alpha_m (Eq. 8)."""
-        return client.task.loss(at(work, batch.noise["alpha"]), batch)
+        """Return F_k at this step's alpha: autograd scales the gradient of endpoint m by alpha_m (Eq. 8)."""
+        return client.task.loss(model_at(work, batch.noise["alpha"]), batch)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload all endpoints."""
         return work, {}
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The model at the centre of the client's subregion."""
-        return at(work, client.message["region/center"])
+        """Return the model at the centre of the client's subregion."""
+        return model_at(work, client.message["region/center"])
 
 
-def shared(tree: Tree) -> Tree:
-    """The endpoints and the rest of the model, without the regions."""
+def without_regions(tree: Tree) -> Tree:
+    """Return the endpoints and the rest of the model, without the regions."""
     return {key: leaf for key, leaf in tree.items() if not key.startswith("region/")}
 
 
-def at(work: Tree, alpha: Tensor) -> Tree:
-    """The model sum_m alpha_m theta_m beside the leaves that have no endpoints; alpha [n]."""
+def model_at(work: Tree, alpha: Tensor) -> Tree:
+    """Return the model sum_m alpha_m theta_m beside the leaves that have no endpoints; alpha [n]."""
     plain = {key: leaf for key, leaf in work.items() if not key.startswith("endpoints/")}
     mixed = {k: torch.tensordot(alpha, v, dims=1) for k, v in trees.part(work, "endpoints").items()}
     return {**plain, **mixed}
-
-
-# SosicFL+: Solution Simplex Clustering for Heterogeneous Federated Learning, arXiv 2403.03333, 2024, Section 3.6.
-#
-# Ditto on the solution simplex: beside its share in SosicFL's endpoints, client k keeps endpoints of its own that
-# minimise E_{alpha in R_k} F_k(sum_m alpha_m theta_m) + lambda/2 sum_m ||theta_m - theta_m^t||^2; it is scored
-# by these
-# at the centre of R_k.
-# The paper applies Ditto "after SosicFL training"; here, as in Ditto (Algorithm 1), a round ends with it.
-# lambda is not
-# stated (Ditto's 1); Omega_tr = 10 draws of alpha a round for its own endpoints (Appendix A, which is not
-# followed for
-# the shared ones: see sosicfl.py). The global model is SosicFL's, as Ditto's is FedAvg's: their curves are the same,
-# while the published ones differ.
 
 
 @dataclass(frozen=True)
@@ -220,38 +213,38 @@ class SosicFLPlus(SosicFL):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Personal endpoints start as the shared ones."""
         server, _ = super().init(task, population, generator)
-        return server, trees.join(personal=trees.expand(shared(server), population.clients))
+        return server, trees.join(personal=trees.expand(without_regions(server), population.clients))
 
     def start(self, client: Client) -> Tree:
-        """Both sets of endpoints: shared/* and personal/*."""
-        return {**trees.join(shared=shared(client.message)), **client.memory}
+        """Return both sets of endpoints: shared/* and personal/*."""
+        return {**trees.join(shared=without_regions(client.message)), **client.memory}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """The shared endpoints, then the personal ones on the same mini-batches."""
+        """Train the shared endpoints, then the personal ones on the same mini-batches."""
         return (
             Stage(self.loss, moves=("shared/*",)),
             Stage(self.personal_loss, moves=("personal/*",), epochs=self.personal_epochs),
         )
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
-        """Alpha of every step of either stage, [S, n]."""
+        """Return alpha of every step of either stage, [S, n]."""
         drawn = super().draw(generator, steps, client)  # first, so that it is what SosicFL draws
         return {**drawn, "personal": self.alphas(generator, steps, client, self.personal_samples)}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """As SosicFL, of the shared endpoints."""
+        """Return SosicFL's loss of the shared endpoints."""
         return super().loss(trees.part(work, "shared"), client, batch)
 
     def personal_loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
-        """F_k at this step's alpha + lambda/2 of the squared distance from all that was received."""
+        """Return F_k at this step's alpha + lambda/2 of the squared distance from all that was received."""
         personal = trees.part(work, "personal")
-        pull = trees.squared_distance(client.task.weights(shared(client.message)), personal)
-        return client.task.loss(at(personal, batch.noise["personal"]), batch) + self.lam / 2 * pull
+        pull = trees.squared_distance(client.task.weights(without_regions(client.message)), personal)
+        return client.task.loss(model_at(personal, batch.noise["personal"]), batch) + self.lam / 2 * pull
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the shared endpoints, keep the personal ones."""
         return trees.part(work, "shared"), trees.join(personal=trees.part(work, "personal"))
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """The personal endpoints at the centre of the client's subregion."""
+        """Return the personal endpoints at the centre of the client's subregion."""
         return super().model(trees.part(work, "personal"), client)

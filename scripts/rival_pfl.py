@@ -1,6 +1,6 @@
-"""FedAvg in pfl (PyTorch), run by the interpreter of pfl's environment, alone or under torch.distributed.run.
+"""FedAvg in pfl (PyTorch) on the same work as fedbench: docs/speed.md says how to install both.
 
-    python rival_pfl.py WORK.pt ANSWER.json DEVICE
+    python scripts/rival_pfl.py [W1 W2] [--processes 2] [--out results/bench]
 
 Users' data are tensors on the device, made once. pfl cuts a user's batches once and keeps them, so unlike the others
 it neither shuffles nor gathers; that is left as it is shipped.
@@ -16,8 +16,10 @@ import time
 from typing import Any
 
 import torch
-from rival_work import Answer, Work, load
+from benchmarks import rivals
 from torch import Tensor, nn
+
+from fedbench.engine.contract import Clock
 
 
 def share_gpu() -> None:
@@ -25,8 +27,6 @@ def share_gpu() -> None:
 
     Called before pfl is imported, which reads LOCAL_RANK and joins the group.
     """
-    if "LOCAL_RANK" not in os.environ:
-        return
     ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % gpus)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -55,8 +55,10 @@ class Classifier(nn.Module):
         return {"samples": Weighted(len(y), 1)}
 
 
-def train(work: Work, device: str) -> Answer:
-    """All rounds."""
+def train(name: str, device: str, rounds: int, _: int) -> rivals.Answer:
+    """All rounds, in the ranks that torch.distributed.run started."""
+    if device != "cpu" and "LOCAL_RANK" in os.environ:
+        share_gpu()
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
@@ -68,11 +70,13 @@ def train(work: Work, device: str) -> Answer:
     from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
-    seconds: list[float] = []
+    setup = rivals.setup_of(name, device)
+    federation, local, chosen = setup.federation, setup.protocol.local, setup.protocol.optimizer
+    moments: list[float] = []
 
     class Stopwatch(TrainingProcessCallback):
         def on_train_begin(self, *, model: Any) -> Metrics:
-            self.begin = time.perf_counter()
+            moments.append(time.perf_counter())
             return Metrics()
 
         def after_central_iteration(
@@ -80,29 +84,26 @@ def train(work: Work, device: str) -> Answer:
         ) -> tuple[bool, Metrics]:
             if device != "cpu":
                 torch.cuda.synchronize()
-            now = time.perf_counter()
-            seconds.append(now - self.begin)
-            self.begin = now
+            moments.append(time.perf_counter())
             return False, Metrics()
 
-    rounds, cohort = work.cohorts.shape
-    classifier = Classifier(work.net)
+    classifier = Classifier(rivals.network(setup))
     model = PyTorchModel(
         classifier,
-        functools.partial(torch.optim.SGD, momentum=work.momentum),
+        functools.partial(torch.optim.SGD, momentum=chosen.momentum),
         central_optimizer=torch.optim.SGD(classifier.parameters(), lr=1.0),
     )
-    users = {i: PyTorchTensorDataset(work.client(i), user_id=str(i)) for i in range(work.clients)}
-    order = itertools.cycle(work.cohorts.flatten().tolist())
+    samples = [federation.gather(federation.indices("train", i)) for i in range(federation.clients)]
+    users = [PyTorchTensorDataset(each, user_id=str(i)) for i, each in enumerate(samples)]
+    cohorts = [setup.draw_cohort(Clock(number, setup.protocol.rounds)).tolist() for number in range(rounds)]
+    order = itertools.cycle(itertools.chain(*cohorts))
     data = FederatedDataset(users.__getitem__, lambda: next(order))
     FederatedAveraging().run(
-        NNAlgorithmParams(rounds, rounds, cohort, None),
+        NNAlgorithmParams(rounds, rounds, len(cohorts[0]), None),
         SimulatedBackend(data, data, [WeightByDatapoints()]),
         model,
         NNTrainHyperParams(
-            local_batch_size=work.batch_size,
-            local_num_epochs=work.epochs,
-            local_learning_rate=work.lr,
+            local_batch_size=local.batch_size, local_num_epochs=local.epochs, local_learning_rate=chosen.lr
         ),
         callbacks=[Stopwatch()],
     )
@@ -110,20 +111,12 @@ def train(work: Work, device: str) -> Answer:
     if torch.distributed.is_initialized():
         steps = steps.to(device)
         torch.distributed.all_reduce(steps)
-    return Answer(seconds, int(steps), work.accuracy(classifier.net))
-
-
-def main(path: str, answer: str, device: str) -> None:
-    """Load the work, train, and write the answer from the first process."""
-    torch.set_num_threads(1)
-    if device != "cpu":
-        share_gpu()
-    found = train(load(path, device), device)
-    if os.environ.get("RANK", "0") == "0":
-        found.write(answer)
-    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    if os.environ.get("RANK", "0") != "0":
+        sys.exit()  # the first rank answers
+    seconds = [after - before for before, after in itertools.pairwise(moments)]
+    return rivals.Answer(seconds, int(steps), rivals.accuracy(setup, classifier.net))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    rivals.main("pfl", "pfl", train)

@@ -1,1 +1,0 @@
-"""The parts of `gpu_check.py`: what the machine has, engines, benchmark, tables, report."""

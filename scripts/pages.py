@@ -1,0 +1,10 @@
+"""Tables of Markdown, as the pages that scripts write hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(head: Sequence[object], *rows: Sequence[object]) -> list[str]:
+    """Return the lines of a table."""
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows)]
