@@ -18,14 +18,14 @@ from fedbench.runs.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.tables.render import Filled
+    from fedbench.tables.render import FilledTable
 
 QUIET = {"progress": "none"}
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")  # text that Hydra reads as it is
 
 
 def run(*overrides: str, **values: Any) -> Run:
-    """The finished run of a configuration: made, gone on with, or read if it is there.
+    """Return the finished run of a configuration: made, gone on with, or read if it is there.
 
     Args:
         overrides: as on the command line, `"method=fedcollab"`, `"method.mu=0.1"`.
@@ -43,7 +43,7 @@ def run(*overrides: str, **values: Any) -> Run:
 
 
 def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
-    """One line a finished run of every combination, with its folder; a list or a tuple holds values to combine.
+    """Return one line a finished run of every combination, with its folder; a list or a tuple holds values to combine.
 
     `sweep("method=local,fedavg", seed=[0, 1])` is `python -m fedbench -m method=local,fedavg seed=0,1`; launchers
     (`"hydra/launcher=joblib"`), experiments and tuning are asked for in the same words. The failures of single runs
@@ -52,7 +52,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
     Raises:
         FedbenchError: no run has a result; the reason of the first.
     """
-    from fedbench.cli.app import outcomes_of
+    from fedbench.cli.program import outcomes_of
     from fedbench.sweeps.session import swept, tidy
 
     listed = [
@@ -77,7 +77,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
 
 
 def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
-    """All finished runs in or below `folders` (default: `runs`), one line each; see fedbench.runs.run.collect.
+    """Return all finished runs in or below `folders` (default: `runs`), one line each; see fedbench.runs.run.collect.
 
     `code_changed`: the parts of the code that are not what made it, "" where it was made by today's; so in `sweep`.
 
@@ -93,15 +93,15 @@ def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
     return found
 
 
-def table(name: str, results: Path | str = "results") -> Filled:
-    """A filled table by its folder's name below `results`/tables, as `fedcollab_t1` or `fedcollab_t1-quick`.
+def table(name: str, results: Path | str = "results") -> FilledTable:
+    """Return a filled table by its folder's name below `results`/tables, as `fedcollab_t1` or `fedcollab_t1-quick`.
 
     Raises:
         FedbenchError: it was not filled; says how.
     """
-    from fedbench.tables.render import Filled
+    from fedbench.tables.render import FilledTable
 
-    return Filled.named(name, results)
+    return FilledTable.named(name, results)
 
 
 def _texts(values: dict[str, Any]) -> list[str]:
@@ -109,7 +109,7 @@ def _texts(values: dict[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as Hydra's grammar writes it.
+    """Return a value as Hydra's grammar writes it.
 
     Raises:
         ConfigError: it has no form there.
@@ -130,7 +130,7 @@ def _text(value: Any) -> str:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """What the command line would say in one line is raised as such, whoever raised it first."""
+    """Raise what the command line would say in one line as such, whoever raised it first."""
     from fedbench.config import messages
 
     try:

@@ -23,7 +23,6 @@ class RayLauncher(Launcher):
         self.resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """See Launcher.setup."""
         self.context, self.task, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
@@ -32,9 +31,9 @@ class RayLauncher(Launcher):
         Raises:
             ConfigError: Ray is not installed.
         """
-        from fedbench.sweeps import on_ray
+        from fedbench.sweeps.jobs import launch_on_ray
 
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         jobs = [(initial_job_idx + i, list(overrides)) for i, overrides in enumerate(job_overrides)]
         arguments: tuple[Any, ...] = (self.context, self.config, self.task)
-        return on_ray.run(jobs, arguments, self.address, self.resources)
+        return launch_on_ray(jobs, arguments, self.address, self.resources)

@@ -26,7 +26,7 @@ from fedbench.core.files import write_text
 from fedbench.data import authors
 from fedbench.metrics import fairness
 from fedbench.tables import store
-from fedbench.tables.store import Circumstances
+from fedbench.tables.store import Provenance
 from fedbench.tables.verdict import LEVEL, holm
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ def collect(results: Path) -> tuple[Frames, Frames]:
     """Return the final accuracies of clients, [S, N], and their mean after each kept round but 0, [S, R]."""
     clients, rounds = {}, {}
     for name in ("fedcollab_t1", "fedcollab_t3"):
-        folder = store.folder_of(results, name, Circumstances(varied=(PARTITION,)))
+        folder = store.folder_of(results, name, Provenance(varied=(PARTITION,)))
         kept, points = store.load_clients(folder), pd.DataFrame(store.load_curves(folder))
         for key, label in LABELS.items():
             places = {seed: store.place_of(label, COLUMN, seed) for seed in range(100)}

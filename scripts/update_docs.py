@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.render import markdown
 from pages import table
 
-from fedbench.cli.catalogue import KINDS, listing
+from fedbench.cli.list import KINDS, listing
 from fedbench.tables import store, text
 from fedbench.tables.store import TableResult
 
@@ -66,7 +66,7 @@ def tables() -> str:
     """Return of each filled table: setting, data, seeds, verdicts, when and by which code it was made."""
     rows = []
     for name, found in filled().items():
-        made = found.circumstances
+        made = found.provenance
         commits = made.commit.split(", ")
         by = f"{len(commits)} commits" if len(commits) > 1 else commits[0][:7]
         counts = sorted({len(text.seeds(found, row)) for row in text.ran(found, "row")})
@@ -94,7 +94,7 @@ def papers() -> str:
     judged = {(each.paper, each.setting): each.values for each in text.tallies(text.judged(filled()))}
     for paper, name in text.PAPERS.items():
         of = [each for each in filled().values() if each.spec.paper == paper and not each.spec.varies]
-        own = [each for each in of if each.circumstances.faithful and not each.circumstances.varied]
+        own = [each for each in of if each.provenance.is_paper_setting and not each.provenance.varied]
         runs: dict[str, list[str]] = {}
         for found in own or of:
             what = f"{text.setting(found)}; {text.data(found)}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +83,5 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def executed(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     """Replaces the runner behind the command line."""
     runner = FakeRunner()
-    module = types.ModuleType("fedbench.runs.execution")
-    module.execute = runner.execute  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fedbench.runs.execution", module)
+    monkeypatch.setattr("fedbench.runs.execution.execute", runner.execute)
     return runner

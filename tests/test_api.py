@@ -12,7 +12,7 @@ import pytest
 
 import fedbench
 from fedbench import api
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError
 
 SHORT = ("protocol.rounds=2", "protocol.local.epochs=1")

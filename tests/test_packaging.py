@@ -46,7 +46,7 @@ def test_wheel_finds_its_own_configs(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     code = (
-        "from fedbench.config import groups; from fedbench.cli.app import main; print(groups.conf_dir());"
+        "from fedbench.config import groups; from fedbench.cli.program import main; print(groups.conf_dir());"
         "main(['--cfg', 'job', 'protocol=quick'])"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}

@@ -3,20 +3,260 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
-from fedbench.cli import command
+from fedbench.config import groups
+from fedbench.config.fields import DOMAIN, Component
+from fedbench.config.groups import SCHEMAS
+from fedbench.core.errors import UnknownName, unknown
+
+Row = dict[str, str]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@dataclass(frozen=True)
+class Listing:
+    """A table of what can be chosen: columns in order, and rows that have all of them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[Row]
+    local: tuple[str, ...] = ()  # columns that depend on this machine
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, the same on every machine."""
+        columns = tuple(column for column in self.columns if column not in self.local)
+        lines = [columns, ("---",) * len(columns)]
+        lines += [tuple(row[column].replace("|", "\\|") for column in columns) for row in self.rows]
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def listing(kind: str) -> Listing:
+    """Return the table called `kind`.
+
+    Raises:
+        UnknownName: no such table.
+    """
+    if kind not in KINDS:
+        raise unknown("list", kind, KINDS)
+    return KINDS[kind]()
+
+
+def methods() -> Listing:
+    """List the methods, with what each says that it sends."""
+    rows = []
+    for name in groups.names("method"):
+        method = groups.registry("method").build(groups.load("method", name))
+        rows.append(
+            {
+                "method": name,
+                "family": method.family,
+                "paper": method.paper,
+                "server → client": _sent(type(method), "Message"),
+                "client → server": _sent(type(method), "Upload"),
+            }
+        )
+    title = (
+        "Methods, and the leaves that cross the network (* is the model; N clients, K classes, d features)"
+    )
+    return Listing(title, tuple(rows[0]), rows)
+
+
+def _sent(method: type, what: str) -> str:
+    """Return what the docstring of a method, or of the nearest base that says so, has at `Message:` or `Upload:`."""
+    lines = (line.strip() for base in method.__mro__ for line in (base.__doc__ or "").splitlines())
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{what}:")), "-")
+
+
+def presets() -> Listing:
+    """List what each YAML of a method sets; of a variant, what differs from the method's own; each part in a row."""
+    rows = []
+    for name in groups.names("method"):
+        config = groups.load("method", name)
+        usual = str(config["name"])
+        variant = name != usual and usual in groups.names("method")
+        parts = {
+            key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value
+        }
+        whole = {key: value for key, value in config.items() if key not in parts}
+        changes = groups.different(config, groups.load("method", usual)) if variant else {}
+        switched = {key: "null" if value is None else value for key, value in changes.items()}
+        shown = groups.parameters(switched if variant else whole) or "-"
+        said = domains(groups.registry("method").get(usual)).split(", ")
+        own = ", ".join(text for text in said if text.partition(".")[0] not in parts)
+        text = f"as {usual}, but {shown}" if variant else shown
+        rows.append({"method": name, "parameters": text, "domains": "" if variant else own})
+        for key, part in ({} if variant else parts).items():
+            theirs = ", ".join(each.removeprefix(f"{key}.") for each in said if each.startswith(f"{key}."))
+            rows.append(
+                {"method": f"{name}, {key}.*", "parameters": groups.parameters(part), "domains": theirs}
+            )
+    title = "Parameters of the methods; any of them is a key: method.mu=1"
+    return Listing(title, ("method", "parameters", "domains"), rows)
+
+
+def components(group: str, title: str) -> Listing:
+    """List a group whose YAMLs say it all."""
+    columns = (group, "content", "parameters", "domains", "source")
+    rows = []
+    for name in groups.names(group):
+        config = groups.load(group, name)
+        parameters = groups.parameters(_own(group, config))
+        row = {group: name, "parameters": parameters, "content": groups.about(group, name)}
+        cls = _class(group, config)
+        if group not in SCHEMAS:  # whose rows would all say the same
+            row["domains"] = (domains(cls) if cls else "") or "-"
+        rows.append({**row, "source": _source(cls, groups.file_of(group, name))})
+    return Listing(title, tuple(column for column in columns if column in rows[0]), rows)
+
+
+def _own(group: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `config` without the values that every config of the group has unless it says otherwise."""
+    schema = SCHEMAS.get(group)
+    return config if schema is None else groups.different(config, dataclasses.asdict(schema()))
+
+
+def _class(group: str, config: Mapping[str, Any]) -> type | None:
+    """Return the class behind a component; None where a schema or another file's component is (model=auto)."""
+    try:
+        found: type = groups.registry(group).get(str(config["name"]))
+    except (KeyError, UnknownName):
+        return None
+    return found
+
+
+def _source(cls: type | None, file: Path) -> str:
+    """Return the file of a component's class, else the YAML."""
+    if cls is None:
+        return file.relative_to(groups.conf_dir().parent).as_posix()
+    return Path(inspect.getfile(cls)).relative_to(Path(__file__).resolve().parents[2]).as_posix()
+
+
+def domains(cls: type, prefix: str = "") -> str:
+    """Return `key domain` of each of the class's parameters that has one, those of a schema inside too."""
+    words = []
+    for each in dataclasses.fields(cls):
+        domain, inner = each.metadata.get(DOMAIN), cast("Any", each.default_factory)
+        if isinstance(inner, type) and issubclass(inner, Component):
+            words.append(domains(inner, f"{prefix}{each.name}."))
+        elif domain is not None and domain.short:
+            null = " or null" if "None" in str(each.type) else ""
+            words.append(f"{prefix}{each.name} {domain.short}{null}")
+    return ", ".join(word for word in words if word)
+
+
+def _datasets() -> Listing:
+    rows = []
+    for name in groups.names("dataset"):
+        source = groups.registry("dataset").build(groups.load("dataset", name))
+        state = source.state()
+        ready = "ready" if state.prepared else "ready, read at first use"
+        rows.append(
+            {
+                "data set": name,
+                "content": groups.about("dataset", name),
+                "state": ready if state.ready else "missing",
+                "where": state.where or "-",
+                "how to get it": state.how,
+            }
+        )
+    columns = ("data set", "state", "where", "content", "how to get it")
+    return Listing("Data sets", columns, rows, local=("state", "where"))
+
+
+def _tables() -> Listing:
+    from fedbench.tables import spec
+
+    rows = []
+    for name in spec.names():
+        table = spec.load(name)
+        published = sum(
+            table.published(row, column, metric) is not None
+            for row in table.rows
+            for column in table.columns
+            for metric in table.metrics
+        )
+        used = dict.fromkeys(
+            text.partition("=")[2]
+            for column in table.columns
+            for text in (*table.base, *column.overrides)
+            if text.startswith("dataset=")
+        )
+        ready = [d for d in used if groups.registry("dataset").build(groups.load("dataset", d)).state().ready]
+        unsupported = sum(
+            bool(row.unsupported or column.unsupported) for row in table.rows for column in table.columns
+        )
+        size = f"{len(table.rows)} × {len(table.columns)}"
+        rows.append(
+            {
+                "table": name,
+                "content": table.title,
+                "rows × columns": size + (f", {unsupported} cannot be run" if unsupported else ""),
+                "published values": str(published),
+                "seeds": str(table.seeds),
+                "data": ", ".join(used),
+                "ready": ", ".join(ready) or "-",
+            }
+        )
+    columns = ("table", "content", "rows × columns", "published values", "seeds", "data", "ready")
+    return Listing("Tables: make reproduce-NAME, - for _", columns, rows, local=("ready",))
+
+
+def _figures() -> Listing:
+    from fedbench.figures.plan import ordered_specs
+
+    rows = [
+        {"figure": s.name, "mirrors": s.mirrors, "shows": s.title, "scales": ", ".join(s.settings)}
+        for s in ordered_specs()
+    ]
+    return Listing("Figures of the papers", ("figure", "mirrors", "shows", "scales"), rows)
+
+
+def _recorders() -> Listing:
+    from fedbench.recorders import RECORDERS
+
+    found = [(name, RECORDERS.get(name)) for name in RECORDERS]
+    rows = [
+        {
+            "recorder": name,
+            "keeps": (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " "),
+            "by default": "after every round" if cls.always else "after the last round",
+        }
+        for name, cls in found
+    ]
+    return Listing("What a run can record besides its scores", ("recorder", "keeps", "by default"), rows)
+
+
+KINDS: dict[str, Callable[[], Listing]] = {
+    "methods": methods,
+    "presets": presets,
+    "datasets": _datasets,
+    "partitions": partial(
+        components, "partition", "Partitions; a number behind a family's name is its parameter: dir0.1"
+    ),
+    "models": partial(components, "model", "Models"),
+    "protocols": partial(
+        components, "protocol", "Protocols; parameters that differ from the schema's defaults"
+    ),
+    "tables": _tables,
+    "figures": _figures,
+    "recorders": _recorders,
+}
+
+
+def tables_command(arguments: Sequence[str]) -> int:
+    """Print the tables that can be reproduced; return the exit code."""
+    return list_command(["tables", *arguments])
+
+
+def list_command(arguments: Sequence[str]) -> int:
     """Print one table, for people or as Markdown; return the exit code."""
-    return command.run("python -m fedbench list", arguments, _main)
-
-
-def _main(arguments: Sequence[str]) -> int:
-    from fedbench.cli.catalogue import KINDS, listing
-
     parser = argparse.ArgumentParser(prog="python -m fedbench list", description="Show what can be chosen.")
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument(

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedbench.cli import command
+from fedbench.cli.program import report
 from fedbench.core.errors import FedbenchError
 from fedbench.data.prepare import parse_request, prepare, states
 from fedbench.runs.progress import Output, human_seconds
@@ -39,7 +39,7 @@ class Shown:
         self.printed: dict[str, float] = {}
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """See `fedbench.core.errors.Report`."""
+        """Show `done` of `total` bytes or files of an activity (fedbench.core.errors.Report)."""
         if self.console.is_terminal:
             if what not in self.tasks:
                 self.tasks[what] = self.bar.add_task(what, total=total)
@@ -61,12 +61,8 @@ def check(console: Console, root: str | None, configs: Sequence[dict[str, Any]])
     return int(bool(configs) and any(state == "missing" for _, state, _ in rows))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 2 if a data set could not be prepared, 1 if one is missing."""
-    return command.run("python -m fedbench prepare", arguments, _main)
-
-
-def _main(arguments: Sequence[str]) -> int:
+def prepare_command(arguments: Sequence[str]) -> int:
+    """Prepare or show data sets; return 2 if one could not be prepared, 1 if one that was asked for is missing."""
     parser = argparse.ArgumentParser(
         prog="python -m fedbench prepare",
         description=__doc__,
@@ -94,10 +90,10 @@ def _prepared(config: dict[str, Any], root: str | None, out: Console, err: Conso
     """Prepare one data set; the others are prepared even if it cannot be."""
     start = time.monotonic()
     try:
-        report = Shown(err)
-        with report.bar:
-            line = prepare(config, root, report)
+        shown = Shown(err)
+        with shown.bar:
+            line = prepare(config, root, shown)
     except FedbenchError as error:
-        return command.report(error)
+        return report(error)
     out.print(f"{line} ({human_seconds(time.monotonic() - start)})", highlight=False)
     return 0

@@ -1,4 +1,4 @@
-"""`fedbench COMMAND ...`: the commands under one name, and `fedbench GROUP=OPTION ...` for a run.
+"""`fedbench COMMAND ...`: the commands under one name, and `fedbench GROUP=OPTION ...` for a run or a sweep.
 
 `fedbench tables` is `fedbench list tables`. `python -m fedbench` is the same program.
 """
@@ -6,61 +6,90 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
+import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedbench.config import groups
+from fedbench.config.messages import OK
+from fedbench.core.errors import FedbenchError
+from fedbench.core.signals import Stopped, handled
+from fedbench.core.version import __version__
 
-COMMANDS = {  # name -> (module whose `main` it is, what it is given first)
-    "list": ("fedbench.cli.list", ()),
-    "tables": ("fedbench.cli.list", ("tables",)),
-    "prepare": ("fedbench.cli.prepare", ()),
-    "reproduce": ("fedbench.cli.reproduce", ()),
-    "figure": ("fedbench.cli.figure", ()),
-    "plot": ("fedbench.cli.plot", ()),
-    "collect": ("fedbench.cli.collect", ()),
-    "tta": ("fedbench.cli.tta", ()),
-    "report": ("fedbench.report.build", ()),
-    "redraw": ("fedbench.cli.redraw", ()),
-    "check-method": ("fedbench.testing.command", ()),
+if TYPE_CHECKING:
+    from fedbench.sweeps.jobs import JobOutcome
+
+COMMANDS = {  # name -> the function that takes the arguments after it and returns the exit code
+    "list": "fedbench.cli.list:list_command",
+    "tables": "fedbench.cli.list:tables_command",
+    "prepare": "fedbench.cli.prepare:prepare_command",
+    "reproduce": "fedbench.cli.reproduce:reproduce_command",
+    "figure": "fedbench.cli.reproduce:figure_command",
+    "plot": "fedbench.cli.runs:plot_command",
+    "collect": "fedbench.cli.runs:collect_command",
+    "tta": "fedbench.cli.runs:tta_command",
+    "report": "fedbench.report.build:report_command",
+    "redraw": "fedbench.cli.runs:redraw_command",
+    "check-method": "fedbench.testing.command:check_command",
 }
-KINDS = (  # of `list`
-    "methods",
-    "presets",
-    "datasets",
-    "partitions",
-    "models",
-    "protocols",
-    "tables",
-    "figures",
-    "recorders",
-)
 COMPLETION = ("-sc", "--shell-completion")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, or the runs that the arguments describe; returns the exit code."""
+    """Run a command, or the runs that the arguments describe; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in COMMANDS:
-        module, first = COMMANDS[given[0]]
-        code: int = importlib.import_module(module).main([*first, *given[1:]])
-        return code
+        return end(f"python -m fedbench {given[0]}", given[1:], partial(_command, given[0]))
     if len(given) > 1 and given[0] in COMPLETION and given[1].startswith("query="):
         before, typed = _typed()
         if len(before) > 1 and before[1] in COMMANDS:
             print(*offered(before[1]), sep="\n")
-            return 0
+            return OK
         if len(before) == 1:
             print(*(name for name in COMMANDS if name.startswith(typed)), sep="\n")
-    from fedbench.cli import app
+    return end("python -m fedbench", given, _run)
 
-    return app.main(given)
+
+def _command(name: str, arguments: Sequence[str]) -> int:
+    module, _, function = COMMANDS[name].partition(":")
+    code: int = getattr(importlib.import_module(module), function)(arguments)
+    return code
+
+
+# What follows a command: KEY=VALUE arguments, and the words that a shell offers to complete.
+
+
+def split_arguments(
+    arguments: Sequence[str], keys: Collection[str]
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """Return the values of `keys`, the other KEY=VALUE arguments, and the words without a "="."""
+    values, others, words = {}, [], []
+    for text in arguments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            words.append(text)
+        elif key in keys:
+            values[key] = value
+        else:
+            others.append(text)
+    return values, others, words
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Return whether a command line holds --help."""
+    return bool({"-h", "--help"} & set(arguments))
 
 
 def _typed() -> tuple[list[str], str]:
-    """(the words before, the beginning of the word at the cursor), as the shell tells a program that completes it."""
+    """Return (words before, beginning of the word at the cursor), as the shell tells a program that completes it."""
     text = os.environ.get("COMP_LINE", "")
     text = text[: int(os.environ.get("COMP_POINT", len(text)))]
     *before, typed = re.split(r"\s+", text)
@@ -68,8 +97,10 @@ def _typed() -> tuple[list[str], str]:
 
 
 def offered(command: str) -> list[str]:
-    """The words that may follow a command; none where they are files."""
+    """Return the words that may follow a command; none where they are files."""
     if command == "list":
+        from fedbench.cli.list import KINDS
+
         return list(KINDS)
     if command == "prepare":
         return ["--check", "--root", *_stems("dataset")]
@@ -78,18 +109,140 @@ def offered(command: str) -> list[str]:
         named = (f"{key}={name}" for key in ("table", "scale") for name in _stems(key))
         return [*named, *(f"substitute={name}" for name in _stems("dataset")), *keys]
     if command == "figure":
-        return [
-            *_stems("figure"),
-            "all",
-            "scale=paper",
-            "scale=open",
-            "scale=quick",
-            "seeds=",
-            "jobs=",
-            "--dry-run",
-        ]
+        scales = ("scale=paper", "scale=open", "scale=quick")
+        return [*_stems("figure"), "all", *scales, "seeds=", "jobs=", "--dry-run"]
     return []
 
 
 def _stems(group: str) -> list[str]:
     return sorted(file.stem for file in (groups.conf_dir() / group).glob("*.yaml"))
+
+
+# Runs and sweeps: the Hydra application.
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if arguments == ["--version"]:  # Hydra would print its own
+        print(f"fedbench {__version__}")
+        return OK
+    return min((outcome.code for outcome in outcomes_of(arguments) if outcome.code != OK), default=OK)
+
+
+def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
+    """Make the runs that `arguments` describe and return what each of them sent back."""
+    import hydra
+
+    from fedbench.config import sources
+    from fedbench.sweeps import jobs
+
+    sources.register()
+    with _hydra_arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
+        hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
+    return outcomes
+
+
+def sweep_keys(arguments: Sequence[str]) -> list[str]:
+    """Return `arguments` with keys of a swept group as forced ones: `method=a,b method.mu=1` to `++method.mu=1`.
+
+    Hydra checks a sweep's plain keys against the group's default option before it composes the jobs. A forced key
+    is checked when its job builds the component, so it meets the options it is for; another option refuses it.
+    `+experiment=NAME` is taken as `experiment=NAME`.
+    """
+    # Hydra asks for a + before groups without a default; many write it before this one too.
+    arguments = [text.removeprefix("+") if text.startswith("+experiment=") else text for text in arguments]
+    prefixes = tuple(f"{group.replace('/', '.')}." for group in _swept_groups(arguments))
+    return [f"++{text}" if prefixes and text.startswith(prefixes) else text for text in arguments]
+
+
+def _swept_groups(arguments: Sequence[str]) -> list[str]:
+    """Return `method` for `method=a,b` or `method='glob(*)'`; what Hydra cannot read is left for it to report."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    swept = []
+    for text in arguments:
+        group, equals, _ = text.partition("=")
+        if not equals or "." in group or group.startswith("-"):
+            continue
+        with suppress(HydraException):
+            if OverridesParser.create().parse_override(text).is_sweep_override():
+                swept.append(group)
+    return swept
+
+
+@contextmanager
+def _hydra_arguments(arguments: list[str]) -> Iterator[None]:
+    """Give Hydra `arguments` in sys.argv, where it reads them, and have it raise errors, which it would print."""
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["fedbench", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
+
+
+# How every command ends: its exit code, one line for what a user can act on, and the command that goes on.
+
+
+def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]], int]) -> int:
+    """Return the exit code of `command`, called with `arguments`, whatever ends it.
+
+    130 after Ctrl-C and 143 after SIGTERM, as a shell says; 141 when nobody reads the output any longer (`| head`).
+    """
+    _accept_any_output()
+    try:
+        with handled():
+            _check_folder()
+            code = command(arguments)
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt as stop:
+        number, where = (stop.number, stop.where) if isinstance(stop, Stopped) else (signal.SIGINT, "")
+        for line in where.splitlines() or [""]:  # one a run
+            print(f"interrupted {line}".rstrip(), file=sys.stderr)
+        print(f"go on: {shlex.join([*program.split(), *arguments])}", file=sys.stderr)
+        return 128 + number
+    except BrokenPipeError:
+        _write_no_more()
+        return 128 + signal.SIGPIPE
+    except Exception as error:  # noqa: BLE001 - the outermost frame: every error is reported here
+        return report(error)
+
+
+def _accept_any_output() -> None:
+    """Let no command fail because the output is closed, or of an encoding that lacks a sign."""
+    if sys.stdout is None:  # `>&-`
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process lives
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def _write_no_more() -> None:
+    """Send to nobody what is left: Python flushes once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _check_folder() -> None:
+    """Refuse to work where there is no working directory: libraries of others end the process there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise FedbenchError("the working directory is gone; change to another one") from error
+
+
+def report(error: Exception) -> int:
+    """Print one line for what a user can act on, else a traceback; return the exit code it deserves."""
+    from fedbench.config import messages
+
+    code, text = messages.told(error)
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, which may be the error
+        _write_no_more()
+    print(text, file=sys.stderr)
+    return code

@@ -1,20 +1,27 @@
-"""`python -m fedbench reproduce table=NAME ...`: run what a table lacks, set every cell beside the published value."""
+"""`python -m fedbench reproduce` and `figure`: run what a table or figures lack, and draw them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import os
+import shlex
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fedbench.cli import command, making, telling
-from fedbench.cli.request import Request, planned, read
-from fedbench.config.messages import OK, REFUSED
-from fedbench.core.errors import FedbenchError
+from fedbench.cli.program import asks_for_help, split_arguments
+from fedbench.config.messages import INCOMPLETE, OK, REFUSED
+from fedbench.core.errors import ConfigError, FedbenchError
 
 if TYPE_CHECKING:
-    from fedbench.tables.plan import Job, Plan
-    from fedbench.tables.spec import TableSpec
+    from fedbench.figures.plan import FigurePlan
+    from fedbench.tables.plan import CellRuns, Job, Plan
+    from fedbench.tables.spec import Selection
+    from fedbench.tables.store import TableResult
 
-HELP = """\
+REPRODUCE_HELP = """\
 python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 
   table=NAME           one of `python -m fedbench list tables`
@@ -37,59 +44,354 @@ The same command again runs only what is missing.
 Exit code: 0, every cell asked for is there; 3, some failed or cannot be run here; 2, refused; 1, a defect; 130, 143,
 stopped.
 """
+FIGURE_HELP = """\
+usage: python -m fedbench figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
+
+  NAME                 fedsac_f1, say, or all; `python -m fedbench list figures` lists them
+  scale=paper          paper | open | quick: the paper's setting, data that anyone has, or minutes on digits; where the
+                       paper's data are not here, paper draws the open setting and says so
+  seeds=5              that many, or a list: seeds=[0,3]
+  jobs=N               runs at once (default: one a core, on a GPU one)
+  results=results      the figures go to DIR/figures/SCALE/; the runs themselves go to runs_dir
+  dry_run=false        true, or --dry-run: show what is to be run and stop
+  render=false         true: draw again from the arrays that are kept, look at no run
+  formats=svg,png      also pdf
+
+Everything else is an override of every run, and said in the caption: protocol.rounds=5 hardware=cpu runs_dir=DIR.
+The same command again runs only what is missing.
+"""
+LISTS = ("rows", "columns", "formats")  # keys whose values are names, separated by commas
+COMMON = ("scale", "seeds", "jobs", "results", "dry_run", "render")
+TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry")
+FIGURE_KEYS = (*COMMON, "formats")
+ELSEWHERE = "another process is at it, or was stopped; the same command goes on"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan, run, fill and draw one table; returns the exit code (INCOMPLETE: a cell asked for is not there)."""
-    return command.run("python -m fedbench reproduce", arguments, _main)
+# What a command line selects.
 
 
-def _main(arguments: Sequence[str]) -> int:
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP, end="")
+def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tuple[Selection, list[str]]:
+    """Return what a command line selects, and its words that are no KEY=VALUE.
+
+    Raises:
+        ConfigError: a value of the wrong type, or an override that no plan takes.
+    """
+    from fedbench.config.fields import typed
+    from fedbench.tables.spec import Selection
+
+    given = ["dry_run=true" if text == "--dry-run" else text for text in arguments]
+    texts, others, words = split_arguments(given, keys)
+    values: dict[str, Any] = {"overrides": [_of_every_run(text) for text in others]}
+    for key, text in texts.items():
+        values[key] = (
+            [part.strip() for part in text.strip("[]").split(",")] if key in LISTS else _value(key, text)
+        )
+    if "seeds" in values:
+        values["seeds"] = _seeds(values["seeds"])
+    return typed(Selection, values, "the command line"), words
+
+
+def _value(key: str, text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read '{key}={text}'; quote it, or see --help") from error
+
+
+def _seeds(given: Any) -> list[int]:
+    """Return `seeds=5` as the first five; `seeds=[0,3]` as it is."""
+    listed = list(range(given)) if type(given) is int else given
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(type(each) is int and each >= 0 for each in listed)
+    ):
+        raise ConfigError(f"seeds={given}: how many (seeds=5, at least 1), or which (seeds=[0,3])")
+    return listed
+
+
+def _of_every_run(override: str) -> str:
+    """Return `override`, which every run of a plan is to have.
+
+    Raises:
+        ConfigError: of `seed`, as each run of a cell has its own; of `force`, as a plan only runs what is missing.
+    """
+    key, _, given = override.lstrip("+~").partition("=")
+    if key == "seed":
+        raise ConfigError(
+            f"{override}: a cell has a run for each of its seeds; use seeds=[{given.strip('[]')}]"
+        )
+    if key == "force":
+        raise ConfigError(
+            f"{override}: what is finished is not run again here; stale=rerun repeats what other code made, and "
+            "reproduce's retry=true what failed"
+        )
+    return override
+
+
+# Tables.
+
+
+def reproduce_command(arguments: Sequence[str]) -> int:
+    """Reproduce the table that the arguments select; return the exit code."""
+    if not arguments or asks_for_help(arguments):
+        print(REPRODUCE_HELP, end="")
         return OK if arguments else REFUSED
-    return reproduce(*read(arguments))
+    selection, words = select(arguments)
+    if words:
+        raise ConfigError(f"'{words[0]}' is no KEY=VALUE; see python -m fedbench reproduce --help")
+    if not selection.table:
+        raise ConfigError("which table? table=NAME; python -m fedbench list tables has the names")
+    return reproduce(selection)
 
 
-def reproduce(request: Request, overrides: Sequence[str]) -> int:
-    """Fill one table; returns INCOMPLETE if a cell that was asked for is not there, else OK."""
+def reproduce(selection: Selection) -> int:
+    """Plan, run, fill and draw one table; return INCOMPLETE if a cell that was selected is not there, else OK."""
     from fedbench.core.files import held
-    from fedbench.tables import fill, staleness, store
+    from fedbench.tables import plan, staleness, store
     from fedbench.tables.render import write
 
-    launcher, at_once = making.launcher(request.jobs, overrides)
-    if request.render:
-        write(planned(request, overrides)[2])
+    launcher, at_once = _launcher(selection)
+    planned, folder = _planned(selection)
+    if selection.render:
+        write(folder)
         return OK
-    plan, wish, folder = planned(request, overrides)
-    missing = [job for job in plan.missing() if request.retry or not job.failure]
-    telling.announce(plan, missing, at_once)
-    if request.dry_run:
+    missing = [job for job in planned.missing() if selection.retry or not job.failure]
+    announce(planned, missing, at_once)
+    if selection.dry_run:
         return OK
-    _require_cells(plan)
+    _require_cells(planned)
     if missing:
-        _run(missing, launcher, plan.spec)
+        timed = any(metric.timing for metric in planned.spec.metrics)
+        _make_runs(missing, launcher, join_seeds=not timed)
     with held(folder):
         if missing:
-            plan = planned(request, overrides)[0]  # another call may have added cells meanwhile
-        filled = fill.fill(plan)
-        store.save(folder, filled, fill.rows(plan))
-        store.save_curves(folder, fill.curves(plan))
-        store.save_matrices(folder, fill.matrices(plan))
-        store.save_clients(folder, fill.clients(plan))
+            planned, _ = _planned(selection)  # another call may have added cells meanwhile
+        store.save(folder, plan.fill(planned), plan.rows(planned))
+        store.save_curves(folder, plan.curves(planned))
+        store.save_matrices(folder, plan.matrices(planned))
+        store.save_clients(folder, plan.clients(planned))
         write(folder)
-    telling.show(staleness.load(folder)[0])  # as table.md has it: with margins and marks
-    return telling.finish(plan, wish, folder, len(missing))
+    show(staleness.load(folder)[0])  # as table.md has it: with margins and marks
+    return conclude(planned, folder, len(missing))
+
+
+def _planned(selection: Selection) -> tuple[Plan, Path]:
+    """Return what is selected, as it stands, and the folder of the filled table."""
+    from fedbench.tables import plan, spec, store
+
+    table = spec.load(selection.table)
+    chosen = table.only(selection.rows, selection.columns)  # which may be given by their numbers
+    rows, columns = (tuple(line.label for line in lines) for lines in (chosen.rows, chosen.columns))
+    selection = replace(selection, rows=rows, columns=columns)
+    folder = store.folder_of(selection.results, table.name, plan.provenance(table, selection))
+    return plan.make(table, selection, store.read(folder)), folder
 
 
 def _require_cells(planned: Plan) -> None:
     """Refuse to write a table without a single cell, as where all of its data is missing."""
     from fedbench.tables.store import PENDING
 
-    if not any(entry.jobs for entry in planned.entries):
-        reasons = dict.fromkeys(each.reason for each in planned.entries if each.reason != PENDING)
+    if not any(cell.jobs for cell in planned.cells):
+        reasons = dict.fromkeys(cell.reason for cell in planned.cells if cell.reason != PENDING)
         raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
 
 
-def _run(missing: Sequence[Job], launcher: Sequence[str], table: TableSpec) -> None:
-    making.run(missing, launcher, join_seeds=not any(metric.timing for metric in table.metrics))
+def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
+    """Print the plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
+    from fedbench.runs.progress import Output
+    from fedbench.tables.equivalence import LEAST_SEEDS
+    from fedbench.tables.estimate import estimate_lines
+    from fedbench.tables.plan import named
+    from fedbench.tables.store import PENDING
+
+    console = Output(highlight=False)
+    jobs = plan.jobs
+    failed = sum(1 for job in plan.missing() if job.failure)
+    finished = sum(job.finished for job in jobs)
+    recorded = len(jobs) - len(plan.missing()) - finished
+    console.print(plan.title, style="bold", markup=False)
+    cells = sum(bool(cell.seeds) for cell in plan.cells)
+    console.print(
+        f"{cells} cells, seeds {', '.join(map(str, plan.seeds))}, {len(jobs)} runs: "
+        f"{finished} finished, {f'{recorded} recorded, ' if recorded else ''}{failed} failed, {len(missing)} to do, "
+        f"{at_once} at once"
+    )
+    if plan.spec.paper and plan.provenance.is_paper_setting and len(plan.seeds) < LEAST_SEEDS:
+        console.print(
+            f"one seed gives no verdicts but inconclusive; a test needs {LEAST_SEEDS} (seeds={LEAST_SEEDS})"
+        )
+    reasons: dict[str, list[CellRuns]] = {}
+    for cell in plan.cells:
+        if cell.reason and cell.reason != PENDING:
+            reasons.setdefault(cell.reason, []).append(cell)
+    for reason, lacking in reasons.items():
+        console.print(f"{named(plan, lacking)}: {reason}", markup=False)
+    if missing:
+        print("measuring what the runs take on this machine ...", file=sys.stderr, flush=True)
+        for line in estimate_lines(plan, missing, at_once):
+            console.print(line, markup=False)
+
+
+def show(table: TableResult) -> None:
+    """Print the table, as wide as the terminal."""
+    from fedbench.runs.progress import Output
+    from fedbench.tables import render
+
+    console = Output() if sys.stdout.isatty() else Output(width=120)
+    console.print(render.draw_terminal(table))
+
+
+def conclude(plan: Plan, folder: Path, made: int) -> int:
+    """Say whether every selected cell is there after `made` runs, and if not, why; return the exit code."""
+    from fedbench.tables.plan import of_runs
+
+    reasons: dict[str, list[Job]] = {}
+    for job in (lacking := plan.missing()):
+        why = f"failed: {job.failure}" if job.failure else f"not finished: {ELSEWHERE}"
+        reasons.setdefault(why, []).append(job)
+    for why, jobs in reasons.items():
+        word, _, reason = why.partition(": ")
+        where = of_runs(plan, {job.identity for job in jobs})
+        print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}", file=sys.stderr)
+    cells = [  # that some machine could run
+        cell for cell in plan.cells if cell.selected and not (cell.row.unsupported or cell.column.unsupported)
+    ]
+    identities = {job.identity for job in lacking}
+    counts = {
+        "cannot be run here": sum(not cell.jobs for cell in cells),
+        "failed or not finished": sum(
+            any(job.identity in identities for job in (*cell.jobs, *cell.baselines)) for cell in cells
+        ),
+    }
+    there = len(cells) - sum(counts.values())
+    rest = "".join(f", {count} {word}" for word, count in counts.items() if count)
+    whole = there == len(cells) and not lacking
+    print(
+        f"{'complete' if whole else 'incomplete'}: {there} of {len(cells)} cells asked for are in "
+        f"{folder / 'table.md'}{rest}; {made} runs asked of this call"
+    )
+    print(f"with curves and matrices: python -m fedbench report {folder.parents[1]}")
+    return OK if whole else INCOMPLETE
+
+
+# Figures.
+
+
+def figure_command(arguments: Sequence[str]) -> int:
+    """Plan, run and draw figures; return the exit code (1: one could not be made)."""
+    from fedbench.figures import plan
+
+    if not arguments or asks_for_help(arguments):
+        print(FIGURE_HELP, end="")
+        return OK if arguments else REFUSED
+    selection, names = select(arguments, FIGURE_KEYS)
+    if not names:
+        raise ConfigError(
+            "which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help"
+        )
+    specs = plan.ordered_specs() if "all" in names else [plan.load_spec(name) for name in names]
+    selection = replace(selection, figures=tuple(spec.name for spec in specs))
+    folder = Path(selection.results) / "figures"
+    return _redraw_figures(selection, folder) if selection.render else _make_figures(selection, folder)
+
+
+def _make_figures(selection: Selection, folder: Path) -> int:
+    from fedbench.figures import plan
+
+    launcher, at_once = _launcher(selection)
+    plans = _figure_plans(selection)
+    refused = len(selection.figures) - len(plans)
+    begun = time.monotonic()
+    missing = plan.merged([job for each in plans for job in each.missing()])
+    print(f"{len(plans)} figures, {len(missing)} runs to make, {at_once} at once")
+    if selection.dry_run:
+        return OK
+    if missing:
+        _make_runs(missing, launcher)
+    failed = sum(not _draw_figure(each, folder) for each in plans)
+    plan.write_overview(folder)
+    print(f"{(time.monotonic() - begun) / 60:.0f} minutes; all figures: {folder / 'README.md'}")
+    return 1 if failed or refused else OK
+
+
+def _figure_plans(selection: Selection) -> list[FigurePlan]:
+    """Return the plans of the figures that can be planned; one alone that cannot is an error."""
+    from fedbench.figures import plan
+
+    plans = []
+    for name in selection.figures:
+        try:
+            plans.append(plan.make_plan(plan.load_spec(name), selection))
+        except FedbenchError as error:
+            if len(selection.figures) == 1:
+                raise
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        if reason := plans[-1].substituted:
+            print(f"{name}: {reason}; drawn at scale={plans[-1].scale} instead")
+    return plans
+
+
+def _draw_figure(earlier: FigurePlan, folder: Path) -> bool:
+    """Draw a figure whose runs are there; else say why not."""
+    from fedbench.figures import arrays, plan
+
+    current = plan.make_plan(earlier.spec, earlier.selection)  # what was missing is there now
+    if lacking := current.missing():
+        job = lacking[0]
+        reason = job.failure or f"not finished; {current.command()} goes on"
+        line = f"{current.spec.name}: {len(lacking)} runs lack: {' '.join(job.overrides)}: {reason}"
+        print(line, file=sys.stderr)
+        return False
+    drawn = plan.save_figure(folder, current, arrays.collect(current), current.selection.formats)
+    print(f"{drawn.mirrors} ({drawn.scale}): {folder / drawn.scale / drawn.name}")
+    return True
+
+
+def _redraw_figures(selection: Selection, folder: Path) -> int:
+    """Draw figures again from what is kept."""
+    from fedbench.figures import plan
+
+    places = {name: plan.place_of(folder, name) for name in selection.figures}
+    if lacking := [name for name, place in places.items() if place is None]:
+        how = f"python -m fedbench figure {' '.join(lacking)} scale=quick makes them"
+        print(f"not made below {folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
+    for place in filter(None, places.values()):
+        print(plan.redraw(place, selection.formats).mirrors)
+    plan.write_overview(folder)
+    return 1 if lacking else OK
+
+
+# The runs of both.
+
+
+def _launcher(selection: Selection) -> tuple[list[str], int]:
+    """Return (Hydra overrides that choose the launcher, runs at once)."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = selection.jobs or (1 if torch.cuda.is_available() else cores)
+    if selection.launcher:
+        return list(selection.launcher), jobs
+    return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs
+
+
+def _make_runs(missing: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool = True) -> None:
+    """Make the runs, first those of Local, which others are measured against, with a bar."""
+    from rich.progress import Progress
+
+    from fedbench.tables.execute import run_all
+
+    first = [job for job in missing if job.config.labels["method"] == "local"]
+    rest = [job for job in missing if job.config.labels["method"] != "local"]
+    with Progress() as progress:
+        bar = progress.add_task("runs", total=len(missing))
+
+        def watch(finished: Sequence[Job], failed: Sequence[Job]) -> None:
+            text = f"runs, {len(failed)} failed" if failed else "runs"
+            progress.update(bar, completed=len(finished) + len(failed), description=text)
+
+        run_all((first, rest), launcher, watch, join_seeds=join_seeds)

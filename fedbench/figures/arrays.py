@@ -71,7 +71,7 @@ def collect(plan: FigurePlan) -> Arrays:
 
 def _grid(plan: FigurePlan) -> Grid:
     across = len(plan.runs.spec.columns)
-    jobs = [list(entry.jobs) for entry in plan.runs.entries]
+    jobs = [list(cell.jobs) for cell in plan.runs.cells]
     return [jobs[start : start + across] for start in range(0, len(jobs), across)]
 
 
@@ -142,7 +142,7 @@ def label_counts(run: RunConfig) -> np.ndarray:
 
 
 def _first_run(plan: FigurePlan) -> RunConfig:
-    return plan.runs.entries[0].jobs[0].config
+    return plan.runs.cells[0].jobs[0].config
 
 
 def _method_of(run: RunConfig, kind: type[MethodT]) -> MethodT:

@@ -1,9 +1,11 @@
-"""A figure as data (conf/figure/NAME.yaml), and the runs that it needs, found by the tables' planner."""
+"""A figure as data (conf/figure/NAME.yaml), the runs that it needs, found by the tables' planner, and its files."""
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +15,12 @@ from fedbench import recorders
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.files import Sealed, as_npz, write_text
+from fedbench.plots import style
 from fedbench.runs import execution
 from fedbench.tables import plan as tables
 from fedbench.tables.plan import Job, Plan
-from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Scale, TableSpec, Wish
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec
 from fedbench.tables.text import PAPERS
 
 PAPER, OPEN, QUICK = "paper", "open", "quick"
@@ -141,23 +145,13 @@ def ordered_specs() -> list[FigureSpec]:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the command line asks for, besides the figure."""
-
-    scale: str = PAPER
-    seeds: tuple[int, ...] = ()  # none: as many as the setting says
-    changed: tuple[str, ...] = ()  # overrides of every run that change results
-    settings: tuple[str, ...] = ("progress=none",)  # overrides that do not
-
-
-@dataclass(frozen=True)
 class FigurePlan:
     """A figure's runs at one of its settings."""
 
     spec: FigureSpec
     scale: str
     runs: Plan
-    wanted: Wanted
+    selection: Selection
 
     @property
     def setting(self) -> Setting:
@@ -166,8 +160,8 @@ class FigurePlan:
 
     @property
     def substituted(self) -> str:
-        """Why it is not at the paper's setting although that was asked for; "" if it is, or was not."""
-        return "" if self.scale == self.wanted.scale else why_not_paper(self.spec, self.wanted)
+        """Return why it is not at the paper's setting although that was asked for; "" if it is, or was not."""
+        return "" if self.scale == self.selection.scale else why_not_paper(self.spec, self.selection)
 
     def missing(self) -> list[Job]:
         """Return the runs to be made; one that is there without what is to be recorded is made again."""
@@ -179,11 +173,11 @@ class FigurePlan:
     def command(self) -> str:
         """Return the command line that makes the figure."""
         given = [f"scale={self.scale}"]
-        given += [f"seeds={list(self.wanted.seeds)}".replace(" ", "")] if self.wanted.seeds else []
-        return " ".join(["python -m fedbench figure", self.spec.name, *given, *self.wanted.changed])
+        given += [f"seeds={list(self.selection.seeds)}".replace(" ", "")] if self.selection.seeds else []
+        return " ".join(["python -m fedbench figure", self.spec.name, *given, *self.selection.changed])
 
 
-def make_plan(spec: FigureSpec, wanted: Wanted) -> FigurePlan:
+def make_plan(spec: FigureSpec, selection: Selection) -> FigurePlan:
     """Compose the runs of a figure; nothing is trained or loaded.
 
     Where the paper's data are not on this machine, `scale=paper` is the figure's open setting, if it has one.
@@ -192,27 +186,27 @@ def make_plan(spec: FigureSpec, wanted: Wanted) -> FigurePlan:
         UnknownName: a scale that the figure does not have.
         ConfigError: its overrides do not compose, or there are no data for it and no open setting.
     """
-    scale = wanted.scale
-    if scale == PAPER and why_not_paper(spec, wanted):
+    scale = selection.scale
+    if scale == PAPER and why_not_paper(spec, selection):
         if OPEN not in spec.settings:
             raise ConfigError(
-                f"figure {spec.name}: {why_not_paper(spec, wanted)}; scale=quick draws it on other data"
+                f"figure {spec.name}: {why_not_paper(spec, selection)}; scale=quick draws it on other data"
             )
         scale = OPEN
-    return FigurePlan(spec, scale, _plan(spec, scale, wanted), wanted)
+    return FigurePlan(spec, scale, _plan(spec, scale, selection), selection)
 
 
-def why_not_paper(spec: FigureSpec, wanted: Wanted) -> str:
+def why_not_paper(spec: FigureSpec, selection: Selection) -> str:
     """Say why the paper's setting cannot be run here; "" if it can."""
     if PAPER not in spec.settings:
         return "the paper's setting is not given"
-    reasons = _plan(spec, PAPER, wanted).entries
-    return next((entry.reason for entry in reasons if entry.reason), "")
+    cells = _plan(spec, PAPER, selection).cells
+    return next((cell.reason for cell in cells if cell.reason), "")
 
 
-def _plan(spec: FigureSpec, scale: str, wanted: Wanted) -> Plan:
-    wish = Wish(Scale(scale), wanted.seeds, "", wanted.changed, wanted.settings)
-    return tables.make(spec.table(scale), wish)
+def _plan(spec: FigureSpec, scale: str, selection: Selection) -> Plan:
+    """Plan the runs of a setting; the table that stands for it is itself at the paper's scale."""
+    return tables.make(spec.table(scale), Selection(seeds=selection.seeds, overrides=selection.overrides))
 
 
 def rerun(job: Job) -> Job:
@@ -239,3 +233,147 @@ def merged(jobs: Sequence[Job]) -> list[Job]:
         else first
         for first, *rest in alike.values()
     ]
+
+
+# The files of drawn figures: SCALE/NAME.npz (arrays), .json (what is said of it), .svg, .png; README.md of all.
+
+Arrays = Mapping[str, np.ndarray]
+HEAD = """# Figures of the five papers
+
+Made by `make figures scale=quick`, or one by one by `make figure-NAME`, at the papers' settings where the data are
+there; drawn again from the arrays beside them, without any run, by `make tables`. The claim is the paper's, of its own
+data and settings. Only a figure at the paper's setting can be held against it; the others show the same quantities on
+other data, and neither support nor refute the claim.
+
+![all figures](contact.png)
+"""
+RUN = {PAPER: "at the paper's setting", OPEN: "on open data", QUICK: "at a small scale"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is said of a drawn figure."""
+
+    name: str
+    scale: str
+    mirrors: str  # as "FedSaC, Figure 1"
+    title: str
+    data: str
+    seeds: tuple[int, ...]
+    command: str
+    claim: str  # what the paper says that its figure shows
+    note: str = ""
+
+    @property
+    def caption(self) -> str:
+        """Data, protocol, seeds and command."""
+        count = len(self.seeds)
+        seeds = f"seed {self.seeds[0]}" if count == 1 else f"{count} seeds, mean and one standard deviation"
+        note = f" {self.note}" if self.note else ""
+        return f"{self.mirrors}: {self.title}. {self.data}; {seeds}.{note} {self.command}"
+
+
+def save_figure(
+    folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")
+) -> Drawn:
+    """Write the arrays of a figure and what is said of them, and draw it."""
+    spec = plan.spec
+    changed = f" with {' '.join(plan.selection.changed)}" if plan.selection.changed else ""
+    drawn = Drawn(
+        spec.name, plan.scale, spec.mirrors, spec.title, plan.setting.data + changed,
+        tuple(plan.runs.seeds), plan.command(), spec.claim, spec.note,
+    )  # fmt: skip
+    place = folder / plan.scale / spec.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    kept = as_npz({key: compact(array) for key, array in arrays.items()})
+    files_of(place).write({f"{place.name}.npz": kept, f"{place.name}.json": _said(drawn)})
+    draw(place, drawn, arrays, formats)
+    return drawn
+
+
+def compact(array: Any) -> np.ndarray:
+    """Return numbers in single precision: what a figure shows."""
+    found = np.asarray(array)
+    return found.astype(np.float32) if found.dtype == np.float64 else found
+
+
+def draw(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> None:
+    """Draw a figure from its arrays, without any run."""
+    paper, _, number = drawn.name.rpartition("_")
+    function = getattr(importlib.import_module(f"fedbench.plots.{paper}"), number)
+    with style.styled(drawn.name):
+        style.save(function(arrays), place, drawn.caption, formats)
+
+
+def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
+    """Draw again what is kept at `place` (no suffix), in the words that its YAML has today."""
+    drawn, arrays = load_figure(place)
+    spec = load_spec(drawn.name)
+    drawn = replace(drawn, title=spec.title, claim=spec.claim, note=spec.note, mirrors=spec.mirrors)
+    files_of(place).write({f"{place.name}.json": _said(drawn)})
+    draw(place, drawn, arrays, formats)
+    return drawn
+
+
+def load_figure(place: Path) -> tuple[Drawn, Arrays]:
+    """Return what `save_figure` kept at `place` (no suffix).
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    files = files_of(place)
+    content, arrays = files.json(f"{place.name}.json"), files.npz(f"{place.name}.npz")
+    try:
+        said = {each.name: content[each.name] for each in fields(Drawn)}  # earlier versions said more
+        return Drawn(**{**said, "seeds": tuple(content["seeds"])}), arrays
+    except (TypeError, KeyError) as error:
+        raise files.damaged(f"{place.name}.json", "it is of another version") from error
+
+
+def files_of(place: Path) -> Sealed:
+    """Return the files of the figures beside `place` (no suffix) that are read back."""
+    return Sealed(place.parent, f"python -m fedbench figure {place.name} makes it again")
+
+
+def _said(drawn: Drawn) -> bytes:
+    return (json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def place_of(folder: Path, name: str) -> Path | None:
+    """Return where the figure is kept at the scale nearest the paper's (no suffix); None if it has not been made."""
+    places = [folder / scale / name for scale in SETTINGS]
+    return next((place for place in places if place.with_suffix(".json").is_file()), None)
+
+
+def drawn_figures(folder: Path) -> list[Drawn]:
+    """Return every figure that is there, at the scale nearest the paper's, paper by paper."""
+    places = [place_of(folder, spec.name) for spec in ordered_specs()]
+    return [load_figure(place)[0] for place in places if place is not None]
+
+
+def write_overview(folder: Path) -> None:
+    """Write README.md and contact.png of a folder of figures."""
+    found = drawn_figures(folder)
+    if not found:
+        return
+    pictures = [folder / each.scale / f"{each.name}.png" for each in found]
+    style.contact_sheet(pictures, [each.mirrors for each in found]).savefig(folder / "contact.png", dpi=100)
+    write_text(folder / "README.md", overview_text(found))
+
+
+def overview_text(found: Sequence[Drawn]) -> str:
+    """Return the page: a line a figure, with the paper's claim and what was run."""
+    lacking = sorted(set(spec_names()) - {each.name for each in found})
+    counts = ", ".join(
+        f"{sum(each.scale == scale for each in found)} {words}" for scale, words in RUN.items()
+    )
+    lines = [HEAD, f"{len(found)} figures: {counts}."]
+    if lacking:
+        lines.append(f"Not made yet: {', '.join(lacking)}.")
+    lines += ["", "| figure | claim of the paper | run | data |", "|---|---|---|---|"]
+    lines += [
+        f"| [{each.mirrors}]({each.scale}/{each.name}.svg) | {each.claim} | {RUN[each.scale]} "
+        f"| {each.data}; {len(each.seeds)} seed{'s' * (len(each.seeds) > 1)} |"
+        for each in found
+    ]
+    return "\n".join(lines) + "\n"

@@ -10,7 +10,6 @@ import hashlib
 import io
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from fedbench.tables import measures, staleness, store, text, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.tables.store import Cell, TableResult
-from fedbench.tables.text import DASH, Judged, Layout, Text, remarks
-from fedbench.tables.verdict import NONE, judge
+from fedbench.tables.text import DASH, Judged, Layout, Text, notes
+from fedbench.tables.verdict import NONE, verdict_of
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = (  # in the order in which they need each other
@@ -69,8 +68,8 @@ SHORT = 24  # characters of a reason that fit into a cell
 OWN, PUBLISHED = "Our own tables", "as published"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page of all filled tables and say where it is; returns the exit code."""
+def report_command(arguments: Sequence[str]) -> int:
+    """Write the page of all filled tables and say where it is; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m fedbench report", description="Write every filled table below RESULTS to one page."
     )
@@ -78,11 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="default: RESULTS/index.html")
     given = parser.parse_args(arguments)
     out = given.out or given.results / "index.html"
-    try:
-        tables = build(given.results, out)
-    except FedbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    tables = build(given.results, out)
     print(f"{out} ({tables} tables, {out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
@@ -226,7 +221,7 @@ class TableView:
     headline: str
     groups: tuple[tuple[str, tuple[int, ...]], ...]  # heading, the columns below it
     counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
-    remarks: tuple[str, ...]
+    notes: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     ranks: RankDiagram | None
     content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
@@ -235,7 +230,7 @@ class TableView:
 
 def only_run(table: TableResult) -> TableResult:
     """Return a table, if it is not at the paper's setting, with only the rows and columns in which something ran."""
-    if table.circumstances.faithful:
+    if table.provenance.is_paper_setting:
         return table
     layout = Layout(table)
     chosen = dataclasses.replace(table.spec, rows=tuple(layout.rows), columns=tuple(layout.columns))
@@ -273,7 +268,7 @@ def table_view(
         headline=spec.headline,
         groups=column_groups(less),
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
-        remarks=tuple(remarks(layout if less is table else Layout(table))),
+        notes=tuple(notes(layout if less is table else Layout(table))),
         links=tuple(links),
         ranks=rank_diagram(table, folder),
         content=known,
@@ -283,16 +278,16 @@ def table_view(
 
 def _title(table: TableResult) -> str:
     """Return the table's title; on other data than the paper's, what was run comes first."""
-    made = table.circumstances
+    made = table.provenance
     if not made.substitute:
         return table.title
-    own = dataclasses.replace(table, circumstances=dataclasses.replace(made, substitute=""))
+    own = dataclasses.replace(table, provenance=dataclasses.replace(made, substitute=""))
     return f"{_name(table)}, in the place of {own.title}"
 
 
 def _name(table: TableResult) -> str:
     """Return the paper's name of a table that has its data and rows, else its own."""
-    own, substitute = table.spec, table.circumstances.substitute
+    own, substitute = table.spec, table.provenance.substitute
     if not own.paper or own.varies or substitute:
         return f"{own.name} on {substitute}" if substitute else own.name
     return f"{text.PAPERS.get(own.paper, own.paper)} {own.table}"
@@ -347,7 +342,7 @@ def script_content(
     table: TableResult, whole: TableSpec, folder: str, cells: dict[str, Any], runs: ResultRows
 ) -> dict[str, Any]:
     """Return what the script knows of a table; `cells` by "row-column-metric", `whole` with the columns not shown."""
-    spec, made = table.spec, table.circumstances
+    spec, made = table.spec, table.provenance
     return {
         "id": folder,
         "cells": cells,
@@ -369,7 +364,7 @@ def script_content(
 def _column(table: TableResult, column: ColumnSpec, runs: ResultRows) -> dict[str, Any]:
     name, note = column_heading(table, column, runs)
     own = (*([] if note else [column.group]), name)
-    made = table.circumstances
+    made = table.provenance
     return {
         "name": name,
         "note": note,
@@ -384,7 +379,7 @@ def _column(table: TableResult, column: ColumnSpec, runs: ResultRows) -> dict[st
 
 def column_heading(table: TableResult, column: ColumnSpec, runs: ResultRows) -> tuple[str, str]:
     """Return (the data that was run, which column of the paper it takes the place of), which stand above a column."""
-    substitute = table.circumstances.substitute
+    substitute = table.provenance.substitute
     if not substitute:
         return column.label, ""
     parts = dict.fromkeys(run.get("partition", "") for run in runs if run.get("column") == column.label)
@@ -399,7 +394,7 @@ def column_heading(table: TableResult, column: ColumnSpec, runs: ResultRows) -> 
 def column_groups(table: TableResult) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return neighbouring columns with one heading; nothing if no column has any, or if other data was run."""
     columns = table.spec.columns
-    if table.circumstances.substitute or not any(column.group for column in columns):
+    if table.provenance.substitute or not any(column.group for column in columns):
         return ()
     numbered = groupby(enumerate(columns), key=lambda pair: pair[1].group)
     return tuple((group, tuple(i for i, _ in pairs)) for group, pairs in numbered)
@@ -433,8 +428,8 @@ def _run_facts(run: Mapping[str, str]) -> dict[str, Any]:
 
 def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
     """Return the data set that was run: the column's own, or the one in its place."""
-    if table.circumstances.substitute:
-        return (table.circumstances.substitute,)
+    if table.provenance.substitute:
+        return (table.provenance.substitute,)
     chosen = [
         text.partition("=")[2]
         for text in (*table.spec.base, *column.overrides)
@@ -454,7 +449,7 @@ class RankDiagram:
 def rank_diagram(table: TableResult, name: str) -> RankDiagram | None:
     """Draw ranks by the table's first metric, None where they mean nothing; the same table gives the same image."""
     metric = table.spec.metrics[0]
-    if not table.circumstances.trained or not (found := verdict.ranks(table, metric)):
+    if not table.provenance.trained or not (found := verdict.ranks(table, metric)):
         return None
     out = io.StringIO()
     with style.styled(name):
@@ -559,7 +554,7 @@ def _short_name(table: TableResult) -> str:
 
 def _differences(table: TableResult) -> Iterator[str]:
     """Yield in words what of a table is not as published."""
-    made = table.circumstances
+    made = table.provenance
     if not table.spec.paper:
         yield "not in a paper"
     if made.substitute:
@@ -568,13 +563,13 @@ def _differences(table: TableResult) -> Iterator[str]:
         yield f"shorter: {made.scale} scale"
     if words := text.spelled((*made.changed, *made.varied)):
         yield words
-    if table.spec.varies and made.faithful:
+    if table.spec.varies and made.is_paper_setting:
         yield "several settings tried"
 
 
 def _open(table: TableResult) -> int:
     return sum(
-        1 for cell in table.cells if cell.published and cell.values and judge(table, cell).kind == NONE
+        1 for cell in table.cells if cell.published and cell.values and verdict_of(table, cell).kind == NONE
     )
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
-    """All of them as one, for the run with `key` whose files are in `folder`."""
+    """Return all observers as one, for the run with `key` whose files are in `folder`."""
     chosen: list[Observer] = [Progress(mode=run.settings.progress)]
     for name, options in run.settings.trackers.items():
         chosen.append(_tracker(name)(key, folder.path, run.plain, **options))
@@ -49,7 +49,7 @@ def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
 
 
 def _tracker(name: str) -> Callable[..., Observer]:
-    """The class of an experiment tracker; each imports its library when a run starts."""
+    """Return the class of an experiment tracker; each imports its library when a run starts."""
     from fedbench.runs import trackers
 
     classes = (trackers.WandbTracker, trackers.TensorBoardTracker, trackers.MlflowTracker)
@@ -60,7 +60,7 @@ def _tracker(name: str) -> Callable[..., Observer]:
 
 
 def folder_of(run: RunConfig) -> RunFolder:
-    """Where the run's files are."""
+    """Return where the run's files are."""
     try:
         data = fingerprint.content(run.dataset)
     except (
@@ -70,8 +70,8 @@ def folder_of(run: RunConfig) -> RunFolder:
     return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
 
 
-def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
-    """`folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
+def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
+    """Return `folder.status()`, where a result or checkpoint of other code counts as `run.settings.stale` says.
 
     `tell`: warn of one that is shown.
 
@@ -94,7 +94,7 @@ def standing(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
 
 
 def changed_since(folder: Path) -> list[str]:
-    """The parts of today's code that are not what made the finished run in `folder`, by its own config.
+    """Return the parts of today's code that are not what made the finished run in `folder`, by its own config.
 
     None where that config is damaged or its data set or a class of its own is elsewhere.
     """
@@ -113,7 +113,7 @@ def changed_since(folder: Path) -> list[str]:
 
 
 def _refuses(part: str, config: DictConfig) -> bool:
-    """Whether a component that there is does not take the settings that it had."""
+    """Return whether a component that there is does not take the settings that it had."""
     components = groups.registry(part)
     values = config.get(part)
     if not values or values.get("name") not in components:
@@ -126,7 +126,7 @@ def _refuses(part: str, config: DictConfig) -> bool:
 
 
 def labels_of(run: RunConfig) -> Labels:
-    """What people call the run; of a protocol also what is not as its preset says."""
+    """Return what people call the run; of a protocol also what is not as its preset says."""
     names = {group: run.labels[group] for group in ("dataset", "partition", "method")}
     changed = groups.changed("protocol", run.plain["protocol"])
     protocol = run.labels["protocol"] + (f" ({changed})" if changed else "")
@@ -137,7 +137,7 @@ def labels_of(run: RunConfig) -> Labels:
 
 
 def lacking(run: RunConfig) -> list[str]:
-    """The recorders that `run`, which is finished, asks for and was made without."""
+    """Return the recorders that `run`, which is finished, asks for and was made without."""
     return _lacking(run, kept(folder_of(run)), run.protocol.rounds)
 
 
@@ -170,7 +170,7 @@ def write(
     local: Floats | None,
     local_key: str,
 ) -> dict[str, Any]:
-    """All files of a finished run; its row is written last."""
+    """Return all files of a finished run; its row is written last."""
     reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
     folder.write_history(state.history)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
@@ -201,18 +201,19 @@ def write(
 
 
 def _kinds(run: RunConfig, setup: Setup) -> list[str]:
-    """The kind of each client; nothing where there is one."""
+    """Return the kind of each client; nothing where there is one."""
     names = list(run.model.networks)
     return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []
 
 
 def _made(run: RunConfig) -> dict[str, str]:
-    """Of the samples which, and the precision where it is not float32."""
+    """Return which samples made the run, and the precision where it is not float32."""
     coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
     return {"data": fingerprint.content(run.dataset), **coarse}
 
 
-PATIENCE = 0.5  # seconds between looks at a reference that another process makes
+ResultT = TypeVar("ResultT")
+PATIENCE = 0.5  # seconds between looks at a run that another process makes
 REFERENCE = "(the reference of IPR and RSD)"
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
@@ -248,7 +249,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
 
 
 def _status(run: RunConfig, folder: RunFolder) -> Status:
-    return "new" if run.settings.force else standing(run, folder)
+    return "new" if run.settings.force else run_status(run, folder)
 
 
 def _simulate(
@@ -302,7 +303,7 @@ def _play(
     folder: RunFolder,
     key: str,
 ) -> None:
-    """All rounds still to do, with a checkpoint whenever `rule` says that one is due, and when a signal ends them.
+    """Run all rounds still to do, with a checkpoint whenever `rule` says that one is due, and when a signal ends them.
 
     Raises:
         Stopped: Ctrl-C or SIGTERM, after the round under way and a checkpoint.
@@ -324,7 +325,7 @@ def _play(
 
 
 def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
-    """Data, network and method of a run, checked against each other."""
+    """Return data, network and method of a run, checked against each other."""
     dataset = fingerprint.load(run.dataset)
     partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
     device = pick_device(run.hardware)
@@ -334,30 +335,44 @@ def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
-    """(accuracies [N], key) of the Local run that `run` is compared with, trained if missing.
+    """Return (accuracies [N], key) of the Local run that `run` is compared with, trained if missing.
 
     (None, "") for Local itself. The runs of a parallel sweep need the same one: whoever comes first makes it, the
     others wait, and one of them goes on if it dies.
     """
     if run.local is None:
         return None, ""
-    key, folder = run_key(run.local), folder_of(run.local)
-    while standing(run.local, folder) != "finished":
-        _make_or_wait(run.local)
-    return folder.accuracies(), key
+    reference, folder = run.local, folder_of(run.local)
+
+    def make() -> None:
+        if run_status(reference, folder) != "finished":
+            execute(reference, purpose=REFERENCE)
+
+    wait_while_in_use(make)
+    return folder.accuracies(), run_key(reference)
 
 
-def _make_or_wait(reference: RunConfig) -> None:
-    try:
-        execute(reference, purpose=REFERENCE)
-    except FolderInUse:
-        pause(PATIENCE)
+def wait_while_in_use(
+    make: Callable[[], ResultT], tell: Callable[[FolderInUse], None] | None = None
+) -> ResultT:
+    """Return what `make` returns, which is called again as long as another process is at the run that it needs.
+
+    `tell` is called once, before the first wait.
+    """
+    while True:
+        try:
+            return make()
+        except FolderInUse as error:  # noqa: PERF203 - it waits
+            if tell is not None:
+                tell(error)
+                tell = None
+            pause(PATIENCE)
 
 
 def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
-    """`execute` each of `runs`, all on the stacked engine; an error ends its own run and is returned in its place."""
+    """`execute` each of `runs`, all on the stacked engine; return the error of a run that failed in its place."""
     references = [run.local for run in runs if run.local is not None]
-    lacking = {run_key(each): each for each in references if standing(each, folder_of(each)) != "finished"}
+    lacking = {run_key(each): each for each in references if run_status(each, folder_of(each)) != "finished"}
     if (
         lacking
     ):  # once each, as runs may share one; an error comes up again, in the run that needs the reference

@@ -45,6 +45,14 @@ def human_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def rough_seconds(seconds: float) -> str:
+    """75 -> "75 s", 5400 -> "1.5 h"."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def number(value: Any) -> float | None:
     """`value` as a finite float, else None (missing, null, nan)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
-from fedbench.core.errors import ConfigError, FolderInUse
-from fedbench.core.signals import Stopped, passed_on, pause, stop_if_asked, working_for
+from fedbench.core.errors import ConfigError
+from fedbench.core.signals import Stopped, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Count:
+class SweepCount:
     """Where a sweep whose jobs run in this process, one after the other, stands."""
 
     first: int  # number of its first job
@@ -33,7 +33,7 @@ class Count:
     made: list[float] = field(default_factory=list)  # seconds of those that were run
 
     def line(self, number: int) -> str:
-        """What to say before the job with this number."""
+        """Return what to say before the job with this number."""
         done = number - self.first
         left = sum(self.made) / len(self.made) * (self.jobs - done) if self.made else float("nan")
         ending = f", about {human_seconds(left)} left" if self.made else ""
@@ -42,20 +42,20 @@ class Count:
 
 @contextmanager
 def counted(first: int, jobs: int) -> Iterator[None]:
-    """Within it jobs that run in this process say which of how many they are, and how long the rest takes."""
-    token = _count.set(Count(first, jobs))
+    """Have jobs that run in this process say which of how many they are, and how long the rest takes."""
+    token = _count.set(SweepCount(first, jobs))
     try:
         yield
     finally:
         _count.reset(token)
 
 
-def current() -> Count | None:
-    """The count of the sweep that this process runs, if it runs one."""
+def current() -> SweepCount | None:
+    """Return the count of the sweep that this process runs, if it runs one."""
     return _count.get()
 
 
-_count: ContextVar[Count | None] = ContextVar("_count", default=None)
+_count: ContextVar[SweepCount | None] = ContextVar("_count", default=None)
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,12 @@ class JobOutcome:
     stopped: str = ""  # by a signal: how far it got, and where that was saved
 
 
-PATIENCE = 0.5  # seconds between looks at a run that another process makes
 _kept: ContextVar[list[JobOutcome] | None] = ContextVar("_kept", default=None)
 
 
 @contextmanager
 def keeping() -> Iterator[list[JobOutcome]]:
-    """The list that every outcome ends up in: Hydra's main function throws away what its jobs return."""
+    """Give the list that every outcome ends up in: Hydra's main function throws away what its jobs return."""
     outcomes: list[JobOutcome] = []
     token = _kept.set(outcomes)
     try:
@@ -106,10 +105,9 @@ def tell(failure: str) -> None:
 
 
 def perform(config: DictConfig) -> JobOutcome:
-    """Hydra's task function: runs one job and never raises an Exception.
+    """Run one job as Hydra's task function, and never raise an Exception.
 
-    Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells. So it
-    does of what a signal stopped in another process; in this one it is raised.
+    Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells.
     """
     from hydra.types import RunMode
 
@@ -117,10 +115,19 @@ def perform(config: DictConfig) -> JobOutcome:
         outcome = _outcome(config)
         keep(outcome)
         return outcome
+    return run_stoppable(lambda: _outcome(config))
+
+
+def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
+    """Return what `make` returns in a job that a launcher started, or, in a process of its own, what stopped it.
+
+    Raises:
+        Stopped: a signal came, and the job runs in the process that was asked to stop.
+    """
     with working_for(Path(_hydra().sweep.dir)) as elsewhere:
         try:
             stop_if_asked()
-            return _outcome(config)
+            return make()
         except Stopped as stop:
             if not elsewhere:
                 raise
@@ -128,7 +135,7 @@ def perform(config: DictConfig) -> JobOutcome:
 
 
 def _outcome(config: DictConfig) -> JobOutcome:
-    """What comes of the run that `config` describes."""
+    """Return what comes of the run that `config` describes."""
     from hydra.types import RunMode
 
     from fedbench.runs.config import resolve
@@ -162,7 +169,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
 
 def _counted(run: RunConfig) -> Run:
-    """The run's result; says which job of a sweep it is, and notes its time unless it only read what was there."""
+    """Return the run's result; say which job of a sweep it is, and note its time unless it only read what was there."""
     count = current()
     if count is not None and run.settings.progress != "none":
         print(count.line(_hydra().job.num), flush=True)
@@ -174,31 +181,20 @@ def _counted(run: RunConfig) -> Run:
 
 
 def _execute(run: RunConfig) -> Run:
-    """The run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
-    told = False
-    while (result := _unless_in_use(run, told)) is None:
-        told = True
-        pause(PATIENCE)
-    return result
-
-
-def _unless_in_use(run: RunConfig, told: bool) -> Run | None:
+    """Return the run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
     from hydra.types import RunMode
 
-    from fedbench.runs.execution import execute
+    from fedbench.runs import execution
 
-    try:
-        return execute(run)
-    except FolderInUse as error:
-        if _hydra().mode != RunMode.MULTIRUN:
-            raise
-        if not told:
-            tell(f"waiting for another process: {error}")
-        return None
+    if _hydra().mode != RunMode.MULTIRUN:
+        return execution.execute(run)
+    return execution.wait_while_in_use(
+        lambda: execution.execute(run), lambda error: tell(f"waiting for another process: {error}")
+    )
 
 
 def _among_others(run: RunConfig) -> RunConfig:
-    """Several bars on one terminal would overwrite each other."""
+    """Show lines for `auto`: several bars on one terminal would overwrite each other."""
     if run.settings.progress != "auto":
         return run
     return run.changed(progress="lines")
@@ -211,13 +207,13 @@ def _hydra() -> Any:
 
 
 def _overrides() -> dict[str, str]:
-    """The overrides of the running job."""
+    """Return the overrides of the running job."""
     pairs = (override.lstrip("+").partition("=") for override in _task())
     return {key: value for key, _, value in pairs}
 
 
 def _sweep_job() -> str:
-    """The overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
+    """Return the overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
     from hydra.types import RunMode
 
     if _hydra().mode != RunMode.MULTIRUN:
@@ -226,7 +222,7 @@ def _sweep_job() -> str:
 
 
 def _task() -> list[str]:
-    """The overrides as they were written: what `${...}` in them stands for may be what cannot be found."""
+    """Return the overrides as they were written: what `${...}` in them stands for may be what cannot be found."""
     from omegaconf import OmegaConf
 
     return cast("list[str]", OmegaConf.to_container(_hydra().overrides.task, resolve=False))
@@ -236,7 +232,7 @@ sources.register_resolvers()  # on import: a launcher's process reads the config
 
 
 def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-    """What a launcher's jobs, numbered from `first`, return; `folder` is theirs (hydra.sweep.dir).
+    """Return what a launcher's jobs, numbered from `first`, return; `folder` is theirs (hydra.sweep.dir).
 
     Raises:
         Stopped: a signal came; the jobs under way have saved what they can.
@@ -259,3 +255,50 @@ def _saved(job: JobReturn) -> str:
         return str(job.return_value.stopped)
     except Exception:  # noqa: BLE001 - whatever ended its process saved nothing
         return ""
+
+
+def launch_on_ray(
+    jobs: Sequence[tuple[int, list[str]]],
+    arguments: tuple[Any, ...],
+    address: str | None,
+    resources: dict[str, float],
+) -> list[JobReturn]:
+    """Run jobs (number, overrides) as tasks of a Ray cluster and return what they returned, in order.
+
+    `arguments`: Hydra's context, the sweep's config and the task function.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    from hydra.core.singleton import Singleton
+
+    # It makes of a process one of Hydra's and runs a job there; nothing public of Hydra or its plugins does.
+    from hydra_plugins.hydra_joblib_launcher._core import execute_job
+
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("hydra/launcher=ray needs Ray: pip install 'fedbench-harness[ray]'") from None
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+    try:
+        task = ray.remote(max_retries=0, **resources)(execute_job)
+        shared = [ray.put(each) for each in (*arguments, Singleton.get_state())]
+        return [_result_on_ray(ray, each) for each in [task.remote(*job, *shared) for job in jobs]]
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _result_on_ray(ray: Any, reference: Any) -> JobReturn:
+    from hydra.core.utils import JobReturn, JobStatus
+
+    try:
+        returned = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        returned = JobReturn(status=JobStatus.FAILED)
+        returned.return_value = error
+    if not isinstance(returned, JobReturn):
+        raise TypeError(f"a job returned {type(returned).__name__}")
+    return returned

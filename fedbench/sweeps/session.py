@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def parsed(sweeper: Any, arguments: Sequence[str]) -> list[Override]:
-    """An experiment's values and the command line's, which take the place of those of the same key."""
+    """Return an experiment's values and the command line's, which take the place of those of the same key."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     params = remaining(sweeper.params, arguments)
@@ -39,7 +39,7 @@ def parsed(sweeper: Any, arguments: Sequence[str]) -> list[Override]:
 
 
 def combinations(overrides: Sequence[Override]) -> list[list[str]]:
-    """The overrides of each run: every combination of the swept values, the last key varies fastest.
+    """Return the overrides of each run: every combination of the swept values, the last key varies fastest.
 
     Raises:
         ConfigError: an interval, of which there is no every value.
@@ -59,7 +59,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> list[JobOutcome]:
-    """What the runs of `batch` send back; their jobs are numbered from `first`."""
+    """Return what the runs of `batch` send back; their jobs are numbered from `first`."""
     sweeper.validate_batch_is_legal(batch)
     with jobs.counted(first, len(batch)):
         folder = Path(sweeper.config.hydra.sweep.dir)
@@ -67,19 +67,19 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
 
 
 def remaining(params: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
-    """The values of an experiment (`hydra.sweeper.params`) but for the keys that the command line gives."""
+    """Return the values of an experiment (`hydra.sweeper.params`) but for the keys that the command line gives."""
     given = {bare(text) for text in arguments}
     return {key: value for key, value in params.items() if bare(key) not in given}
 
 
 def bare(override: str) -> str:
-    """The key of an override: `++method.mu=1` is about method.mu."""
+    """Return the key of an override: `++method.mu=1` is about method.mu."""
     return override.lstrip("+~").partition("=")[0]
 
 
 @contextmanager
 def scratch(config: Any) -> Iterator[None]:
-    """The folder of Hydra and its launchers, removed when the sweep is over; theirs is nothing worth keeping."""
+    """Remove the folder of Hydra and its launchers when the sweep is over; theirs is nothing worth keeping."""
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -113,7 +113,7 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
 
 
 def outcome_of(job: JobReturn) -> JobOutcome:
-    """What a job sent back, or, where its process died, that it did."""
+    """Return what a job sent back, or, where its process died, that it did."""
     try:
         outcome: JobOutcome = job.return_value
     except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
@@ -126,7 +126,7 @@ def outcome_of(job: JobReturn) -> JobOutcome:
 
 
 def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
-    """What tells the runs of a sweep apart besides their groups' options and their seeds: "mu=0.1", for example."""
+    """Return what tells runs of a sweep apart besides their groups' options and seeds: "mu=0.1", for example."""
     keys = dict.fromkeys(key for run in overrides for key in run if "." in key)
     varied = [key for key in keys if len({run.get(key) for run in overrides}) > 1]
     return [
@@ -153,7 +153,7 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
 
 
 def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
-    """The sweep's matplotlib figure."""
+    """Return the sweep's matplotlib figure."""
     from fedbench.plots import runs as plots
 
     for name, key in (("sweep.x", config.x), ("sweep.by", config.by)):
@@ -172,14 +172,14 @@ def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
 
 
 def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
-    """`runs` with a column `panel`: the values of all swept keys that no axis shows."""
+    """Return `runs` with a column `panel`: the values of all swept keys that no axis shows."""
     panels = [" ".join(f"{key}={line[key]}" for key in others) for line in runs.to_dict("records")]
     paneled: pd.DataFrame = runs.assign(panel=panels)
     return paneled
 
 
 def curves(runs: pd.DataFrame, x: str, by: str) -> list[Mapping[str, Any]]:
-    """One entry a run: line, panel, and the rows of its rounds.csv."""
+    """Return one entry a run: line, panel, and the rows of its rounds.csv."""
     return [
         {
             "line": f"{x.rpartition('.')[2]}={run[x]}",
@@ -245,7 +245,7 @@ def _make_way(folder: Path, keys: set[str]) -> None:
 
 
 def swept(outcomes: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]:
-    """Keys, in order, whose values differ among the runs, finished or not, but for seeds that are no axis."""
+    """Return keys, in order, whose values differ among the runs, finished or not, but for seeds that are no axis."""
     keys = dict.fromkeys(key for outcome in outcomes for key in outcome.overrides)
     return [
         key
@@ -255,7 +255,7 @@ def swept(outcomes: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]
 
 
 def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> str:
-    """The name on the command line; an experiment's own, and what was changed for all of its runs.
+    """Return the name on the command line; an experiment's own, and what was changed for all of its runs.
 
     So an experiment on digits does not overwrite the one on Fashion-MNIST.
     """
@@ -266,7 +266,7 @@ def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) 
 
 
 def fixed(outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> dict[str, str]:
-    """What was set beside the swept `keys`, in order, and is the same for all runs."""
+    """Return what was set beside the swept `keys`, in order, and is the same for all runs."""
     return {
         key: value
         for key, value in outcomes[0].overrides.items()
@@ -278,7 +278,7 @@ def fixed(outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> dict[str, str]
 
 
 def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
-    """One line a run: its swept values under their keys' names (as text), its result row, and its folder.
+    """Return one line a run: its swept values under their keys' names (as text), its result row, and its folder.
 
     `code_changed`: the parts of the code that are not what made it, "" where it was made by today's.
     """
@@ -298,7 +298,7 @@ def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
 
 
 def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
-    """One line a combination of swept values: seeds, and mean and sample standard deviation of every metric."""
+    """Return one line a combination of swept values: seeds, and mean and sample standard deviation of every metric."""
     import pandas as pd
 
     metrics = [name for name in dict.fromkeys((*METRICS, y)) if name in runs.columns]
@@ -319,7 +319,7 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
 
 
 def markdown(lines: pd.DataFrame, keys: Sequence[str], same: Mapping[str, str]) -> str:
-    """The table for people: swept values, seeds, and mean ± standard deviation of each metric that any line has.
+    """Return the table for people: swept values, seeds, and mean ± standard deviation of each metric that any line has.
 
     Below it stands what is the `same` for all runs. What other code made is marked.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def split(
     overrides: Sequence[Override], distributions: Any
 ) -> tuple[list[str], list[list[str]], dict[str, Any]]:
-    """(overrides of every run, the combinations of swept seeds, key -> Optuna's distribution)."""
+    """Return (overrides of every run, the combinations of swept seeds, key -> Optuna's distribution)."""
     fixed, seeds, space = {}, [], {}
     for override in overrides:
         key = override.get_key_element()
@@ -37,7 +37,7 @@ def split(
 
 
 def distribution(override: Override, distributions: Any) -> Any:
-    """Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step), or a choice."""
+    """Return Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step), or a choice."""
     from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 
     value = override.value()
@@ -80,7 +80,7 @@ class Trial:
     outcomes: list[JobOutcome] = dataclasses.field(default_factory=list)
 
     def mean(self, column: str) -> float:
-        """Mean of a column of the rows over the seeds; nan if a run failed or lacks it."""
+        """Return mean of a column of the rows over the seeds; nan if a run failed or lacks it."""
         found = [(outcome.row or {}).get(column) for outcome in self.outcomes]
         if any(value is None for value in found):
             return float("nan")
@@ -94,7 +94,7 @@ class Trial:
 
 
 def settings(given: Mapping[str, Any]) -> Tuning:
-    """The sweeper's settings, checked."""
+    """Return the sweeper's settings, checked."""
     return typed(Tuning, given, "hydra.sweeper")
 
 
@@ -130,7 +130,7 @@ def tune(sweeper: Any, overrides: Sequence[Override], tuning: Tuning) -> dict[st
 
 
 def trials_table(trials: Sequence[Trial], params: Sequence[str]) -> pd.DataFrame:
-    """One line a trial: its values, the validation accuracy `val` (nan: failed), and the number of seeds."""
+    """Return one line a trial: its values, the validation accuracy `val` (nan: failed), and the number of seeds."""
     import pandas as pd
 
     lines = [
@@ -195,7 +195,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
 
 
 def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
-    """trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
+    """Write trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
     from fedbench.core.files import write_text
     from fedbench.plots.runs import tuning_trials
     from fedbench.sweeps import session

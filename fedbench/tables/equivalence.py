@@ -48,7 +48,7 @@ class Sample:
 
 
 def share_of(clients: int, sample: Sample) -> Sample:
-    """`sample`, means and spread of a share in percent of `clients`, with a spread of at least the binomial one."""
+    """Return `sample`, of a share in percent of `clients`, with a spread of at least the binomial one."""
     if sample.std is None:
         return sample
     trials = sample.n * clients
@@ -70,7 +70,7 @@ class Comparison:
 
 
 def compare(ours: Sample, theirs: Sample, margin: float, *, bound: bool = False) -> Comparison:
-    """The test of the module on two samples; `ours` has a spread.
+    """Return the test of the module on two samples; `ours` has a spread.
 
     With `bound` the paper prints only that its value is above `theirs.mean`, so any larger value of ours agrees:
     `equivalent` if the lower end of the 90 % interval is above -margin, `different` if the upper end of the 95 %
@@ -95,7 +95,7 @@ def compare(ours: Sample, theirs: Sample, margin: float, *, bound: bool = False)
 
 
 def seeds_needed(ours: Sample, theirs: Sample, margin: float, *, both: bool = False) -> float:
-    """Seeds of ours after which the verdict would be `equivalent`, or `different`, with a probability of 80 %.
+    """Return seeds of ours after which the verdict would be `equivalent`, or `different`, with a probability of 80 %.
 
     The true difference is taken to be the one observed, and the spreads those observed. The paper's seeds stay as they
     are; with `both` the paper has as many as we. With n seeds the difference is normal with the standard error se(n),
@@ -126,7 +126,7 @@ def seeds_needed(ours: Sample, theirs: Sample, margin: float, *, both: bool = Fa
 
 
 def hedges_g(ours: Sample, theirs: Sample) -> float:
-    """The difference in pooled standard deviations, with Hedges' correction for few seeds (J. Educ. Stat. 1981)."""
+    """Return the difference in pooled standard deviations, corrected for few seeds by Hedges (J. Educ. Stat. 1981)."""
     spread, df = ours.std or 0.0, ours.n - 1
     if theirs.std is not None and theirs.n >= LEAST_SEEDS:
         both = df + theirs.n - 1
@@ -139,7 +139,7 @@ def hedges_g(ours: Sample, theirs: Sample) -> float:
 def _error(
     ours: Sample, theirs: Sample, n: _Count | None = None, k: _Count | None = None
 ) -> tuple[_Count, _Count]:
-    """(standard error of the difference, degrees of freedom), with `n` and `k` seeds in place of the samples' own."""
+    """Return (standard error of the difference, degrees of freedom), with `n` and `k` for the samples' own seeds."""
     n, k = (np.asarray(own if other is None else other, float) for own, other in ((ours.n, n), (theirs.n, k)))
     if ours.std is None or ours.n < LEAST_SEEDS:
         raise ValueError(f"a test needs at least {LEAST_SEEDS} seeds")

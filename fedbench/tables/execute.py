@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
-from fedbench.core.signals import Stopped, stop_if_asked, working_for
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain, run_key
-from fedbench.sweeps.jobs import JobOutcome, launch
+from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable
 from fedbench.tables.plan import Job
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def run_all(
 
 
 def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs that differ in their seeds only, where they would train on the stacked engine.
+    """Return jobs that differ in their seeds only, where they would train on the stacked engine.
 
     None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it.
     """
@@ -106,7 +105,7 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
 
 
 def _note_death(job: Job, returned: JobReturn) -> None:
-    """A process that died, or could not even read its configuration, left no reason in the folder of its run."""
+    """Note why a process died that left no reason in the folder of its run, or could not read its configuration."""
     from hydra.core.utils import JobStatus
 
     if returned.status is JobStatus.FAILED and not job.finished and not job.failure:
@@ -115,7 +114,7 @@ def _note_death(job: Job, returned: JobReturn) -> None:
 
 
 def _plain(job: Job, *, shared: bool) -> dict[str, Any]:
-    """The plain config of a job's run, the one form in which it goes to another process."""
+    """Return the plain config of a job's run, the one form in which it goes to another process."""
     plain = dict(job.config.plain)
     if shared and plain["hardware"]["engine"] == "auto":
         plain["hardware"] = {**plain["hardware"], "engine": SHARED}
@@ -123,26 +122,21 @@ def _plain(job: Job, *, shared: bool) -> dict[str, Any]:
 
 
 def perform(plains: Sequence[Mapping[str, Any]], _: DictConfig) -> JobOutcome:
-    """One job of the launcher, in whatever process it runs; its failure is noted in the run's folder.
+    """Run one job of the launcher, in whatever process; note its failure in the run's folder.
 
-    What Hydra composes for the job is not looked at but for its number among `plains`, and its folder.
+    What Hydra composes for the job is not looked at but for its number among `plains`.
     """
     from hydra.core.hydra_config import HydraConfig
 
     from fedbench.runs.execution import execute, folder_of
 
-    config = HydraConfig.get()
-    run = from_plain(plains[config.job.num])
-    with working_for(Path(config.sweep.dir)) as elsewhere:
-        try:
-            stop_if_asked()
-            with contextlib.suppress(Exception), folder_of(run).noting_failure():
-                execute(run)
-        except Stopped as stop:
-            if not elsewhere:
-                raise
-            return JobOutcome(stopped=stop.where)
-    return JobOutcome()
+    def make() -> JobOutcome:
+        run = from_plain(plains[HydraConfig.get().job.num])
+        with contextlib.suppress(Exception), folder_of(run).noting_failure():
+            execute(run)
+        return JobOutcome()
+
+    return run_stoppable(make)
 
 
 def _study(job: Job) -> None:

@@ -38,7 +38,7 @@ class Measure(ABC):
 
     @abstractmethod
     def value(self, run: Run, baseline: Run | None) -> float:
-        """The number; nan if the run has none (a censored time-to-accuracy)."""
+        """Return the number; nan if the run has none (a censored time-to-accuracy)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class Result(Measure):
     factor: float = 1.0
 
     def value(self, run: Run, baseline: Run | None) -> float:
-        """See the base."""
         return self.factor * run.column(self.column)
 
 
@@ -63,7 +62,6 @@ class PerRound(Measure):
     factor: float = 1.0
 
     def value(self, run: Run, baseline: Run | None) -> float:
-        """See the base."""
         return self.factor * run.column(self.column) / run.column("rounds")
 
 
@@ -76,7 +74,6 @@ class Clients(Measure):
     last: int = 0
 
     def value(self, run: Run, baseline: Run | None) -> float:
-        """See the base."""
         rows = run.client_rows[self.first : self.last + 1]
         return float(np.mean([float(row["acc"] or "nan") for row in rows]))
 
@@ -89,7 +86,7 @@ class Speedup(Measure):
     test_set: str = "local"
 
     def value(self, run: Run, baseline: Run | None) -> float:
-        """See the base; nan if this run never gets there (censored)."""
+        """Return the number; nan if this run never gets there (censored)."""
         if baseline is None:
             raise ConfigError("the measure 'speedup' needs a row with a baseline")
         reference = max(baseline.curve(self.test_set))
@@ -106,7 +103,6 @@ class ArrayMean(Measure):
     array: str = ""
 
     def value(self, run: Run, baseline: Run | None) -> float:
-        """See the base."""
         if self.array not in run.arrays:
             raise unknown("recorded array", self.array, list(run.arrays))
         return float(np.mean(run.arrays[self.array]))
@@ -119,5 +115,5 @@ MEASURES: Registry[Measure] = Registry(
 
 
 def build(config: Mapping[str, Any]) -> Measure:
-    """The measure a YAML describes: `name` and its parameters."""
+    """Return the measure a YAML describes: `name` and its parameters."""
     return MEASURES.build(config)

@@ -1,24 +1,37 @@
-"""From a table to the runs that fill it: what is finished, what is to be run, what cannot be run and why."""
+"""From a table to the runs that fill it, and back: what is finished, what is to be run or cannot be, what came out."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedbench.config import groups
 from fedbench.core.errors import DataMissing, FedbenchError, Stale
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain, run_key
-from fedbench.runs.execution import folder_of, labels_of, standing
+from fedbench.runs.environment import machine, source_commit
+from fedbench.runs.execution import folder_of, labels_of, run_status
 from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Run
-from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec, Wish, compose_cell
-from fedbench.tables.store import PENDING, Circumstances, Recorded
+from fedbench.tables import measures
+from fedbench.tables.spec import (
+    ColumnSpec,
+    MetricSpec,
+    RowSpec,
+    Selection,
+    TableSpec,
+    compose_cell,
+    load_scale,
+)
+from fedbench.tables.store import PENDING, Cell, Provenance, StoredTable, TableResult, place_of
 
 
 @dataclass(frozen=True)
@@ -41,12 +54,12 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """Tells runs and studies apart, and those of one configuration."""
+        """A name that tells runs and studies apart, and those of one configuration."""
         return f"{self.study} {self.key}"
 
     @cached_property
     def folder(self) -> RunFolder:
-        """Where the result is kept."""
+        """The folder in which the result is kept."""
         if not self.study:
             return folder_of(self.config)
         runs = Path(self.config.settings.runs_dir) / "studies" / self.study
@@ -62,8 +75,8 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether its result is there, and of today's code if the config wants no other."""
-        return standing(self.config, self.folder, tell=False) == "finished"
+        """Return whether its result is there, and of today's code if the config wants no other."""
+        return run_status(self.config, self.folder, tell=False) == "finished"
 
     @property
     def run(self) -> Run:
@@ -78,12 +91,12 @@ class Job:
 
     @property
     def failure(self) -> str:
-        """Why it failed when it was last run; "" if it did not."""
+        """Return why it failed when it was last run; "" if it did not."""
         return self.folder.failure()
 
 
-def local_twin(job: Job) -> Job:
-    """The Local run that `job` is measured against; a Local run itself needs none other."""
+def local_reference(job: Job) -> Job:
+    """Return the Local run that `job` is measured against; a Local run itself needs none other."""
     if job.config.local is None:
         return job
     values = job.config.local_values
@@ -93,24 +106,25 @@ def local_twin(job: Job) -> Job:
 
 
 def _option(value: Any) -> str:
-    """A value of a plain config as a command line gives it; of a group its name."""
+    """Return a value of a plain config as a command line gives it; of a group its name."""
     return str(value["name"]) if isinstance(value, Mapping) else json.dumps(value)
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
-    """The first of each identity."""
+    """Return the first of each identity."""
     return list({job.identity: job for job in reversed(jobs)}.values())[::-1]
 
 
 @dataclass(frozen=True)
-class Entry:
+class CellRuns:
     """The runs behind a row in a column: one a seed, and as many of the baseline where the row has one."""
 
     row: RowSpec
     column: ColumnSpec
     jobs: tuple[Job, ...] = ()
     baselines: tuple[Job, ...] = ()
-    asked: frozenset[int] = frozenset()  # seeds to be run; the others are shown if there are results
+    seeds: frozenset[int] = frozenset()  # to be run; the other jobs are shown if there are results
+    selected: bool = True  # by the command line, whether it can be run or not
     reason: str = ""  # why there are no jobs
 
     @property
@@ -119,70 +133,70 @@ class Entry:
         return [(job, self.baselines[i] if self.baselines else None) for i, job in enumerate(self.jobs)]
 
     def keys(self, job: Job) -> tuple[str, str]:
-        """(run key of `job`, that of its baseline or, if it has none, its own): what its values depend on."""
+        """Return (run key of `job`, that of its baseline or, if it has none, its own): what its values depend on."""
         return job.key, next((each.key for each in self.baselines if each.seed == job.seed), job.key)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All entries of a table, in the order of its rows and columns."""
+    """All cells of a table, in the order of its rows and columns."""
 
     spec: TableSpec
-    made: Circumstances
-    entries: tuple[Entry, ...]
+    provenance: Provenance
+    cells: tuple[CellRuns, ...]
     seeds: tuple[int, ...]
-    recorded: Recorded = field(default_factory=Recorded)
+    stored: StoredTable = field(default_factory=StoredTable)
 
     @property
     def title(self) -> str:
         """The table's title, and what is not as published."""
-        return self.made.named(self.spec.title)
+        return self.provenance.named(self.spec.title)
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
         """Every run that is asked for, once: first the Local runs that others are measured against."""
         every: list[Job] = []
-        for entry in self.entries:
-            for job, baseline in entry.pairs:
-                if job.seed in entry.asked:
-                    every += [job] if baseline is None or self.stands(entry, job) else [baseline, job]
+        for cell in self.cells:
+            for job, baseline in cell.pairs:
+                if job.seed in cell.seeds:
+                    every += [job] if baseline is None or self.is_stored(cell, job) else [baseline, job]
         return tuple(unique([*self._local(every), *every]))
 
     def missing(self) -> list[Job]:
-        """The runs that are asked for and have no result."""
+        """Return the runs that are asked for and have no result."""
         local = {job.identity for job in self._local(self.jobs)}  # needed as runs, to be measured against
         return [
             job
             for job in self.jobs
-            if not job.finished and (job.identity in local or job.identity not in self._standing)
+            if not job.finished and (job.identity in local or job.identity not in self._stored_identities)
         ]
 
-    def stands(self, entry: Entry, job: Job) -> bool:
-        """Whether the results of `job` are recorded in the table's folder, all of them."""
-        return all(value is not None for value in self._values(entry, job))
+    def is_stored(self, cell: CellRuns, job: Job) -> bool:
+        """Return whether the results of `job` are recorded in the table's folder, all of them."""
+        return all(value is not None for value in self._values(cell, job))
 
-    def has(self, entry: Entry, job: Job) -> bool:
-        """Whether there is a result of `job`: its run, or a record of some of its metrics."""
-        return job.finished or any(value is not None for value in self._values(entry, job))
+    def has(self, cell: CellRuns, job: Job) -> bool:
+        """Return whether there is a result of `job`: its run, or a record of some of its metrics."""
+        return job.finished or any(value is not None for value in self._values(cell, job))
 
-    def value(self, entry: Entry, job: Job, metric: MetricSpec) -> float | None:
-        """The recorded value of `metric` for `job`, nan if censored; None if none stands."""
+    def value(self, cell: CellRuns, job: Job, metric: MetricSpec) -> float | None:
+        """Return the recorded value of `metric` for `job`, nan if censored; None if none stands."""
         if self._unwanted(job):
             return None
-        return self.recorded.value(entry.row, entry.column, metric, *entry.keys(job))
+        return self.stored.value(cell.row, cell.column, metric, *cell.keys(job))
 
-    def _values(self, entry: Entry, job: Job) -> list[float | None]:
-        return [self.value(entry, job, each) for each in self.spec.metrics]
+    def _values(self, cell: CellRuns, job: Job) -> list[float | None]:
+        return [self.value(cell, job, each) for each in self.spec.metrics]
 
     def _unwanted(self, job: Job) -> bool:
-        """Whether the record of `job` is of other samples than those here, or is outdated and that is not wanted.
+        """Return whether the record of `job` is of other samples than those here, or is outdated and not wanted.
 
         Raises:
             Stale: it is outdated, by its code or its Local, and stale=error.
         """
         if job.study:  # of which a table keeps no line: what is beside the runs tells
             return job.folder.status() == "finished" and not job.finished
-        made = self.recorded.rows.get(job.key, {})
+        made = self.stored.rows.get(job.key, {})
         if made.get("data") and job.data and made["data"] != job.data:
             return True
         rule = job.config.settings.stale
@@ -191,7 +205,7 @@ class Plan:
         code = str(made.get("code") or "")
         parts = fingerprint.changed(code, fingerprint.code_of(job.config)) if code else ()
         why = f"by other code ({', '.join(parts)} changed since)" if parts else ""
-        if job.key in self.recorded.apart:
+        if job.key in self.stored.apart:
             why = why or "against another result of Local than the table's, which was run again since"
         if why and rule == "error":
             raise Stale(
@@ -200,50 +214,54 @@ class Plan:
         return bool(why)
 
     @cached_property
-    def _standing(self) -> set[str]:
-        return {job.identity for entry in self.entries for job in entry.jobs if self.stands(entry, job)}
+    def _stored_identities(self) -> set[str]:
+        return {job.identity for cell in self.cells for job in cell.jobs if self.is_stored(cell, job)}
 
     def _local(self, jobs: Sequence[Job]) -> list[Job]:
-        """The Local runs beside those of `jobs` that have no record."""
-        alone = [job for job in jobs if not job.study and job.identity not in self._standing]
-        return unique([local_twin(job) for job in alone])
+        """Return the Local runs beside those of `jobs` that have no record."""
+        alone = [job for job in jobs if not job.study and job.identity not in self._stored_identities]
+        return unique([local_reference(job) for job in alone])
 
 
-def circumstances(table: TableSpec, wish: Wish) -> Circumstances:
-    """What of the wish a reader of the table must know."""
+def provenance(table: TableSpec, selection: Selection) -> Provenance:
+    """Return what of the selection a reader of the table must know."""
     varied = tuple(
-        text for text in wish.changed if text in table.left_open or text.partition("=")[0] in table.left_open
+        text
+        for text in selection.changed
+        if text in table.left_open or text.partition("=")[0] in table.left_open
     )
-    changed = tuple(text for text in wish.changed if text not in varied)
-    return Circumstances(wish.scale.name, wish.substitute, changed, varied, trained=wish.scale.trained)
+    changed = tuple(text for text in selection.changed if text not in varied)
+    trained = load_scale(selection.scale).trained
+    return Provenance(selection.scale, selection.substitute, changed, varied, trained=trained)
 
 
-def make(table: TableSpec, wish: Wish, recorded: Recorded | None = None) -> Plan:
-    """Compose the cells of `table` that are asked for or `recorded`; nothing is trained or loaded.
+def make(table: TableSpec, selection: Selection, stored: StoredTable | None = None) -> Plan:
+    """Compose the cells of `table` that are selected or `stored`; nothing is trained or loaded.
 
     Raises:
-        ConfigError: the table's own overrides do not compose, or those of the wish.
+        UnknownName: no such scale.
+        ConfigError: the table's own overrides do not compose, or those of the selection.
     """
-    seeds = wish.seeds or tuple(range(wish.scale.seeds or table.seeds))
-    recorded = recorded or Recorded()
+    seeds = selection.seeds or tuple(range(load_scale(selection.scale).seeds or table.seeds))
+    stored = stored or StoredTable()
     lacking = {
-        column.label: _lacking(table, column, wish)
+        column.label: _lacking(table, column, selection)
         for column in table.columns
-        if any(wish.wants(row, column) for row in table.rows)
+        if any(selection.selects(row, column) for row in table.rows)
     }
-    entries = [
-        _entry(table, row, column, wish, seeds, row.unsupported or lacking.get(column.label, ""), recorded)
+    cells = [
+        _cell_runs(row, column, table, selection, seeds, lacking.get(column.label, ""), stored)
         for row in table.rows
         for column in table.columns
     ]
-    return Plan(table, circumstances(table, wish), tuple(entries), seeds, recorded)
+    return Plan(table, provenance(table, selection), tuple(cells), seeds, stored)
 
 
-def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:
-    """Why nothing in the column can be run; "" if it can."""
+def _lacking(table: TableSpec, column: ColumnSpec, selection: Selection) -> str:
+    """Return why nothing in the column can be run; "" if it can."""
     if column.unsupported:
         return column.unsupported
-    _, plain = compose_cell(table, column, (), wish)
+    _, plain = compose_cell(table, column, (), selection)
     try:  # the data and the network alone: not every method could train it
         dataset, model = (groups.registry(name).build(plain[name]) for name in ("dataset", "model"))
     except DataMissing as error:  # a file of weights that was named
@@ -255,24 +273,28 @@ def _lacking(table: TableSpec, column: ColumnSpec, wish: Wish) -> str:
     return f"weights missing ({weights})" if weights else ""
 
 
-def _entry(
-    table: TableSpec,
+def _cell_runs(
     row: RowSpec,
     column: ColumnSpec,
-    wish: Wish,
+    table: TableSpec,
+    selection: Selection,
     seeds: Sequence[int],
     lacking: str,
-    recorded: Recorded,
-) -> Entry:
-    wanted = wish.wants(row, column) and not lacking
-    shown = recorded.seeds(row, column)
-    if not wanted and not shown:
-        return Entry(row, column, reason=f"not run: {lacking}" if lacking else PENDING)
-    every = sorted({*shown, *(seeds if wanted else ())})
+    stored: StoredTable,
+) -> CellRuns:
+    lacking = row.unsupported or lacking
+    cell = CellRuns(row, column, selected=selection.selects(row, column))
+    to_run = seeds if cell.selected and not lacking else ()
+    shown = stored.seeds(row, column)
+    if not to_run and not shown:
+        return replace(cell, reason=f"not run: {lacking}" if lacking else PENDING)
+    every = sorted({*shown, *to_run})
     overrides = (*row.overrides, *column.own(row.label))
-    jobs = _jobs(*compose_cell(table, column, overrides, wish), every, row.study)
-    baselines = _jobs(*compose_cell(table, column, row.baseline, wish), every, "") if row.baseline else ()
-    return Entry(row, column, jobs, baselines, frozenset(seeds if wanted else ()))
+    jobs = _jobs(*compose_cell(table, column, overrides, selection), every, row.study)
+    baselines = (
+        _jobs(*compose_cell(table, column, row.baseline, selection), every, "") if row.baseline else ()
+    )
+    return replace(cell, jobs=jobs, baselines=baselines, seeds=frozenset(to_run))
 
 
 def _jobs(
@@ -287,31 +309,155 @@ def _jobs(
 MOST = 4  # cells that are named one by one
 
 
-def named(plan: Plan, entries: Sequence[Entry]) -> str:
-    """`5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`."""
-    concerned = set(map(id, entries))
-    asked = [entry for entry in plan.entries if entry.asked or id(entry) in concerned]
-    if len(entries) == len(asked):
-        return f"all {len(asked)} cells" if len(asked) > 1 else "the one cell"
+def named(plan: Plan, cells: Sequence[CellRuns]) -> str:
+    """Return `5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`."""
+    concerned = set(map(id, cells))
+    planned = [cell for cell in plan.cells if cell.seeds or id(cell) in concerned]
+    if len(cells) == len(planned):
+        return f"all {len(planned)} cells" if len(planned) > 1 else "the one cell"
     columns = []
     for column in plan.spec.columns:
-        here = [entry for entry in asked if entry.column is column]
-        if len(here) > 1 and all(id(entry) in concerned for entry in here):
+        here = [cell for cell in planned if cell.column is column]
+        if len(here) > 1 and all(id(cell) in concerned for cell in here):
             columns.append(column)
-    alone = [f"{entry.row.label} / {entry.column.label}" for entry in entries if entry.column not in columns]
+    alone = [f"{cell.row.label} / {cell.column.label}" for cell in cells if cell.column not in columns]
     words = [f"all of {', '.join(column.label for column in columns)}"] if columns else []
     words += alone[:MOST] + ([f"{len(alone) - MOST} more"] if len(alone) > MOST else [])
-    count = f"{len(entries)} cells" if len(entries) > 1 else "1 cell"
+    count = f"{len(cells)} cells" if len(cells) > 1 else "1 cell"
     return f"{count} ({'; '.join(words)})"
 
 
 def of_runs(plan: Plan, identities: Collection[str]) -> str:
-    """The cells that runs with these identities fill."""
+    """Return the cells that runs with these identities fill."""
     return named(
         plan,
         [
-            entry
-            for entry in plan.entries
-            if any(job.identity in identities for job in (*entry.jobs, *entry.baselines))
+            cell
+            for cell in plan.cells
+            if any(job.identity in identities for job in (*cell.jobs, *cell.baselines))
         ],
+    )
+
+
+# From a plan whose runs are done to the filled table, its rows, its curves, its matrices and its clients.
+
+POINTS = 50  # of a learning curve that are kept
+
+
+def fill(plan: Plan) -> TableResult:
+    """Return the table with every value that the finished runs give; nothing is trained."""
+    cells = [_cell(plan, cell, metric) for cell in plan.cells for metric in plan.spec.metrics]
+    return TableResult(plan.spec, tuple(cells), _provenance(plan))
+
+
+def rows(plan: Plan) -> list[dict[str, Any]]:
+    """Return one line a finished run: the table's row and column, and the whole result row."""
+    lines = []
+    for cell, job in _finished(plan):
+        result = job.folder.result() if job.finished else plan.stored.rows.get(job.key, {})
+        lines.append({"row": cell.row.label, "column": cell.column.label, **result})
+    return lines
+
+
+def curves(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield the learning curves of the finished runs, thinned."""
+    for cell, job in _finished(plan):
+        row, column = cell.row.label, cell.column.label
+        if not job.finished:
+            yield from plan.stored.curve(row, column, job.seed)
+            continue
+        for point in thinned(job.run.rounds):
+            scores = {name: value for name, value in point.items() if name.startswith(("round", "acc_on"))}
+            yield {"row": row, "column": column, "seed": job.seed, **scores}
+
+
+def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return at most `POINTS` of a run's scored rounds, the first and the last among them."""
+    if len(rounds) <= POINTS:
+        return rounds
+    return [rounds[i] for i in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
+
+
+def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
+    """Return collaboration matrices [N, N] of every cell that has one: of the first seed that does."""
+    found: dict[tuple[str, str], tuple[int, np.ndarray[Any, Any]]] = {}
+    for cell, job in _finished(plan):
+        row, column = cell.row.label, cell.column.label
+        if (row, column) in found:
+            continue
+        matrix = job.run.W if job.finished else plan.stored.matrix(row, column, job.seed)
+        if matrix is not None:
+            found[row, column] = job.seed, matrix
+    return {place_of(*labels, seed): matrix for labels, (seed, matrix) in found.items()}
+
+
+def clients(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the accuracy of each client [N] of the finished runs, in percent, where it was kept."""
+    found = {}
+    for cell, job in _finished(plan):
+        row, column = cell.row.label, cell.column.label
+        kept = job.run.accuracies if job.finished else plan.stored.accuracies(row, column, job.seed)
+        if kept is not None:
+            found[place_of(row, column, job.seed)] = kept
+    return found
+
+
+def _finished(plan: Plan) -> Iterator[tuple[CellRuns, Job]]:
+    for cell in plan.cells:
+        for job in cell.jobs:
+            if not job.study and plan.has(cell, job):
+                yield cell, job
+
+
+def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
+    published = plan.spec.published(runs.row, runs.column, metric)
+    cell = Cell(runs.row.label, runs.column.label, metric.name, published=published, reason=runs.reason)
+    if runs.reason:
+        return cell
+    measure = measures.build(metric.measured(runs.row, runs.column))
+    values, seeds, keys, baselines, reasons = [], [], [], [], []
+    for job, baseline in runs.pairs:
+        lacking = [each for each in (job, baseline) if each is not None and not each.finished]
+        if lacking:
+            value = plan.value(runs, job, metric)
+            if value is None:
+                reasons.append(f"seed {job.seed}: {lacking[0].failure or PENDING}")
+                continue
+        else:
+            try:
+                value = measure.value(job.run, None if baseline is None else baseline.run)
+            except FedbenchError as error:
+                reasons.append(f"seed {job.seed}: {error}")
+                continue
+        values.append(value)
+        seeds.append(job.seed)
+        keys.append(job.key)
+        baselines += [] if baseline is None else [baseline.key]
+    same = {reason.partition(": ")[2] for reason in reasons}
+    if len(reasons) == len(runs.jobs) and len(same) == 1:
+        reasons = list(same)
+    return replace(
+        cell,
+        values=tuple(values),
+        seeds=tuple(seeds),
+        keys=tuple(keys),
+        baselines=tuple(baselines),
+        reason="; ".join(reasons),
+    )
+
+
+def _provenance(plan: Plan) -> Provenance:
+    runs = [job for cell in plan.cells for job in (*cell.baselines, *cell.jobs) if job.finished]
+    recorded = [plan.stored.rows.get(job.key, {}) for _, job in _finished(plan) if not job.finished]
+    results = {str(row.get("key")): row for row in (*recorded, *(job.folder.result() for job in runs))}
+    commits = sorted({str(row.get("commit") or "") for row in results.values()} - {""})
+    machines = {machine(): None} if runs else {}
+    if recorded and plan.stored.provenance:
+        machines |= dict.fromkeys(plan.stored.provenance.machine.split("; "))
+    return replace(
+        plan.provenance,
+        machine="; ".join(sorted(machines)) or machine(),
+        commit=", ".join(commits) or source_commit()[0],
+        date=dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d"),
+        seconds=float(sum(float(row.get("seconds_total") or 0.0) for row in results.values())),
     )

@@ -22,16 +22,16 @@ from fedbench.tables import staleness, store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.spec import ColumnSpec, MetricSpec
 from fedbench.tables.store import TableResult
-from fedbench.tables.text import SIGNS, Layout, Text, remarks
+from fedbench.tables.text import SIGNS, Layout, Text, notes
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from fedbench.tables.staleness import Count
+    from fedbench.tables.staleness import RunCounts
 
 
-def write(folder: Path) -> Count:
+def write(folder: Path) -> RunCounts:
     """Draw the table stored in `folder` as table.md, table.tex and cells.csv beside it, with the tests it allows.
 
     significance.csv: rows against the headline; bias.csv: groups of rows against the paper; specificity.csv: every cell
@@ -89,7 +89,7 @@ COLUMNS = (
 
 
 def draw_csv(table: TableResult) -> str:
-    """The lines, with a header; numbers with all their digits, lists separated by spaces."""
+    """Return the lines, with a header; numbers with all their digits, lists separated by spaces."""
     layout, out = Layout(table), io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -128,20 +128,20 @@ def draw_csv(table: TableResult) -> str:
 
 
 def draw_markdown(table: TableResult) -> str:
-    """The whole document."""
+    """Return the whole document."""
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     lines = [["", *(_heading(table, *pair) for pair in pairs)], ["---"] * (len(pairs) + 1)]
     for row in layout.rows:
         texts = [layout.text(row, *pair) for pair in pairs]
         lines.append([row.label, *map(_cell, texts)])
-    said = "".join(f"- {_escaped(remark)}\n" for remark in remarks(layout))
+    said = "".join(f"- {_escaped(note)}\n" for note in notes(layout))
     matrices = "".join(_matrix(layout, column) for column in layout.columns)
     return f"# {table.title}\n\n{_lines(lines)}\n{said}{matrices}"
 
 
 def _matrix(layout: Layout, column: ColumnSpec) -> str:
-    """For which published rows each row of ours passes, a sign a metric; "" without a verdict."""
+    """Return for which published rows each row of ours passes, a sign a metric; "" without a verdict."""
     found = verdict.matrix(layout.matches, column.label)
     rows = list(dict.fromkeys(row for row, _ in found))
     published = list(dict.fromkeys(name for _, name in found))
@@ -185,14 +185,14 @@ def _escaped(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledTable:
     """One filled table. Every part is read from its folder when it is first asked for."""
 
     folder: Path
 
     @classmethod
-    def named(cls, name: str, results: Path | str = "results") -> Filled:
-        """The table kept in the folder `name`.
+    def named(cls, name: str, results: Path | str = "results") -> FilledTable:
+        """Return the table kept in the folder `name`.
 
         Raises:
             FedbenchError: there is none.
@@ -234,11 +234,11 @@ class Filled:
         return store.load_matrices(self.folder)
 
     def __repr__(self) -> str:
-        """The table as Markdown."""
+        """Return the table as Markdown."""
         return draw_markdown(self.table)
 
     def _repr_markdown_(self) -> str:
-        """The same, which notebooks draw."""
+        """Return the same, which notebooks draw."""
         return repr(self)
 
 
@@ -266,7 +266,7 @@ SPECIAL = {
 
 
 def draw_latex(table: TableResult) -> str:
-    """A table environment; needs the package booktabs."""
+    """Return a table environment; needs the package booktabs."""
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
     width = len(spec.metrics)
@@ -290,19 +290,19 @@ def draw_latex(table: TableResult) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
-        *(f"% {remark}" for remark in remarks(layout)),
+        *(f"% {note}" for note in notes(layout)),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def escaped(text: str) -> str:
-    """`text` with LaTeX's special characters made printable."""
+    """Return `text` with LaTeX's special characters made printable."""
     return "".join(SPECIAL.get(character, character) for character in text)
 
 
 def _spans(labels: list[tuple[str, int]]) -> str:
-    """A heading line; neighbours with one label share it."""
+    """Return a heading line; neighbours with one label share it."""
     cells = []
     for label, same in groupby(labels, key=lambda pair: pair[0]):
         columns = sum(width for _, width in same)
@@ -330,12 +330,12 @@ BEST = {1: "bold", 2: "underline"}
 
 
 def draw_terminal(table: TableResult) -> Group:
-    """All columns in which something ran, what the signs mean, and what is left out."""
+    """Return all columns in which something ran, what the signs mean, and what is left out."""
     layout = Layout(table)
     drawn = [_column(layout, column) for column in layout.columns]
     signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items() if sign)
-    judged = f"; {signs}" if table.circumstances.faithful else ""
-    order = "; bold best, underlined second" if table.circumstances.trained else ""
+    judged = f"; {signs}" if table.provenance.is_paper_setting else ""
+    order = "; bold best, underlined second" if table.provenance.trained else ""
     told = Words(f"published value in brackets{judged}{order}")
     return Group(*drawn, told, *map(Words, filter(None, [layout.left_out])))
 

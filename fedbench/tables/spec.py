@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fedbench.config import schema
-from fedbench.config.compose import compose
+from fedbench.config.compose import compose, is_setting
 from fedbench.config.fields import typed
 from fedbench.config.groups import conf_dir, load_yaml
 from fedbench.core.errors import ConfigError, Damaged, unknown
@@ -42,7 +42,7 @@ TENTH = Margin(10.0, relative=True)
 
 
 def width(metric: str, own: Mapping[str, Margin], published: float, clients: int | None) -> float | None:
-    """The margin around a published value; None if it cannot be told (IPR without N, a share of 0).
+    """Return the margin around a published value; None if it cannot be told (IPR without N, a share of 0).
 
     `own` holds the table's margins by metric, `published` is the mean, `clients` the number of clients.
     """
@@ -53,12 +53,12 @@ def width(metric: str, own: Mapping[str, Margin], published: float, clients: int
 
 
 def default(metric: str) -> Margin:
-    """The margin of a metric, other than IPR, for which a table sets none."""
+    """Return the margin of a metric, other than IPR, for which a table sets none."""
     return POINT if metric == "rsd" or "acc" in metric.split("_") else TENTH
 
 
 def parse_margins(content: Mapping[str, Any], metrics: list[str], where: str) -> dict[str, Margin]:
-    """The margins of a YAML by metric.
+    """Return the margins of a YAML by metric.
 
     Raises:
         UnknownName: of a metric that the table lacks.
@@ -93,7 +93,7 @@ class MetricSpec:
     measure: dict[str, Any] = field(default_factory=lambda: {"name": "result"})  # the protocol's accuracy
 
     def measured(self, row: RowSpec, column: ColumnSpec) -> dict[str, Any]:
-        """How it is measured in a cell: `measure`, and what the column's and the row's own say otherwise."""
+        """Return how it is measured in a cell: `measure`, and what the column's and the row's own say otherwise."""
         own = [line.measures.get(self.name) or {} for line in (column, row)]
         return {**self.measure, **own[0], **own[1]}
 
@@ -135,7 +135,7 @@ class ColumnSpec:
     note: str = ""
 
     def own(self, row: str) -> tuple[str, ...]:
-        """The overrides that only the row labelled `row` has in this column (after the row's)."""
+        """Return the overrides that only the row labelled `row` has in this column (after the row's)."""
         return tuple(text for names, texts in self.rows.items() if fnmatchcase(row, names) for text in texts)
 
 
@@ -176,19 +176,19 @@ class Published:
 
     @property
     def text(self) -> str:
-        """As printed: mean, and ± std where there is one."""
+        """The value as printed: mean, and ± std where there is one."""
         spread = "" if self.std is None else f" ± {self.std:.{self.decimals}f}"
         return f"{self.bound}{self.mean:.{self.decimals}f}{spread}"
 
 
 @functools.cache
 def published() -> tuple[Published, ...]:
-    """All published values, in the order of the file."""
+    """Return all published values, in the order of the file."""
     return read(FILE)
 
 
 def read(path: Path) -> tuple[Published, ...]:
-    """The values in a file of this form.
+    """Return the values in a file of this form.
 
     Raises:
         Damaged: it is no such file; says which line.
@@ -208,7 +208,7 @@ def read(path: Path) -> tuple[Published, ...]:
 
 
 def find(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
-    """The value of `paper`'s `table` that agrees with `where` in dataset, partition, method, metric and setting.
+    """Return the value of `paper`'s `table` that agrees with `where` in dataset, partition, method, metric and setting.
 
     A setting is compared as a set of words; `where` without one asks for values that have none.
 
@@ -280,17 +280,17 @@ class TableSpec:
     findings: tuple[Finding, ...] = ()
 
     def metric(self, name: str) -> MetricSpec:
-        """The metric of this name. Raises KeyError if there is none."""
+        """Return the metric of this name. Raises KeyError if there is none."""
         return {metric.name: metric for metric in self.metrics}[name]
 
     def published(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Published | None:
-        """What the paper prints in this cell; None if nothing."""
+        """Return what the paper prints in this cell; None if nothing."""
         where = {"method": row.label, "metric": metric.name, **column.published, **row.published}
         settings = (line.published.get("setting", "") for line in (column, row))
         return find(self.paper, self.table, {**where, "setting": " ".join(settings).strip()})
 
     def only(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> TableSpec:
-        """The table with only the rows and columns whose label, or number from 1, is given (nothing: all).
+        """Return the table with only the rows and columns whose label, or number from 1, is given (nothing: all).
 
         Raises:
             UnknownName: no such row or column.
@@ -305,12 +305,12 @@ class TableSpec:
 
 
 def names() -> list[str]:
-    """Every table that has a YAML."""
+    """Return every table that has a YAML."""
     return sorted(file.stem for file in (conf_dir() / "table").glob("*.yaml"))
 
 
 def load(name: str) -> TableSpec:
-    """The table in conf/table/`name`.yaml.
+    """Return the table in conf/table/`name`.yaml.
 
     Raises:
         UnknownName: no such table, a key that does not exist, or a group of rows that are not there.
@@ -331,7 +331,7 @@ def load(name: str) -> TableSpec:
 
 
 def parse(content: Mapping[str, Any]) -> TableSpec:
-    """A table from the plain content of its YAML; metrics, rows and columns are lists of mappings.
+    """Return a table from the plain content of its YAML; metrics, rows and columns are lists of mappings.
 
     Raises:
         UnknownName: a key, metric or headline that there is none of.
@@ -371,7 +371,7 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
 
 
 def _parts(content: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
-    """The metrics, rows or columns."""
+    """Return the metrics, rows or columns."""
     entries = content.get(key) or ()
     if not entries:
         raise ConfigError(f"{where}: '{key}' must not be empty")
@@ -433,7 +433,7 @@ class Scale:
 
     @property
     def words(self) -> str:
-        """What it changes, in a sentence; "" if nothing."""
+        """Return what it changes, in a sentence; "" if nothing."""
         limits = {
             "epochs a round": self.epochs,
             "mini-batches a round, where they are counted": self.iterations,
@@ -445,7 +445,7 @@ class Scale:
         return f"Scale {self.name}: {'; '.join(parts)}." if parts else ""
 
     def overrides(self, plain: Mapping[str, Any]) -> list[str]:
-        """Overrides that bring the resolved config `plain` to this scale."""
+        """Return overrides that bring the resolved config `plain` to this scale."""
         protocol, local = plain["protocol"], plain["protocol"]["local"]
         rounds = max(min(LEAST_ROUNDS, protocol["rounds"]), math.ceil(self.rounds * protocol["rounds"]))
         found = [] if rounds == protocol["rounds"] else [f"protocol.rounds={rounds}"]
@@ -471,8 +471,9 @@ class Scale:
         return found
 
 
+@functools.cache
 def load_scale(name: str) -> Scale:
-    """The scale in conf/scale/`name`.yaml.
+    """Return the scale in conf/scale/`name`.yaml.
 
     Raises:
         UnknownName: no such scale, or an unknown key.
@@ -488,34 +489,58 @@ def load_scale(name: str) -> Scale:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asked for besides the table."""
+class Selection:
+    """What a command line selects: a table or figures, which part of them, and how their runs are made."""
 
-    scale: Scale
-    seeds: tuple[int, ...] = ()  # none: 0, 1, ... as many as the scale or the table says
-    substitute: str = ""  # data set in place of the table's own
-    changed: tuple[str, ...] = ()  # overrides of every run that change results, as model=lenet5
-    settings: tuple[str, ...] = ()  # overrides that do not: runs_dir, hardware, progress
-    rows: tuple[str, ...] = ()  # labels of the rows to run; none: all
+    table: str = ""
+    figures: tuple[str, ...] = ()
+    scale: str = "paper"
+    rows: tuple[str, ...] = ()  # labels of those to be run; none: all
     columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()  # none: 0, 1, ... as many as the scale, the table or the figure says
+    substitute: str = ""  # data set in place of the table's own
+    overrides: tuple[str, ...] = ()  # of every run, and of Hydra
+    jobs: int = 0  # runs at once; 0: one a core, on a GPU one
+    results: str = "results"
+    retry: bool = False
+    dry_run: bool = False
+    render: bool = False
+    formats: tuple[str, ...] = ("svg", "png")
 
-    def wants(self, row: RowSpec, column: ColumnSpec) -> bool:
-        """Whether the cell is to be run."""
-        chosen = ((row.label, self.rows), (column.label, self.columns))
-        return all(not labels or label in labels for label, labels in chosen)
+    def selects(self, row: RowSpec, column: ColumnSpec) -> bool:
+        """Return whether the cell is to be run."""
+        labels = ((row.label, self.rows), (column.label, self.columns))
+        return all(not chosen or label in chosen for label, chosen in labels)
+
+    @property
+    def launcher(self) -> tuple[str, ...]:
+        """The overrides of Hydra, which choose where runs are made."""
+        return tuple(text for text in self.overrides if text.lstrip("+~").startswith("hydra"))
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The overrides of every run that change no result, as runs_dir=DIR."""
+        kept = (text for text in self.overrides if text not in self.launcher and is_setting(_key(text)))
+        return ("progress=none", *kept)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The overrides of every run that change results, as model=lenet5."""
+        others = (*self.launcher, *self.settings)
+        return tuple(text for text in self.overrides if text not in others)
 
 
 def compose_cell(
-    table: TableSpec, column: ColumnSpec, row: Sequence[str], wish: Wish
+    table: TableSpec, column: ColumnSpec, row: Sequence[str], selection: Selection
 ) -> tuple[list[str], dict[str, Any]]:
-    """(overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
+    """Return (overrides, plain config) of a cell: table, column, row, substitute, the user's changes, scale."""
     from omegaconf import OmegaConf
 
     overrides = [*table.base, *column.overrides, *row]
-    if wish.substitute:
-        chosen = [f"dataset={wish.substitute}", *column.substitute]
+    if selection.substitute:
+        chosen = [f"dataset={selection.substitute}", *column.substitute]
         overrides = [*_without(overrides, chosen), *chosen]
-    overrides += [*wish.changed, *wish.settings]
+    overrides += [*selection.changed, *selection.settings]
     where = f"table {table.name}, {' '.join(overrides)}"
     try:
         config = compose(overrides)
@@ -524,15 +549,15 @@ def compose_cell(
         from fedbench.config.messages import one_line
 
         raise ConfigError(f"{where}: {one_line(error) or error}") from error
-    own = {_key(text) for text in wish.changed}  # what the user says stands against the scale
-    scaled = [text for text in wish.scale.overrides(plain) if _key(text) not in own]
+    own = {_key(text) for text in selection.changed}  # what the user says stands against the scale
+    scaled = [text for text in load_scale(selection.scale).overrides(plain) if _key(text) not in own]
     config.merge_with(OmegaConf.from_dotlist(scaled))
     plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     return [*overrides, *scaled], plain
 
 
 def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """The overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
+    """Return the overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
     groups = {key for text in chosen if "." not in (key := _key(text))}
     return [text for text in overrides if _key(text).partition(".")[0] not in groups]
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from fedbench.core.errors import FedbenchError
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
-from fedbench.tables import spec, store
-from fedbench.tables.spec import Wish, compose_cell
+from fedbench.tables import store
+from fedbench.tables.spec import Selection, compose_cell
 from fedbench.tables.store import LOCAL, TableResult, another_local
 
 
 @dataclasses.dataclass(frozen=True)
-class Count:
+class RunCounts:
     """Runs behind the tables of a folder."""
 
     runs: int = 0
@@ -28,20 +28,20 @@ class Count:
     unknown: int = 0  # recorded before code was
     apart: int = 0  # measured against another result of Local than the table's
 
-    def __add__(self, other: Count) -> Count:
+    def __add__(self, other: RunCounts) -> RunCounts:
         mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Count(*map(sum, zip(mine, others, strict=True)))
+        return RunCounts(*map(sum, zip(mine, others, strict=True)))
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         return (
             f"{self.runs} runs: {self.changed} made by other code than today's, "
             f"{self.unknown} recorded before code was, {self.apart} measured against another result of Local"
         )
 
 
-def load(folder: Path) -> tuple[TableResult, Count]:
-    """The table stored in `folder` with its stale cells marked, and how many runs are behind it.
+def load(folder: Path) -> tuple[TableResult, RunCounts]:
+    """Return the table stored in `folder` with its stale cells marked, and how many runs are behind it.
 
     Raises:
         FedbenchError: a file of the table is damaged.
@@ -60,12 +60,12 @@ def load(folder: Path) -> tuple[TableResult, Count]:
         if row["key"] in apart:
             place = row["row"], row["column"]
             stale[place] = tuple(dict.fromkeys((*stale.get(place, ()), LOCAL)))
-    count = Count(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
+    count = RunCounts(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
     return dataclasses.replace(table, stale=stale), count
 
 
 def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
-    """The codes that are known, by (row, column)."""
+    """Return the codes that are known, by (row, column)."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if code := row.get("code"):
@@ -74,15 +74,14 @@ def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]
 
 
 def _today(table: TableResult, row: str, column: str) -> str:
-    """Hashes of today's code for a cell; "" if the cell can no longer be composed here."""
-    made = table.circumstances
-    wish = Wish(
-        spec.load_scale(made.scale), substitute=made.substitute, changed=(*made.changed, *made.varied)
-    )
+    """Return hashes of today's code for a cell; "" if the cell can no longer be composed here."""
+    made = table.provenance
+    overrides = (*made.changed, *made.varied)
+    selection = Selection(scale=made.scale, substitute=made.substitute, overrides=overrides)
     try:
         chosen = table.spec.only([row], [column])
         own = (*chosen.rows[0].overrides, *chosen.columns[0].own(row))
-        _, plain = compose_cell(table.spec, chosen.columns[0], own, wish)
+        _, plain = compose_cell(table.spec, chosen.columns[0], own, selection)
         return fingerprint.code_of(from_plain(plain))
     except FedbenchError:  # a file of weights that is not here, a row that went
         return ""

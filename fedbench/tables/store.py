@@ -1,6 +1,6 @@
-"""Filled tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
+"""FilledTable tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
 
-table.json holds the specification, the cells and the circumstances; rows.csv one line a run with its whole result
+table.json holds the specification, the cells and the provenance; rows.csv one line a run with its whole result
 row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;
 clients.npz the accuracy of every client. All are sealed (fedbench.core.files).
 """
@@ -54,8 +54,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """What a reader must know of how a table was made, and so whether its cells get verdicts (`faithful`)."""
+class Provenance:
+    """What a reader must know of how a table was made, and so whether its cells get verdicts (`is_paper_setting`)."""
 
     scale: str = "paper"
     substitute: str = ""  # data set in place of the table's own; "" if none
@@ -68,7 +68,7 @@ class Circumstances:
     seconds: float = float("nan")  # of all runs together
 
     def named(self, title: str) -> str:
-        """`title` with a substitute data set, a reduced scale and changed settings named in it."""
+        """Return `title` with a substitute data set, a reduced scale and changed settings named in it."""
         parts = [f"on {self.substitute} instead of the paper's data"] if self.substitute else []
         parts += [] if self.scale == "paper" else [f"{self.scale} scale"]
         further = (*self.changed, *self.varied)
@@ -76,8 +76,8 @@ class Circumstances:
         return f"{title} ({'; '.join(parts)})" if parts else title
 
     @property
-    def faithful(self) -> bool:
-        """Whether the numbers may be compared with the published ones."""
+    def is_paper_setting(self) -> bool:
+        """Return whether the numbers may be compared with the published ones."""
         return self.scale == "paper" and not self.substitute and not self.changed
 
 
@@ -87,7 +87,7 @@ class TableResult:
 
     spec: TableSpec
     cells: tuple[Cell, ...]
-    circumstances: Circumstances = field(default_factory=Circumstances)
+    provenance: Provenance = field(default_factory=Provenance)
     clients: Mapping[str, int] = field(
         default_factory=dict
     )  # column -> clients of its runs, where they are known
@@ -95,12 +95,12 @@ class TableResult:
     stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def exploratory(self, row: str, column: str) -> str:
-        """Why the verdicts on a row in a column are counted apart; "" if they are not."""
+        """Return why the verdicts on a row in a column are counted apart; "" if they are not."""
         for override, reason in self.spec.exploratory.items():
-            if override in self.circumstances.varied:
+            if override in self.provenance.varied:
                 return reason
         (marked,) = (each for each in self.spec.rows if each.label == row)
-        if marked.exploratory and not set(marked.exploratory_but) & set(self.circumstances.varied):
+        if marked.exploratory and not set(marked.exploratory_but) & set(self.provenance.varied):
             return marked.exploratory
         (place,) = (each for each in self.spec.columns if each.label == column)
         if place.exploratory:
@@ -108,7 +108,7 @@ class TableResult:
         return SEVERAL if self.spec.varies else ""
 
     def cell(self, row: str, column: str, metric: str) -> Cell:
-        """The cell of these labels. Raises KeyError if there is none."""
+        """Return the cell of these labels. Raises KeyError if there is none."""
         for cell in self.cells:
             if (cell.row, cell.column, cell.metric) == (row, column, metric):
                 return cell
@@ -117,7 +117,7 @@ class TableResult:
     @property
     def title(self) -> str:
         """The table's title, and what is not as published."""
-        return self.circumstances.named(self.spec.title)
+        return self.provenance.named(self.spec.title)
 
 
 TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
@@ -128,20 +128,20 @@ JUDGING_LINE = ("exploratory", "exploratory_but", "note")  # the same of a row o
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 
 
-def folder_of(results: Path | str, table: str, made: Circumstances) -> Path:
-    """Where a table made in these circumstances is kept."""
+def folder_of(results: Path | str, table: str, made: Provenance) -> Path:
+    """Return where a table of this provenance is kept."""
     parts = [table, "" if made.scale == "paper" else made.scale, made.substitute, *made.changed, *made.varied]
     name = "-".join(re.sub(r"[^A-Za-z0-9._=+]", "_", part) for part in parts if part)
     return Path(results) / "tables" / name[:150]
 
 
 def place_of(row: str, column: str, seed: int | str) -> str:
-    """The name under which an array of a run is kept."""
+    """Return the name under which an array of a run is kept."""
     return SEPARATOR.join((row, column, str(seed)))
 
 
 def folders(results: Path | str) -> list[Path]:
-    """Every filled table below `results`, in order of name."""
+    """Return every filled table below `results`, in order of name."""
     return sorted(file.parent for file in (Path(results) / "tables").glob(f"*/{TABLE}"))
 
 
@@ -155,7 +155,7 @@ def save(folder: Path, table: TableResult, rows: Sequence[Mapping[str, Any]]) ->
     seal(folder)
     content = {
         "spec": dataclasses.asdict(table.spec),
-        "circumstances": dataclasses.asdict(table.circumstances),
+        "circumstances": dataclasses.asdict(table.provenance),
         "cells": [_plain(cell) for cell in table.cells],
     }
     files_of(folder).write({TABLE: as_json(content), **({ROWS: as_csv(rows)} if rows else {})})
@@ -189,13 +189,13 @@ def seal(folder: Path) -> None:
 
 
 def files_of(folder: Path) -> Sealed:
-    """The files of a table's folder that are read back."""
+    """Return the files of a table's folder that are read back."""
     name = shlex.quote(str(folder))
     return Sealed(folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}")
 
 
 def load_table(folder: Path) -> TableResult:
-    """The table in `folder`, its cells as stored.
+    """Return the table in `folder`, its cells as stored.
 
     What they are judged by is looked up again: published values, and from the table's YAML of today its margins, what
     is exploratory, notes and findings. So a correction shows at once.
@@ -221,14 +221,14 @@ def load_table(folder: Path) -> TableResult:
         )
         made = content["circumstances"]
         lists = {key: tuple(made.get(key, ())) for key in ("changed", "varied")}
-        circumstances = Circumstances(**{**made, **lists, "seconds": _number(made["seconds"])})
+        provenance = Provenance(**{**made, **lists, "seconds": _number(made["seconds"])})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(TABLE, f"it holds no table: {error}") from error
-    return TableResult(table, cells, circumstances, _clients(folder))
+    return TableResult(table, cells, provenance, _clients(folder))
 
 
 def _clients(folder: Path) -> dict[str, int]:
-    """Clients of the runs of each column, where they are known."""
+    """Return clients of the runs of each column, where they are known."""
     rows = [row for row in load_rows(folder) if row.get("clients")]
     if not all(row["clients"].isdecimal() and int(row["clients"]) and "column" in row for row in rows):
         raise files_of(folder).damaged(ROWS, "it holds no numbers of clients")
@@ -255,23 +255,23 @@ def _reworded(stored: tuple[LineT, ...], today: tuple[LineT, ...]) -> tuple[Line
 
 
 def load_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:
-    """One line a run; empty if no run finished."""
+    """Return one line a run; empty if no run finished."""
     files = files_of(folder)
     return files.csv(name) if files.has(name) else []
 
 
 def load_curves(folder: Path) -> list[dict[str, str]]:
-    """The learning curves behind the cells."""
+    """Return the learning curves behind the cells."""
     return load_rows(folder, CURVES)
 
 
 def load_matrices(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Collaboration matrices [N, N] by "row|column|seed"."""
+    """Return collaboration matrices [N, N] by "row|column|seed"."""
     return _arrays(folder, MATRICES)
 
 
 def load_clients(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Accuracies of clients [N] in percent by "row|column|seed"."""
+    """Return accuracies of clients [N] in percent by "row|column|seed"."""
     return _arrays(folder, CLIENTS)
 
 
@@ -281,7 +281,7 @@ def _arrays(folder: Path, name: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _plain(cell: Cell) -> dict[str, Any]:
-    """Without the published value, which has a file of its own; JSON has no nan."""
+    """Return a cell without the published value, which has a file of its own; JSON has no nan."""
     content = {f.name: getattr(cell, f.name) for f in dataclasses.fields(cell) if f.name != "published"}
     return {**content, "values": [value if math.isfinite(value) else str(value) for value in cell.values]}
 
@@ -309,7 +309,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
-    """Keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
+    """Return keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
     kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in rows}
     found = set()
     for row in rows:
@@ -331,7 +331,7 @@ def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozens
 
 
 @dataclass(frozen=True)
-class Recorded:
+class StoredTable:
     """A table as it was stored; nothing, if it never was."""
 
     table: TableResult | None = None
@@ -343,18 +343,18 @@ class Recorded:
     apart: frozenset[str] = frozenset()
 
     @property
-    def made(self) -> Circumstances | None:
-        """The circumstances of the stored table."""
-        return self.table.circumstances if self.table else None
+    def provenance(self) -> Provenance | None:
+        """The provenance of the stored table."""
+        return self.table.provenance if self.table else None
 
     def seeds(self, row: RowSpec, column: ColumnSpec) -> tuple[int, ...]:
-        """The seeds of which a cell has a value in any metric; none if the row or column is another today."""
+        """Return the seeds of which a cell has a value in any metric; none if the row or column is another today."""
         return tuple(sorted({seed for cell in self._cells(row, column) for seed in cell.seeds}))
 
     def value(
         self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str
     ) -> float | None:
-        """The metric of the run `key`, nan if censored; None if it is not recorded. `base`: see Entry.keys."""
+        """Return the metric of the run `key`, nan if censored; None if not recorded. `base`: see CellRuns.keys."""
         for cell in self._cells(row, column):
             if cell.metric == metric.name and key in cell.keys and self._measured_so(metric, row, column):
                 place = cell.keys.index(key)
@@ -362,22 +362,22 @@ class Recorded:
         return None
 
     def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
-        """The thinned learning curve of a run, as stored."""
+        """Return the thinned learning curve of a run, as stored."""
         wanted = (row, column, str(seed))
         return [
             dict(point) for point in self.curves if (point["row"], point["column"], point["seed"]) == wanted
         ]
 
     def matrix(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
-        """The collaboration matrix [N, N] of a run."""
+        """Return the collaboration matrix [N, N] of a run."""
         return self.matrices.get(place_of(row, column, seed))
 
     def accuracies(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
-        """The accuracy of each client [N] of a run, in percent."""
+        """Return the accuracy of each client [N] of a run, in percent."""
         return self.clients.get(place_of(row, column, seed))
 
     def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
-        """Whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
+        """Return whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
         today = metric.measured(row, column)
         if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
             return False
@@ -394,29 +394,29 @@ class Recorded:
         return [cell for cell in self.table.cells if (cell.row, cell.column) == (row.label, column.label)]
 
 
-def read(folder: Path) -> Recorded:
-    """What is stored in `folder`, which may be missing.
+def read(folder: Path) -> StoredTable:
+    """Return what is stored in `folder`, which may be missing.
 
     Raises:
         FedbenchError: table.json is there and unreadable.
     """
     if not (folder / TABLE).is_file():
-        return Recorded()
+        return StoredTable()
     lines = load_rows(folder)
     rows = {line["key"]: _result(line) for line in lines}
     curves = tuple(load_curves(folder))
     clients = load_clients(folder)
     apart = another_local(lines, clients)
-    return Recorded(load_table(folder), rows, curves, load_matrices(folder), clients, apart)
+    return StoredTable(load_table(folder), rows, curves, load_matrices(folder), clients, apart)
 
 
 def _result(line: Mapping[str, str]) -> dict[str, Any]:
-    """A line of rows.csv as a result row: without the table's own columns, an empty field is None."""
+    """Return a line of rows.csv as a result row: without the table's own columns, an empty field is None."""
     return {name: text or None for name, text in line.items() if name not in ("row", "column")}
 
 
 def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
-    """Whether a stored measure is today's, whichever of its defaults either writes out."""
+    """Return whether a stored measure is today's, whichever of its defaults either writes out."""
     if old == today:
         return True
     wanted = measures.build(today)
@@ -427,7 +427,7 @@ def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
 
 
 def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, ColumnSpec] | None:
-    """The row and the column of a stored table that have these labels; None if it lacks one."""
+    """Return the row and the column of a stored table that have these labels; None if it lacks one."""
     rows = {each.label: each for each in spec.rows}
     columns = {each.label: each for each in spec.columns}
     if row.label not in rows or column.label not in columns:

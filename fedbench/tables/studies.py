@@ -43,7 +43,7 @@ class Study(ABC):
 
     @abstractmethod
     def run(self, config: RunConfig) -> dict[str, float]:
-        """The numbers, for the data, partition, model, method, protocol and seed of `config`.
+        """Return the numbers, for the data, partition, model, method, protocol and seed of `config`.
 
         Raises:
             FedbenchError: the study does not fit them.
@@ -80,7 +80,7 @@ class ModelCost(Study):
     """Of the model that clients train."""
 
     def run(self, config: RunConfig) -> dict[str, float]:
-        """`macs` and `params` (statistics of batch normalisation are no parameters)."""
+        """Return `macs` and `params` (statistics of batch normalisation are no parameters)."""
         data = config.model.view(load(config.dataset))
         net = config.model.build(data.shape, data.classes)
         params = sum(leaf.numel() for leaf in net.parameters())
@@ -92,7 +92,7 @@ class DiscriminatorCost(Study):
     """Of FedCollab's client discriminator, which sees the features of the model before its classifier, and a label."""
 
     def run(self, config: RunConfig) -> dict[str, float]:
-        """`macs` and `params`."""
+        """Return `macs` and `params`."""
         if not isinstance(config.method, FedCollab):
             raise ConfigError("the study 'discriminator_cost' needs method=fedcollab")
         data = config.model.view(load(config.dataset))
@@ -106,7 +106,7 @@ class DiscriminatorCost(Study):
 
 
 def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
-    """Of `net` for one input of `shape`, counted while it runs."""
+    """Return the multiply-adds of `net` for one input of `shape`, counted while it runs."""
     counted: list[int] = []
 
     def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -123,7 +123,7 @@ def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def operations(module: nn.Module, x: torch.Tensor, output: torch.Tensor) -> int:
-    """Of one layer for one sample; 0 for what holds other layers or does not count."""
+    """Return the operations of one layer for one sample; 0 for what holds other layers or does not count."""
     if isinstance(module, nn.Conv2d):
         return module.weight.numel() * output[0, 0].numel()
     if isinstance(module, nn.Linear):
@@ -166,7 +166,6 @@ class Similarity(Study):
     trains: ClassVar[bool] = True  # whether it compares trained models
 
     def run(self, config: RunConfig) -> dict[str, float]:
-        """See Study.run."""
         setup = build(config)[0]
         clients = setup.federation.clients
         if clients < 4 or config.labels["method"] != "local":
@@ -177,12 +176,12 @@ class Similarity(Study):
 
     @abstractmethod
     def of(self, models: Trained, first: int, second: int) -> Tensor:
-        """The similarity of two clients, a scalar."""
+        """Return the similarity of two clients, a scalar."""
 
 
 @functools.lru_cache(maxsize=8)
 def trained(plain: str) -> Trained:
-    """Every client alone, as the config `plain` (JSON) says; the same models for all measures."""
+    """Return every client alone, as the config `plain` (JSON) says; the same models for all measures."""
     config = from_plain(json.loads(plain))
     setup = build(config)[0]
     trainer = pick_trainer(setup, config.hardware)
@@ -204,7 +203,6 @@ class DataSimilarity(Similarity):
     trains: ClassVar[bool] = False
 
     def of(self, models: Trained, first: int, second: int) -> Tensor:
-        """See Similarity.of."""
         counts = models.setup.population.label_counts[[first, second]]
         shared = (counts > 0).all(0)
         return counts[:, shared].sum() / counts.sum()
@@ -215,7 +213,6 @@ class ClassifierSimilarity(Similarity):
     """CS, Eq. 2: the mean over classes of the cosine of the classifiers' rows (weights, as in pFedSim itself)."""
 
     def of(self, models: Trained, first: int, second: int) -> Tensor:
-        """See Similarity.of."""
         weight = models.after["head.weight"]
         return cosine_similarity(weight[first], weight[second], dim=1).mean()
 
@@ -225,7 +222,6 @@ class UpdateSimilarity(Similarity):
     """MDB: the cosine of the changes of all weights."""
 
     def of(self, models: Trained, first: int, second: int) -> Tensor:
-        """See Similarity.of."""
         task = models.setup.task
         before, after = task.weights(models.before), task.weights(models.after)
         change = trees.flatten({name: leaf - before[name] for name, leaf in after.items()})
@@ -237,7 +233,6 @@ class StatisticsSimilarity(Similarity):
     """WDB: one over FedAP's distance of batch-normalisation statistics."""
 
     def of(self, models: Trained, first: int, second: int) -> Tensor:
-        """See Similarity.of."""
         task = models.setup.task
         statistics = {name: leaf for name, leaf in models.after.items() if task.is_buffer(name)}
         if not statistics:
@@ -252,7 +247,6 @@ class LossSimilarity(Similarity):
     """LDB: FedFomo's weight of the second client's model for the first client."""
 
     def of(self, models: Trained, first: int, second: int) -> Tensor:
-        """See Similarity.of."""
         task, federation = models.setup.task, models.setup.federation
         data = Batch(*federation.gather(federation.indices("local", first)))
         own, other = trees.row(models.after, first), trees.row(models.after, second)
@@ -289,13 +283,12 @@ class Stopwatch(LoopedTrainer):
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Trainer.train."""
         outcome = super().train(ids, message, memory, clock, score)
         self.uploads = outcome.uploads
         return outcome
 
     def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
-        """See LoopedTrainer.train_one; timed."""
+        """Train one client, timed."""
         self._steps = 0.0
         outcome, seconds = self.timed(lambda: super(Stopwatch, self).train_one(client, view, score))
         self.laps.append(Lap(self.setup.federation.size(client), self._steps, seconds))
@@ -304,7 +297,6 @@ class Stopwatch(LoopedTrainer):
     def descend(
         self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
     ) -> list[Tensor]:
-        """See LoopedTrainer.descend."""
         losses, seconds = self.timed(
             lambda: super(Stopwatch, self).descend(client, work, view, stages, purpose)
         )
@@ -312,7 +304,7 @@ class Stopwatch(LoopedTrainer):
         return losses
 
     def timed(self, work: Callable[[], ResultT]) -> tuple[ResultT, float]:
-        """(result, seconds) of `work`, waiting for a GPU to end it."""
+        """Return (result, seconds) of `work`, waiting for a GPU to end it."""
         device = self.setup.federation.device
         begin = time.perf_counter()
         result = work()
@@ -321,12 +313,12 @@ class Stopwatch(LoopedTrainer):
         return result, time.perf_counter() - begin
 
     def median(self, work: Callable[[], object]) -> float:
-        """Median seconds of `work` over a few repeats."""
+        """Return median seconds of `work` over a few repeats."""
         return median(self.timed(work)[1] for _ in range(REPEATS))
 
 
 def play(config: RunConfig) -> tuple[Stopwatch, State]:
-    """All rounds of a run, timed; clients are scored before the first and after the last only."""
+    """Return all rounds of a run, timed; clients are scored before the first and after the last only."""
     setup = build(config)[0]
     setup = replace(
         setup, protocol=replace(setup.protocol, score="received", eval_every=setup.protocol.rounds)
@@ -344,7 +336,7 @@ class LocalSeconds(Study):
     """pFedSim's xi_p: seconds of a client's local work over its training samples, mean over rounds and cohorts."""
 
     def run(self, config: RunConfig) -> dict[str, float]:
-        """`seconds_per_sample`."""
+        """Return `seconds_per_sample`."""
         laps = play(config)[0].laps
         return {"seconds_per_sample": sum(lap.seconds / lap.samples for lap in laps) / len(laps)}
 
@@ -354,7 +346,7 @@ class FedSaCPhases(Study):
     """Seconds a round of one client's local training, and of what FedSaC adds for all of its clients."""
 
     def run(self, config: RunConfig) -> dict[str, float]:
-        """`training`, `similarity`, `complementarity` (subspaces and their angles) and `optimization` (Eq. 8)."""
+        """Return `training`, `similarity`, `complementarity` (subspaces, their angles) and `optimization` (Eq. 8)."""
         method = config.method
         if not isinstance(method, FedSaC):
             raise ConfigError("the study 'fedsac_phases' needs method=fedsac")

@@ -15,10 +15,9 @@ from typing import Any
 
 from fedbench.config import groups
 from fedbench.core.files import write_text
-from fedbench.runs.progress import STALE
+from fedbench.runs.progress import STALE, rough_seconds
 from fedbench.tables import spec, store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEAST_SEEDS
-from fedbench.tables.estimate import spell
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.store import LOCAL, PENDING, Cell, TableResult
 from fedbench.tables.verdict import (
@@ -31,7 +30,7 @@ from fedbench.tables.verdict import (
     agreements,
     biases,
     counts,
-    judge,
+    verdict_of,
 )
 
 DASH = "-"
@@ -98,9 +97,9 @@ class Layout:
         return biases(self.table)
 
     def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
-        """The cell of a row, a column and a metric."""
+        """Return the cell of a row, a column and a metric."""
         cell = self.table.cell(row.label, column.label, metric.name)
-        judged, value = judge(self.table, cell), ours(cell, metric)
+        judged, value = verdict_of(self.table, cell), ours(cell, metric)
         marked = cell.values and value != DASH and (row.label, column.label) in self.table.stale
         return Text(
             value + (STALE if marked else ""),
@@ -118,7 +117,7 @@ def _pending(cell: Cell) -> bool:
 
 
 def ours(cell: Cell, metric: MetricSpec) -> str:
-    """Our value: mean ± std, with the number of seeds that never got there; or the reason for having none."""
+    """Return our value: mean ± std, with the number of seeds that never got there; or the reason for having none."""
     finite = [value for value in cell.values if math.isfinite(value)]
     if not cell.values:
         return cell.reason or "not run"
@@ -135,8 +134,8 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
 
 
 def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[str, int]:
-    """1 for the best rows, 2 for the second, as they are printed; nothing without an order that means anything."""
-    if metric.better == "neither" or not table.circumstances.trained:
+    """Return 1 for the best rows, 2 for the second, as they are printed; nothing where an order means nothing."""
+    if metric.better == "neither" or not table.provenance.trained:
         return {}
     sign = 1 if metric.better == "higher" else -1
     means = {
@@ -149,7 +148,7 @@ def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[
 
 
 def difference(judged: Verdict, metric: MetricSpec) -> str:
-    """Ours - published, its 95 % interval and Hedges' g; a dash if there is no difference."""
+    """Return ours - published, its 95 % interval and Hedges' g; a dash if there is no difference."""
     if not math.isfinite(judged.difference):
         return DASH
     digits, test = metric.decimals, judged.comparison
@@ -182,8 +181,8 @@ WORDS = {  # key of a run's config -> what a reader is told of its value
 
 
 def setting(table: TableResult) -> str:
-    """`as published`, or what differs from the paper."""
-    made, own = table.circumstances, table.spec
+    """Return `as published`, or what differs from the paper."""
+    made, own = table.provenance, table.spec
     parts = ["our own"] if not own.paper or own.varies else []
     parts += [f"scale `{made.scale}`"] if made.scale != "paper" else []
     parts += [f"`{text}`" for text in (*made.changed, *made.varied)]
@@ -191,13 +190,13 @@ def setting(table: TableResult) -> str:
 
 
 def spelled(overrides: Sequence[str]) -> str:
-    """`lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words of its own as it is."""
+    """Return `lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words as it is."""
     pairs = (text.partition("=")[::2] for text in overrides)
     return ", ".join(WORDS.get(key, f"{key}={{}}").format(value) for key, value in pairs)
 
 
 def data(table: TableResult) -> str:
-    """The data sets that were run, and of how many columns."""
+    """Return the data sets that were run, and of how many columns."""
     columns = [column for column in table.spec.columns if column.label in ran(table, "column")]
     own = dict.fromkeys(
         text.partition("=")[2]
@@ -205,24 +204,24 @@ def data(table: TableResult) -> str:
         for text in (*table.spec.base, *column.overrides)
         if text.startswith("dataset=")
     )
-    substitute = table.circumstances.substitute
+    substitute = table.provenance.substitute
     named = f"{substitute} instead" if substitute else ", ".join(own)
     every = len(table.spec.columns)
     return named if len(columns) == every else f"{named}, {len(columns)} of {every} columns"
 
 
 def ran(table: TableResult, side: str) -> set[str]:
-    """Labels of the rows ("row") or columns ("column") in which something ran."""
+    """Return labels of the rows ("row") or columns ("column") in which something ran."""
     return {getattr(cell, side) for cell in table.cells if cell.values}
 
 
 def seeds(table: TableResult, row: str) -> tuple[int, ...]:
-    """Of which the row has values."""
+    """Return the seeds of which the row has values."""
     return tuple(sorted({seed for cell in table.cells if cell.row == row for seed in cell.seeds}))
 
 
 def commands(table: TableResult) -> Iterator[str]:
-    """`make reproduce-TABLE ...` for all rows that have the same seeds."""
+    """Yield `make reproduce-TABLE ...` for all rows that have the same seeds."""
     groups: dict[tuple[int, ...], set[str]] = {}
     for row in ran(table, "row"):
         groups.setdefault(seeds(table, row), set()).add(row)
@@ -233,7 +232,7 @@ def commands(table: TableResult) -> Iterator[str]:
 
 
 def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> str:
-    """`python -m fedbench reproduce ...` for one cell with its seeds; those of the table where it has none."""
+    """Return `python -m fedbench reproduce ...` for one cell with its seeds; those of the table where it has none."""
     chosen = [
         *_numbers("rows", table.spec.rows, {row}),
         *_numbers("columns", table.spec.columns, {column}),
@@ -244,15 +243,15 @@ def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> 
 
 
 def _made(table: TableResult) -> list[str]:
-    made = table.circumstances
+    made = table.provenance
     words = [f"substitute={made.substitute}"] if made.substitute else []
     words += [f"scale={made.scale}"] if made.scale != "paper" else []
     return [*words, *made.changed, *made.varied]
 
 
 def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
-    """`seeds=5`, or which; nothing for those that the table has anyway."""
-    if own == tuple(range(_of_scale(table.circumstances.scale) or table.spec.seeds)):
+    """Return `seeds=5`, or which; nothing for those that the table has anyway."""
+    if own == tuple(range(_of_scale(table.provenance.scale) or table.spec.seeds)):
         return []
     count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
     return [f"seeds={count}"]
@@ -260,12 +259,12 @@ def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
 
 @functools.cache
 def _of_scale(name: str) -> int | None:
-    """How many seeds a scale has of its own."""
+    """Return how many seeds a scale has of its own."""
     return spec.load_scale(name).seeds
 
 
 def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:
-    """`key=1,3`, the places of the chosen lines; nothing for all of them."""
+    """Return `key=1,3`, the places of the chosen lines; nothing for all of them."""
     places = [str(number) for number, line in enumerate(lines, 1) if line.label in chosen]
     return [] if len(places) == len(lines) else [f"{key}={','.join(places)}"]
 
@@ -276,11 +275,11 @@ SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 
 
 def sentences(layout: Layout) -> Iterator[str]:
-    """One each; nothing for a table that mirrors no published one."""
+    """Yield one each; nothing for a table that mirrors no published one."""
     table = layout.table
     if not table.spec.paper:
         return
-    if not table.circumstances.faithful:
+    if not table.provenance.is_paper_setting:
         yield "Beside ours the published value and the difference. No verdicts: this is not the paper's setting."
         return
     yield (
@@ -291,9 +290,10 @@ def sentences(layout: Layout) -> Iterator[str]:
     )
     yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
     yield from _partitions(table)
-    yield from _count_remarks(table)
+    yield from _count_notes(table)
     if any(
-        len(cell.values) < LEAST_SEEDS and judge(table, cell).kind == INCONCLUSIVE for cell in table.cells
+        len(cell.values) < LEAST_SEEDS and verdict_of(table, cell).kind == INCONCLUSIVE
+        for cell in table.cells
     ):
         yield f"Values of one seed are inconclusive: a test needs {LEAST_SEEDS}."
     yield from _leaning(layout)
@@ -301,7 +301,7 @@ def sentences(layout: Layout) -> Iterator[str]:
 
 
 def counted(found: Counter[str]) -> str:
-    """How many verdicts of which kind, in words."""
+    """Return how many verdicts of which kind, in words."""
     words = [f"{found[kind]} {kind}" for kind in KINDS if kind != NONE]
     return f"{', '.join(words)}, {found[NONE]} without a verdict"
 
@@ -318,8 +318,8 @@ def _margin(table: TableResult, metric: MetricSpec) -> str:
 
 
 def _partitions(table: TableResult) -> Iterator[str]:
-    """Over what the intervals are: training seeds alone, or the draw of the partition as well."""
-    made = (*table.circumstances.varied, *table.circumstances.changed)
+    """Say over what the intervals are: training seeds alone, or the draw of the partition as well."""
+    made = (*table.provenance.varied, *table.provenance.changed)
     kept = {
         column.label: [text for text in (*table.spec.base, *column.overrides, *made) if _keeps(text)]
         for column in table.spec.columns
@@ -339,7 +339,7 @@ def _partitions(table: TableResult) -> Iterator[str]:
 
 
 def _keeps(override: str) -> bool:
-    """Whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
+    """Return whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
     key, _, value = override.partition("=")
     file = groups.conf_dir() / "partition" / f"{value}.yaml"
     if key != "partition" or not file.is_file():
@@ -347,7 +347,7 @@ def _keeps(override: str) -> bool:
     return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
 
 
-def _count_remarks(table: TableResult) -> Iterator[str]:
+def _count_notes(table: TableResult) -> Iterator[str]:
     what = "cells beside a published value" if table.spec.varies else "published values"
     found, apart = counts(table), counts(table, exploratory=True)
     if found:
@@ -366,7 +366,7 @@ def _count_remarks(table: TableResult) -> Iterator[str]:
 
 
 def _leaning(layout: Layout) -> Iterator[str]:
-    """The joint tests, a sentence a column and group."""
+    """Yield the joint tests, a sentence a column and group."""
     digits = {metric.name: (metric.label, metric.decimals) for metric in layout.table.spec.metrics}
     found = sorted(layout.biases, key=lambda each: (each.column, each.group))
     for (column, group), metrics in groupby(found, key=lambda each: (each.column, each.group)):
@@ -381,7 +381,7 @@ def _bias(each: Bias, label: str, decimals: int) -> str:
 
 
 def _worth(layout: Layout) -> Iterator[str]:
-    """For how many other published rows the rows pass."""
+    """Say for how many other published rows the rows pass."""
     labels = {metric.name: metric.label for metric in layout.table.spec.metrics}
     for column in layout.table.spec.columns:
         here = [each for each in layout.matches if each.column == column.label]
@@ -409,11 +409,11 @@ def _passing(label: str, found: Sequence[Match]) -> str:
     )
 
 
-def remarks(layout: Layout) -> list[str]:
-    """All of them, in the order in which they are read."""
+def notes(layout: Layout) -> list[str]:
+    """Return all of them, in the order in which they are read."""
     table = layout.table
-    spec, made = table.spec, table.circumstances
-    said = [*_seed_remarks(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]
+    spec, made = table.spec, table.provenance
+    said = [*_seed_notes(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]
     if made.trained:
         said += [_agreement(each, spec.headline) for each in agreements(table)]
         said += _significance(table)
@@ -424,13 +424,13 @@ def remarks(layout: Layout) -> list[str]:
         said += [finding.text for finding in spec.findings if finding.changed == made.changed]
     said += [f"{row.label}: {row.note}" for row in layout.rows if row.note]
     said += [f"{column.label}: {column.note}" for column in layout.columns if column.note]
-    spent = f", {spell(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
+    spent = f", {rough_seconds(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
     said.append(f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}.")
     return said
 
 
-def _seed_remarks(table: TableResult) -> Iterator[str]:
-    """Over which seeds the values are, and which rows have only some of them."""
+def _seed_notes(table: TableResult) -> Iterator[str]:
+    """Say over which seeds the values are, and which rows have only some of them."""
     seeds = sorted({seed for cell in table.cells for seed in cell.seeds})
     words = ", ".join(map(str, seeds)) or "none"
     yield f"Ours: mean ± sample standard deviation over seeds {words}."
@@ -445,13 +445,13 @@ def _seed_remarks(table: TableResult) -> Iterator[str]:
 
 
 def _scale(table: TableResult) -> Iterator[str]:
-    """What the scale changes, in its own words."""
-    if words := spec.load_scale(table.circumstances.scale).words:
+    """Yield what the scale changes, in its own words."""
+    if words := spec.load_scale(table.provenance.scale).words:
         yield words
 
 
 def _stale(table: TableResult) -> Iterator[str]:
-    """Which cells other code made, or have another Local, and how to make them again."""
+    """Yield which cells other code made, or have another Local, and how to make them again."""
     again = "The command with stale=rerun makes them again."
     if parts := sorted({part for parts in table.stale.values() for part in parts} - {LOCAL}):
         rows = dict.fromkeys(row for (row, _), own in table.stale.items() if {*own} - {LOCAL})
@@ -467,7 +467,7 @@ def _stale(table: TableResult) -> Iterator[str]:
 
 
 def _absent(layout: Layout) -> list[str]:
-    """Which rows and columns are left out, and why."""
+    """Return which rows and columns are left out, and why."""
     shown = {column.label for column in layout.columns}
     reasons = {
         column.label: _reason(layout.table, column)
@@ -567,12 +567,12 @@ def write(results: Path) -> None:
 
 
 def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
-    """Every value with a verdict in filled tables, which are given by the name of their folder."""
+    """Return every value with a verdict in filled tables, which are given by the name of their folder."""
     found = []
     for folder, filled in tables.items():
-        setting = " ".join(filled.circumstances.varied)
+        setting = " ".join(filled.provenance.varied)
         for cell in filled.cells:
-            verdict = judge(filled, cell)
+            verdict = verdict_of(filled, cell)
             if verdict.kind != NONE:
                 place = (filled.spec.paper, folder, setting)
                 found.append(Judged(*place, cell.keys, cell.metric, verdict.kind, bool(verdict.exploratory)))
@@ -580,7 +580,7 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
 
 
 def tallies(found: Sequence[Judged]) -> list[Tally]:
-    """One for all tables of a paper with the same setting that hold values not exploratory."""
+    """Return one for all tables of a paper with the same setting that hold values not exploratory."""
     confirmed = [each for each in found if not each.exploratory]
     made = []
     for paper, setting in dict.fromkeys((each.paper, each.setting) for each in confirmed):
@@ -591,7 +591,7 @@ def tallies(found: Sequence[Judged]) -> list[Tally]:
 
 
 def _once(found: Sequence[Judged]) -> list[Judged]:
-    """Of values that share a run, the one with most seeds: a table may have more of them than another has."""
+    """Return each run's value once, from the table with most seeds: a table may have more of them than another has."""
     kept: list[Judged] = []
     for each in sorted(found, key=lambda each: -len(each.keys)):
         if not any(each.metric == other.metric and set(each.keys) & set(other.keys) for other in kept):
@@ -600,12 +600,12 @@ def _once(found: Sequence[Judged]) -> list[Judged]:
 
 
 def kinds_of(found: Sequence[Judged], *, exploratory: bool = False) -> Counter[str]:
-    """How many of which kind: those that are exploratory, or all others."""
+    """Return how many of which kind: those that are exploratory, or all others."""
     return Counter(each.kind for each in found if each.exploratory == exploratory)
 
 
 def words(found: Sequence[Judged]) -> str:
-    """The counts as a phrase, those of exploratory values apart."""
+    """Return the counts as a phrase, those of exploratory values apart."""
     return "; exploratory: ".join(filter(None, _phrases(found))) or "none"
 
 
@@ -617,7 +617,7 @@ def _phrases(found: Sequence[Judged]) -> Iterator[str]:
 
 
 def table(found: Sequence[Judged]) -> str:
-    """A line a table, and one for each tally."""
+    """Return a line a table, and one for each tally."""
     lines = [["table", *COLUMNS, *(f"exploratory: {column}" for column in COLUMNS)]]
     lines.append(["---"] * len(lines[0]))
     lines += [

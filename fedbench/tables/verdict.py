@@ -58,8 +58,8 @@ class Verdict:
     exploratory: str = ""  # why it is counted apart; "" if it is not
 
 
-def judge(table: TableResult, cell: Cell) -> Verdict:
-    """The verdict on a cell of `table`; see the module for the rule."""
+def verdict_of(table: TableResult, cell: Cell) -> Verdict:
+    """Return the verdict on a cell of `table`; see the module for the rule."""
     if cell.published is None:
         return Verdict(NONE, text="nothing published")
     if not cell.values:
@@ -84,7 +84,7 @@ def judge(table: TableResult, cell: Cell) -> Verdict:
 
 
 def against(table: TableResult, cell: Cell, published: Published) -> Comparison | None:
-    """The test of a cell with two values or more against any published value; None if there is no margin."""
+    """Return the test of a cell with two values or more against any published value; None if there is no margin."""
     clients = table.clients.get(cell.column)
     margin = spec.width(cell.metric, table.spec.margins, published.mean, clients)
     if margin is None:
@@ -93,7 +93,7 @@ def against(table: TableResult, cell: Cell, published: Published) -> Comparison 
 
 
 def samples_of(table: TableResult, cell: Cell, published: Published) -> tuple[Sample, Sample]:
-    """(ours, theirs) as the test sees them."""
+    """Return (ours, theirs) as the test sees them."""
     theirs = Sample(
         published.mean, published.std, table.spec.published_seeds, 0.5 * 10.0**-published.decimals
     )
@@ -103,30 +103,30 @@ def samples_of(table: TableResult, cell: Cell, published: Published) -> tuple[Sa
 
 
 def measured(table: TableResult, column: str, metric: str, values: Sequence[float]) -> Sample:
-    """Values of ours, two or more, one a seed."""
+    """Return values of ours, two or more, one a seed."""
     found = Sample(float(np.mean(values)), float(np.std(values, ddof=1)), len(values))
     return spread(table, column, metric, found)
 
 
 def spread(table: TableResult, column: str, metric: str, sample: Sample) -> Sample:
-    """`sample` with the spread that the test takes it to have: a share of the column's clients has a least one."""
+    """Return `sample` with the spread that the test takes: a share of the column's clients has a least one."""
     clients = table.clients.get(column)
     return share_of(clients, sample) if metric == "ipr" and clients else sample
 
 
 def counts(table: TableResult, *, exploratory: bool = False) -> Counter[str]:
-    """How many published values of `table` have which kind of verdict: those counted apart, or all others."""
-    judged = [(cell, judge(table, cell)) for cell in table.cells if cell.published]
+    """Return how many published values of `table` have which kind of verdict: those counted apart, or all others."""
+    judged = [(cell, verdict_of(table, cell)) for cell in table.cells if cell.published]
     return Counter(
         each.kind for cell, each in judged if bool(table.exploratory(cell.row, cell.column)) == exploratory
     )
 
 
 def _barred(table: TableResult, cell: Cell) -> str:
-    """Why a cell with values gets no verdict; "" if it does."""
+    """Return why a cell with values gets no verdict; "" if it does."""
     if not all(map(math.isfinite, cell.values)):
         return "not reached by every seed"
-    if not table.circumstances.faithful:
+    if not table.provenance.is_paper_setting:
         return "not the paper's setting"
     return "depends on the machine" if table.spec.metric(cell.metric).timing else ""
 
@@ -175,7 +175,7 @@ class Ranks:
 
 
 def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paired]:
-    """Every other row against `reference`, in columns where at least three seeds are paired."""
+    """Return every other row against `reference`, in columns where at least three seeds are paired."""
     from scipy import stats
 
     found: list[Paired] = []
@@ -200,7 +200,7 @@ def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paire
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: p values that may be compared with the level as they are."""
+    """Return Holm's step-down adjustment: p values that may be compared with the level as they are."""
     order = np.argsort(p)
     adjusted = np.empty(len(p))
     running = 0.0
@@ -211,7 +211,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def ranks(table: TableResult, metric: MetricSpec) -> Ranks | None:
-    """Average ranks of the rows that share blocks; None for fewer than two blocks or three rows."""
+    """Return average ranks of the rows that share blocks; None for fewer than two blocks or three rows."""
     from scipy import stats
 
     rows = [row.label for row in table.spec.rows]
@@ -270,7 +270,7 @@ class Agreement:
 
 
 def agreements(table: TableResult) -> list[Agreement]:
-    """One entry for each column and ranked metric that has at least one row to compare.
+    """Return one entry for each column and ranked metric that has at least one row to compare.
 
     None where a table puts several rows beside the same published value: there is no order to agree with.
     """
@@ -306,7 +306,7 @@ def _agreement(table: TableResult, column: str, metric: MetricSpec) -> Agreement
 
 
 def _stands_out(row: str, best: tuple[str, ...], rows: int) -> bool:
-    """Whether `row` is among the best, and they are not simply all rows."""
+    """Return whether `row` is among the best, and they are not simply all rows."""
     return row in best and len(best) < rows
 
 
@@ -325,7 +325,7 @@ def _tau(ours: list[float], theirs: list[float]) -> float:
 
 
 def comparable(cell: Cell) -> bool:
-    """Whether `cell` has a value of ours beside a published one."""
+    """Return whether `cell` has a value of ours beside a published one."""
     return cell.published is not None and math.isfinite(cell.mean)
 
 
@@ -361,7 +361,7 @@ class Bias:
 
 
 def biases(table: TableResult) -> list[Bias]:
-    """One entry a column, metric and group (the table's, and all rows) of at least two rows with a common verdict.
+    """Return one entry a column, metric and group (the table's, and all rows) of two or more rows with a verdict.
 
     Exploratory rows are left out, but where a group that the table names has no others.
     """
@@ -385,7 +385,7 @@ def _members(table: TableResult, column: str, metric: str, group: str, names: tu
     return [
         cell
         for cell in cells
-        if judge(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS and not _bounded(cell)
+        if verdict_of(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS and not _bounded(cell)
     ]
 
 
@@ -446,19 +446,19 @@ class Match:
 
 
 def matches(table: TableResult) -> list[Match]:
-    """Every cell with a verdict and a test against every published value of its column and metric."""
+    """Return every cell with a verdict and a test against every published value of its column and metric."""
     found = []
     for column in table.spec.columns:
         for metric in table.spec.metrics:
             cells = [table.cell(row.label, column.label, metric.name) for row in table.spec.rows]
             for cell in cells:
-                if judge(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS:
+                if verdict_of(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS:
                     found += _beside(table, cell, cells)
     return found
 
 
 def matrix(found: list[Match], column: str) -> dict[tuple[str, str], list[str]]:
-    """(our row, published row) -> the outcomes in a column, in the order of the metrics that both have."""
+    """Return (our row, published row) -> the outcomes in a column, in the order of the metrics that both have."""
     together: dict[tuple[str, str], list[str]] = {}
     for each in found:
         if each.column == column:
@@ -467,7 +467,7 @@ def matrix(found: list[Match], column: str) -> dict[tuple[str, str], list[str]]:
 
 
 def passes_for(found: list[Match], column: str, metric: str, row: str) -> tuple[str, ...]:
-    """Other rows to whose published value a cell is equivalent."""
+    """Return other rows to whose published value a cell is equivalent."""
     return tuple(
         each.published
         for each in found

@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from fedbench.cli import command
 from fedbench.config.messages import OK, REFUSED
 from fedbench.testing import CHECKS, Check, exception_of, run
 from fedbench.testing.toys import Subject
@@ -42,12 +41,8 @@ def report(subject: Subject) -> int:
     return failed
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if every check of every method holds, 1 if one does not, 2 for a method that is not there."""
-    return command.run("python -m fedbench check-method", arguments, _main)
-
-
-def _main(names: Sequence[str]) -> int:
+def check_command(names: Sequence[str]) -> int:
+    """Return 0 if every check of every method holds, 1 if one does not, 2 without a method."""
     if not names or names[0].startswith("-"):
         asked = bool({"-h", "--help"} & set(names))
         print(USAGE, file=sys.stdout if asked else sys.stderr)

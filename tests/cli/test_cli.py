@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedbench import __version__
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -56,7 +56,7 @@ def test_import_is_quick_and_light() -> None:
 
 def test_help_is_quick_and_light_in_any_folder(elsewhere: Path) -> None:
     code = (
-        "import sys; from fedbench.cli.app import main\n"
+        "import sys; from fedbench.cli.program import main\n"
         "try: main(['--help'])\n"
         f"except SystemExit: print('HEAVY', *[m for m in {HEAVY!r} if m in sys.modules])"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedbench.cli.collect import main
+from fedbench.cli.program import main
 
 
 def run(folder: Path, row: dict[str, Any], config: str | None) -> None:
@@ -43,7 +43,7 @@ def test_one_row_a_run_with_its_config_flattened(
     if suffix == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     out = tmp_path / f"all.{suffix}"
-    assert main([str(runs), "--out", str(out)]) == 0
+    assert main(["collect", str(runs), "--out", str(out)]) == 0
     assert "2 runs" in capsys.readouterr().out
     table = pd.read_parquet(out) if suffix == "parquet" else pd.read_csv(out)
     assert list(table["acc"]) == [50, 60]
@@ -59,14 +59,14 @@ def test_one_row_a_run_with_its_config_flattened(
 
 
 def test_standard_output_is_csv(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(runs / "a"), "--no-config"]) == 0
+    assert main(["collect", str(runs / "a"), "--no-config"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "method,seed,acc,ipr,path,code_changed"
 
 
 def test_unreadable_parts_are_told_and_left_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(runs / "c", {"method": "third", "seed": 2}, None)
     (runs / "b" / "result.json").write_text("{")
-    assert main([str(runs), "--out", str(runs / "x.csv")]) == 0
+    assert main(["collect", str(runs), "--out", str(runs / "x.csv")]) == 0
     assert list(pd.read_csv(runs / "x.csv")["method"]) == ["fedprox", "third"]
     assert "result.json is damaged" in caplog.text
     assert "no readable config.yaml" in caplog.text
@@ -88,12 +88,12 @@ def test_errors_are_one_line(
     reason: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
+    assert main(["collect", *arguments]) == 2
     error = capsys.readouterr().err
     assert reason in error
     assert error.count("\n") == 1
 
 
 def test_a_missing_folder_for_the_output(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(runs), "--out", str(runs / "no" / "x.csv")]) == 2
+    assert main(["collect", str(runs), "--out", str(runs / "no" / "x.csv")]) == 2
     assert "there is no folder" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 from fedbench.config import compose, groups
 from fedbench.config.messages import one_line
 from fedbench.core.errors import DataMissing, UnknownName

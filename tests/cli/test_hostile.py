@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.cli import reproduce, tta
-from fedbench.cli.app import main
+from fedbench.cli import program
+from fedbench.cli.program import main
+from fedbench.cli.reproduce import select
 from fedbench.config import groups
 from fedbench.config.messages import told
 from fedbench.core.errors import ConfigError, FedbenchError
@@ -93,14 +94,14 @@ def test_more_samples_than_memory(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("seeds", ["0", "-1", "abc", "[]", "[0,-1]", "[a]", "1.5", "true"])
 def test_seeds_that_are_none(seeds: str) -> None:
     with pytest.raises(ConfigError, match=r"seeds=.*at least 1"):
-        reproduce.read(["table=fedcollab_t1", f"seeds={seeds}"])
+        select(["table=fedcollab_t1", f"seeds={seeds}"])
     with pytest.raises(ConfigError, match=r"cannot read 'seeds=\['"):
-        reproduce.read(["table=fedcollab_t1", "seeds=["])
+        select(["table=fedcollab_t1", "seeds=["])
 
 
 def test_seeds_that_are_some() -> None:
     for given, meant in (("3", (0, 1, 2)), ("[0,3]", (0, 3)), ("[7]", (7,))):
-        assert reproduce.read(["table=fedcollab_t1", f"seeds={given}"])[0].seeds == meant
+        assert select(["table=fedcollab_t1", f"seeds={given}"])[0].seeds == meant
 
 
 def test_an_npz_that_would_run_code_is_refused_without_advice_to_let_it(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_damaged_rounds_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         "round,seconds_total,bytes_up,bytes_down\n1,x,2,3\n",
     ):
         (tmp_path / "rounds.csv").write_text(text)
-        assert tta.main([str(tmp_path), "--reference", "40"]) == 2
+        assert program.main(["tta", str(tmp_path), "--reference", "40"]) == 2
         assert "rounds.csv is damaged" in capsys.readouterr().err
 
 

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import catalogue
-from fedbench.cli import list as command
-from fedbench.cli.catalogue import KINDS, listing
-from fedbench.cli.listing import Listing, domains
-from fedbench.cli.request import read
+from fedbench.cli.list import KINDS, Listing, domains, listing
+from fedbench.cli.program import main
+from fedbench.cli.reproduce import select
 from fedbench.config import compose, groups
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import UnknownName
@@ -127,21 +125,21 @@ def test_protocols_show_what_differs_from_the_schema() -> None:
 
 
 def test_markdown_escapes_the_bar() -> None:
-    table = Listing("t", ("a", "b"), [{"a": "x|y", "b": "2"}], here=("b",))
+    table = Listing("t", ("a", "b"), [{"a": "x|y", "b": "2"}], local=("b",))
     assert table.markdown() == "| a |\n| --- |\n| x\\|y |\n"
 
 
 def test_the_command_prints_tables_and_names_the_nearest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command.main(["partitions"]) == 0
+    assert main(["list", "partitions"]) == 0
     assert "homo" in capsys.readouterr().out
-    assert command.main(["partitions", "--markdown"]) == 0
+    assert main(["list", "partitions", "--markdown"]) == 0
     assert capsys.readouterr().out == listing("partitions").markdown()
-    assert command.main(["partition"]) == 2
+    assert main(["list", "partition"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown list 'partition'; nearest: partitions")
-    monkeypatch.setitem(catalogue.KINDS, "tables", lambda: Listing("Tables", ("a",), []))
-    assert command.main(["tables"]) == 0
+    monkeypatch.setitem(KINDS, "tables", lambda: Listing("Tables", ("a",), []))
+    assert main(["list", "tables"]) == 0
     assert capsys.readouterr().out == "no tables yet\n"
     with pytest.raises(UnknownName):
         groups.load("method", "fedavgg")
@@ -170,4 +168,4 @@ def test_the_commands_are_those_that_fill_the_tables() -> None:
     assert "make reproduce-fedsac-t1 substitute=fashion_mnist scale=quick columns=1,3 seeds=3" in commands
     for each in commands:
         name, *words = each.removeprefix("make reproduce-").split()
-        assert read([f"table={name.replace('-', '_')}", *words])[0].table in spec.names()
+        assert select([f"table={name.replace('-', '_')}", *words])[0].table in spec.names()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.cli import command
-from fedbench.cli import list as list_command
+from fedbench.cli import program
 from fedbench.engine.history import Labels
 from fedbench.runs.progress import Progress
 
@@ -36,7 +35,7 @@ def test_a_reader_that_leaves_ends_a_command_quietly(monkeypatch: pytest.MonkeyP
         return 0
 
     with unread(monkeypatch):
-        assert command.run("x", [], body) == 141
+        assert program.end("x", [], body) == 141
 
 
 def test_a_reader_that_leaves_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +49,7 @@ def test_a_reader_that_leaves_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_reader_that_leaves_ends_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of itself rich ends the process: a table that is being filled would stay half filled."""
     with unread(monkeypatch):
-        assert list_command.main(["recorders"]) == 0
+        assert program.main(["list", "recorders"]) == 0
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
@@ -63,7 +62,7 @@ def test_a_sign_that_the_output_lacks_ends_nothing(encoding: str, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
-        assert command.run("x", [], body) == 0
+        assert program.end("x", [], body) == 0
         found = written.getvalue().decode(encoding)
     assert found == ("? ? ?\n" if encoding == "ascii" else "± ‡ ?\n")
 

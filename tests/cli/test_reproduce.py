@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.cli import reproduce
+from fedbench.cli import program
 from fedbench.config.compose import compose
 from fedbench.config.messages import INCOMPLETE
 from fedbench.core.errors import FolderInUse
@@ -19,7 +19,9 @@ SMALL = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "columns=1", 
 
 
 def run(tmp_path: Path, *more: str) -> int:
-    return reproduce.main([*SMALL, f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", *more])
+    return program.main(
+        ["reproduce", *SMALL, f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", *more]
+    )
 
 
 def filled(tmp_path: Path) -> store.TableResult:
@@ -98,7 +100,10 @@ def test_one_seed_at_the_papers_setting_is_said_to_give_no_test(
     monkeypatch.setattr("fedbench.tables.plan._lacking", lambda *_: "data missing (run this to get it)")
     for seeds, told in ((1, True), (2, False)):
         assert (
-            reproduce.main(["table=fedcollab_t3", f"seeds={seeds}", f"results={tmp_path}", "--dry-run"]) == 0
+            program.main(
+                ["reproduce", "table=fedcollab_t3", f"seeds={seeds}", f"results={tmp_path}", "--dry-run"]
+            )
+            == 0
         )
         assert ("a test needs 2 (seeds=2)" in capsys.readouterr().out) == told
 
@@ -151,7 +156,7 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
 def test_wrong_requests_are_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert reproduce.main(arguments) == 2
+    assert program.main(["reproduce", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 from fedbench.core.errors import DataMissing, FolderInUse
 from fedbench.core.signals import Stopped, handled, held
 from fedbench.engine.simulation import Simulation
@@ -115,7 +115,7 @@ def test_a_sweep_waits_for_what_another_process_makes(
         return execute(run, *rest, **more)
 
     monkeypatch.setattr(execution, "execute", in_use_at_first)
-    monkeypatch.setattr("fedbench.sweeps.jobs.PATIENCE", 0.0)
+    monkeypatch.setattr(execution, "PATIENCE", 0.0)
     command = [*RUN, "protocol.rounds=1", f"runs_dir={tmp_path}"]
     assert main(["-m", *command, "seed=0,1"]) == 0
     said = capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 from fedbench.config import compose
 from fedbench.core.errors import DataMissing
 from fedbench.runs.config import RunConfig, resolve

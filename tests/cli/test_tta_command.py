@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.cli import tta
+from fedbench.cli import program
+from fedbench.cli.runs import times_to_accuracy
 from fedbench.core.files import write_csv
 from fedbench.runs.run import Run
 from fedbench.tables.measures import Speedup
@@ -37,14 +38,14 @@ def test_rounds_seconds_bytes_and_ratio(tmp_path: Path) -> None:
     base = run(tmp_path / "a", "fedavg", [10, 50, 60, 70, 70])
     fast = run(tmp_path / "b", "sosicfl", [10, 72, 60])
     slow = run(tmp_path / "c", "local", [10, 20, 69.9])
-    title, rows = tta.rows([fast, slow], None, base, "local")
+    title, rows = times_to_accuracy([fast, slow], None, base, "local")
     assert "70.00 %" in title
     assert rows == [
         ("fedavg, d, p, seed 0", "30", "30.0", "30.0", "1.0"),
         ("sosicfl, d, p, seed 0", "10", "10.0", "10.0", "3.0"),
         ("local, d, p, seed 0", "> 20", "-", "-", "-"),
     ]
-    _, (row,) = tta.rows([base], 55.0, None, "local")
+    _, (row,) = times_to_accuracy([base], 55.0, None, "local")
     assert row[1:] == ("20", "20.0", "20.0", "-")
 
 
@@ -58,9 +59,9 @@ def test_the_measure_of_tables_agrees(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run(tmp_path / "a", "fedavg", [10, 50])
-    assert tta.main([str(folder), "--reference", "40"]) == 0
+    assert program.main(["tta", str(folder), "--reference", "40"]) == 0
     assert "fedavg" in capsys.readouterr().out
-    assert tta.main([str(tmp_path), "--reference", "40"]) == 2
+    assert program.main(["tta", str(tmp_path), "--reference", "40"]) == 2
     assert "no finished run" in capsys.readouterr().err
-    assert tta.main([str(folder), "--reference", "40", "--set", "globl"]) == 2
+    assert program.main(["tta", str(folder), "--reference", "40", "--set", "globl"]) == 2
     assert "local" in capsys.readouterr().err

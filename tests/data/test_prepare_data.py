@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.cli.prepare import main
+from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from fedbench.data.datasets import DATASETS
 from fedbench.data.prepare import parse_request, prepare
@@ -98,7 +98,7 @@ def test_requests_name_data_sets_and_their_options() -> None:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.setenv("COLUMNS", "500")
-    return lambda *arguments: main(list(arguments))
+    return lambda *arguments: main(["prepare", *arguments])
 
 
 def test_the_script_checks_prepares_and_reports(

@@ -10,10 +10,10 @@ import pytest
 
 from fedbench.core import files
 from fedbench.core.files import as_json, as_npz
-from fedbench.figures import store
+from fedbench.figures import plan
 from tests.helpers.damage import DAMAGES, tried
 
-DRAWN = store.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim")
+DRAWN = plan.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim")
 
 
 @pytest.mark.parametrize("name", ["fedsac_f7.npz", "fedsac_f7.json", files.MANIFEST])
@@ -21,7 +21,7 @@ def test_a_figure_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> No
     place = tmp_path / "quick" / "fedsac_f7"
     place.parent.mkdir()
     content = {f"{place.name}.npz": as_npz({"W": np.eye(3)}), f"{place.name}.json": as_json(asdict(DRAWN))}
-    store.files_of(place).write(content)
-    found = tried(place.with_name(name), lambda: store.load_figure(place))
+    plan.files_of(place).write(content)
+    found = tried(place.with_name(name), lambda: plan.load_figure(place))
     assert found["refused"] > 2 * DAMAGES
     assert set(found) <= ({"refused", "no difference"} if name == files.MANIFEST else {"refused"})

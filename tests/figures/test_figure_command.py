@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import figure, plot
+from fedbench.cli import program
 from fedbench.core.errors import Damaged
-from fedbench.figures import of_runs, plan, store
+from fedbench.figures import of_runs, plan
 from tests.helpers.runs import FAST
 
 QUICK = ["scale=quick", "jobs=1", "hardware.engine=looped", "protocol.local.epochs=1"]
@@ -23,13 +23,13 @@ def test_a_figure_is_made_kept_and_drawn_again(
         "fedbench.figures.plan.load_spec", lambda name, load=plan.load_spec: small(load("fedrema_f3"), name)
     )
     asked = ["fedrema_f3", *QUICK, f"runs_dir={tmp_path / 'runs'}", f"results={tmp_path}"]
-    assert figure.main([*asked, "--dry-run"]) == 0
+    assert program.main(["figure", *asked, "--dry-run"]) == 0
     assert "2 runs to make" in capsys.readouterr().out, "FedAvg and its Local"
-    assert figure.main(asked) == 0
-    assert figure.main([*asked, "dry_run=true"]) == 0
+    assert program.main(["figure", *asked]) == 0
+    assert program.main(["figure", *asked, "dry_run=true"]) == 0
     assert "0 runs to make" in capsys.readouterr().out
     place = tmp_path / "figures" / "quick" / "fedrema_f3"
-    drawn, arrays = store.load_figure(place)
+    drawn, arrays = plan.load_figure(place)
     assert arrays["array/record/similarity/round/0/0"].tolist() == [[1, 2]]
     assert "verdict" not in (place.parent / "fedrema_f3.json").read_text(encoding="utf-8")
     for word in ("FedReMa, Figure 3", "digits", "seed 0", "python -m fedbench figure fedrema_f3 scale=quick"):
@@ -38,11 +38,11 @@ def test_a_figure_is_made_kept_and_drawn_again(
     assert f"| {drawn.claim} | at a small scale | digits with protocol.local.epochs=1; 1 seed |" in page
     assert (tmp_path / "figures" / "contact.png").is_file()
     before = (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes()
-    assert figure.main(["fedrema_f3", "render=true", f"results={tmp_path}"]) == 0
+    assert program.main(["figure", "fedrema_f3", "render=true", f"results={tmp_path}"]) == 0
     assert (tmp_path / "figures/quick/fedrema_f3.svg").read_bytes() == before
     (place.parent / "fedrema_f3.npz").write_bytes(b"other")
     with pytest.raises(Damaged, match=r"python -m fedbench figure fedrema_f3"):
-        store.load_figure(place)
+        plan.load_figure(place)
 
 
 def small(whole: plan.FigureSpec, name: str) -> plan.FigureSpec:
@@ -63,7 +63,7 @@ def small(whole: plan.FigureSpec, name: str) -> plan.FigureSpec:
 def test_a_figure_that_was_not_made_says_which_command_makes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert figure.main(["fedsac_f7", "render=true", f"results={tmp_path}"]) == 1
+    assert program.main(["figure", "fedsac_f7", "render=true", f"results={tmp_path}"]) == 1
     assert "python -m fedbench figure fedsac_f7 scale=quick makes them" in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_a_figure_that_was_not_made_says_which_command_makes_it(
 def test_bad_arguments_are_told_in_a_line(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert figure.main(arguments) == 2
+    assert program.main(["figure", *arguments]) == 2
     error = capsys.readouterr().err
     assert reason in error
     assert "Traceback" not in error
@@ -91,12 +91,11 @@ def test_bad_arguments_are_told_in_a_line(
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from fedbench.cli import app
-
     folder = tmp_path_factory.mktemp("runs")
     for method in ("fedavg", "fedsac"):
         assert (
-            app.main([*FAST, f"method={method}", f"runs_dir={folder}", "progress=none", "hardware=cpu"]) == 0
+            program.main([*FAST, f"method={method}", f"runs_dir={folder}", "progress=none", "hardware=cpu"])
+            == 0
         )
     return folder
 
@@ -111,7 +110,7 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
     both = of_runs.comparison_figures(found)
     names = [text.get_text() for text in both["curves"].legends[0].get_texts()]
     assert sorted(names) == ["fedavg", "fedsac", "local"]
-    assert plot.main([str(fedsac), f"out={tmp_path}", "formats=svg"]) == 0
+    assert program.main(["plot", str(fedsac), f"out={tmp_path}", "formats=svg"]) == 0
     written = capsys.readouterr().out.split()
     assert all(Path(f"{path}.svg").is_file() for path in written)
     assert len(written) == 5
@@ -147,16 +146,16 @@ def test_what_cannot_be_drawn_is_told(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert plot.main(arguments) != 0
+    assert program.main(["plot", *arguments]) != 0
     assert reason in capsys.readouterr().err
 
 
 def test_committed_figures_are_of_what_is_kept() -> None:
     folder = Path("results/figures")
-    found = store.drawn_figures(folder)
+    found = plan.drawn_figures(folder)
     assert len(found) >= 20
     page = (folder / "README.md").read_text(encoding="utf-8")
-    assert page == store.overview_text(found), "run `make tables`"
+    assert page == plan.overview_text(found), "run `make tables`"
     for each in found:
         for kind in ("svg", "png", "npz"):
             assert (folder / each.scale / f"{each.name}.{kind}").is_file()

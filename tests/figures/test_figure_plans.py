@@ -13,16 +13,16 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.data import authors, dataset
 from fedbench.figures import arrays, plan
 from fedbench.recorders import parse
-from fedbench.tables.spec import TableSpec
+from fedbench.tables.spec import Selection, TableSpec
 from tests.helpers.tiers import tiered
 
 NAMES = sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml"))
 
 
 def planned(name: str, scale: str, folder: Path, *changed: str) -> plan.FigurePlan:
-    wanted = plan.Wanted(scale, changed=changed, settings=(f"runs_dir={folder}", "progress=none"))
+    selection = Selection(scale=scale, overrides=(*changed, f"runs_dir={folder}"))
     return plan.FigurePlan(
-        plan.load_spec(name), scale, plan._plan(plan.load_spec(name), scale, wanted), wanted
+        plan.load_spec(name), scale, plan._plan(plan.load_spec(name), scale, selection), selection
     )
 
 
@@ -45,7 +45,7 @@ def test_all_figures_of_the_papers_are_here() -> None:
 def test_a_figure_plans_without_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "load", None, raising=False)
     found = planned(name, "quick", tmp_path)
-    assert not any(entry.reason for entry in found.runs.entries)
+    assert not any(entry.reason for entry in found.runs.cells)
     assert bool(found.missing()) == found.spec.runs
     assert not list(tmp_path.iterdir())
     recorded = {recorder.name for job in found.runs.jobs for recorder in job.config.recorders}
@@ -73,20 +73,20 @@ def test_the_authors_distances_are_those_of_the_scenario(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_the_other_settings_plan_too(name: str, tmp_path: Path) -> None:
     for scale in plan.load_spec(name).settings:
-        for entry in planned(name, scale, tmp_path).runs.entries:
+        for entry in planned(name, scale, tmp_path).runs.cells:
             assert not entry.reason or "missing" in entry.reason
 
 
 def test_without_the_papers_data_open_data_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "why_not_paper", lambda *_: "data missing (python -m fedbench prepare cifar10)")
-    wanted = plan.Wanted("paper", settings=(f"runs_dir={tmp_path}",))
-    made = plan.make_plan(plan.load_spec("pfedsim_f3"), wanted)
+    selection = Selection(overrides=(f"runs_dir={tmp_path}",))
+    made = plan.make_plan(plan.load_spec("pfedsim_f3"), selection)
     assert made.scale == "open"
     assert "cifar10" in made.substituted
     assert "Fashion-MNIST" in made.setting.data
     with pytest.raises(ConfigError, match="scale=quick draws it"):
-        plan.make_plan(plan.load_spec("fedcollab_f3"), wanted)
-    assert plan.make_plan(plan.load_spec("fedcollab_f3"), plan.Wanted("quick")).substituted == ""
+        plan.make_plan(plan.load_spec("fedcollab_f3"), selection)
+    assert plan.make_plan(plan.load_spec("fedcollab_f3"), Selection(scale="quick")).substituted == ""
 
 
 def test_wrong_yaml_is_refused() -> None:

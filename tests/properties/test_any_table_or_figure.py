@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import as_json, as_npz
-from fedbench.figures import store
+from fedbench.figures import plan
 from tests.figures.test_damaged_figures import DRAWN
 from tests.helpers.any_damage import Damage, damages, read_or_refused
 from tests.helpers.examples import tried
@@ -40,8 +40,8 @@ def test_any_file_of_a_figure(damage: Damage, suffix: str) -> None:
             f"{figure.name}.npz": as_npz({"W": np.eye(3)}),
             f"{figure.name}.json": as_json(asdict(DRAWN)),
         }
-        store.files_of(figure).write(content)
-        whole, path = repr(store.load_figure(figure)), figure.with_suffix(suffix)
+        plan.files_of(figure).write(content)
+        whole, path = repr(plan.load_figure(figure)), figure.with_suffix(suffix)
         path.write_bytes(damage(path.read_bytes()))
-        found = read_or_refused(path, lambda _: repr(store.load_figure(figure)), FedbenchError)
+        found = read_or_refused(path, lambda _: repr(plan.load_figure(figure)), FedbenchError)
         assert found in (None, whole)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import reproduce
+from fedbench.cli import program
 from fedbench.report.build import build
 from tests.helpers.tiers import tiered
 from tests.report import browsing
@@ -169,7 +169,7 @@ def test_real_results(browser: Any, tmp_path: Path) -> None:
         "scale=smoke",
     ]
     where = ["substitute=digits", f"results={tmp_path}", f"runs_dir={tmp_path / 'runs'}", "jobs=1"]
-    assert reproduce.main([*asked, *where]) == 0
+    assert program.main(["reproduce", *asked, *where]) == 0
     build(tmp_path, tmp_path / "index.html")
     for page in browsing.opened(browser, tmp_path):
         assert "fedcollab_t1 on digits, in the place of" in page.locator("#tables h2").inner_text()

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from fedbench.cli import program
 from fedbench.core.errors import FedbenchError
-from fedbench.report.build import build, clients_of, main
+from fedbench.report.build import build, clients_of
 from fedbench.tables import store
 from tests.report.toys import CLOSE, TAG, judged_table, stored
 
@@ -114,23 +115,28 @@ def test_the_same_results_give_the_same_page(results: Path) -> None:
 def test_no_table_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FedbenchError, match="no filled table"):
         build(tmp_path, tmp_path / "index.html")
-    assert main([str(tmp_path)]) == 2
+    assert program.main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_command_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(results), "--out", str(results / "x.html")]) == 0
+    assert program.main(["report", str(results), "--out", str(results / "x.html")]) == 0
     assert "2 tables" in capsys.readouterr().out
     assert (results / "x.html").is_file()
-    assert main([str(results), "--out", str(results / "tables" / "hostile" / "table.json" / "x.html")]) == 2
+    assert (
+        program.main(
+            ["report", str(results), "--out", str(results / "tables" / "hostile" / "table.json" / "x.html")]
+        )
+        == 2
+    )
     assert "--out" in capsys.readouterr().err
 
 
 def test_other_data_is_named_where_the_paper_s_stood(tmp_path: Path) -> None:
     table = judged_table()
-    made = dataclasses.replace(table.circumstances, substitute="digits")
+    made = dataclasses.replace(table.provenance, substitute="digits")
     folder = tmp_path / "tables" / "on_digits"
-    store.save(folder, dataclasses.replace(table, circumstances=made), [])
+    store.save(folder, dataclasses.replace(table, provenance=made), [])
     build(tmp_path, tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text(encoding="utf-8").partition("<script")[0]
     assert "<small>in place of Fashion-MNIST, Label shift</small>" in text

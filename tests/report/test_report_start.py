@@ -66,8 +66,8 @@ CARD = (("equivalent",), ("above", "below"), ("inconclusive",), ("exploratory",)
 
 def test_a_run_of_two_tables_costs_once_and_other_settings_stand_apart() -> None:
     table = judged_table()
-    made = dataclasses.replace(table.circumstances, scale="quick")
-    tables = {"a": table, "b": table, "c": dataclasses.replace(table, circumstances=made)}
+    made = dataclasses.replace(table.provenance, scale="quick")
+    tables = {"a": table, "b": table, "c": dataclasses.replace(table, provenance=made)}
     lines = [{name: str(value) for name, value in run("FedAvg", seed).items()} for seed in (0, 1)]
     first = overview(tables, {"a": lines, "b": lines[:1], "c": []})
     whole, quick = first.lines
@@ -92,8 +92,8 @@ def test_other_settings_are_in_words_each_in_a_line_and_empty_tables_in_none() -
         {"changed": small, "substitute": "digits"},
         {"varied": ("partition_seed=2",)},
     ]
-    made = [dataclasses.replace(table.circumstances, **change) for change in changes]  # type: ignore[arg-type]
-    tables = {str(i): dataclasses.replace(table, circumstances=each) for i, each in enumerate(made)}
+    made = [dataclasses.replace(table.provenance, **change) for change in changes]  # type: ignore[arg-type]
+    tables = {str(i): dataclasses.replace(table, provenance=each) for i, each in enumerate(made)}
     tables["empty"] = dataclasses.replace(
         tables["0"],
         cells=tuple(dataclasses.replace(cell, values=(), seeds=(), keys=()) for cell in table.cells),

@@ -112,8 +112,8 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
 
 def test_the_page_names_every_override_of_the_command_line() -> None:
     table = judged_table()
-    made = dataclasses.replace(table.circumstances, changed=("model=mlp",), varied=("partition_seed=0",))
-    content = table_view(dataclasses.replace(table, circumstances=made), "folder", [], {}, []).content
+    made = dataclasses.replace(table.provenance, changed=("model=mlp",), varied=("partition_seed=0",))
+    content = table_view(dataclasses.replace(table, provenance=made), "folder", [], {}, []).content
     assert (content["changed"], content["varied"]) == (("model=mlp",), ("partition_seed=0",))
 
 
@@ -157,9 +157,9 @@ def test_coalitions_stand_together_and_apart_from_others() -> None:
 
 def test_a_table_on_other_data_claims_none_of_the_paper_s() -> None:
     table = judged_table()
-    made = dataclasses.replace(table.circumstances, substitute="digits", scale="quick")
+    made = dataclasses.replace(table.provenance, substitute="digits", scale="quick")
     runs = [{"key": "k", "column": "Label shift", "partition": "label_shift"}]
-    shown = table_view(dataclasses.replace(table, circumstances=made), "folder", runs, {}, [])
+    shown = table_view(dataclasses.replace(table, provenance=made), "folder", runs, {}, [])
     assert shown.name == "fedcollab_t1 on digits"
     assert shown.title.startswith("fedcollab_t1 on digits, in the place of FedCollab")
     assert shown.title.endswith("(quick scale)")
@@ -175,8 +175,8 @@ def test_a_table_on_other_data_claims_none_of_the_paper_s() -> None:
 
 def test_the_command_of_a_cell_makes_its_seeds() -> None:
     table = judged_table()
-    made = dataclasses.replace(table.circumstances, substitute="digits", changed=("method.note='a b'",))
-    commands = table_view(dataclasses.replace(table, circumstances=made), "folder", [], {}, []).content[
+    made = dataclasses.replace(table.provenance, substitute="digits", changed=("method.note='a b'",))
+    commands = table_view(dataclasses.replace(table, provenance=made), "folder", [], {}, []).content[
         "commands"
     ]
     assert commands["1-0"] == (
@@ -193,5 +193,5 @@ def test_average_ranks_are_an_image_with_words() -> None:
     assert found.words.startswith("Average ranks by Acc %, critical difference 1.91: Local 1.0, ")
     svg = base64.b64decode(found.source.partition(",")[2]).decode()
     assert svg.index("Local") > 0
-    made = dataclasses.replace(table.circumstances, trained=False)
-    assert seen(dataclasses.replace(table, circumstances=made)).ranks is None
+    made = dataclasses.replace(table.provenance, trained=False)
+    assert seen(dataclasses.replace(table, provenance=made)).ranks is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbench.tables import spec, store
-from fedbench.tables.store import Cell, Circumstances, TableResult
+from fedbench.tables.store import Cell, Provenance, TableResult
 
 TAG = "<b>bold</b><img src=x onerror=\"document.title='owned'\">"
 CLOSE = "</script><script>document.title='owned'</script>"
@@ -34,7 +34,7 @@ def judged_table() -> TableResult:
                     reason = "not run: data missing (get it)"
                     cell = Cell(row.label, last, metric.name, published=published, reason=reason)
                 cells.append(cell)
-    made = Circumstances(machine="here", commit="abc", date="2026-01-01", seconds=60.0)
+    made = Provenance(machine="here", commit="abc", date="2026-01-01", seconds=60.0)
     return TableResult(table, tuple(cells), made, {table.columns[0].label: 20})
 
 
@@ -53,7 +53,7 @@ def hostile_table() -> TableResult:
         }
     )
     cell = Cell(TAG, CLOSE, "acc", (50.0,), (0,), (CLOSE,), reason=f"seed 1: {TAG}")
-    return TableResult(table, (cell,), Circumstances(machine=TAG))
+    return TableResult(table, (cell,), Provenance(machine=TAG))
 
 
 def points(row: str, column: str) -> list[dict[str, object]]:

@@ -100,3 +100,10 @@ def test_human_bytes(value, text):
 )
 def test_human_seconds(value, text):
     assert progress.human_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(89, "89 s"), (90, "1.5 min"), (5400, "1.5 h"), (1_296_000, "15.0 d")]
+)
+def test_seconds_as_people_say_them(seconds: float, words: str) -> None:
+    assert progress.rough_seconds(seconds) == words

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbench.cli import request as request_of
+from fedbench.cli.reproduce import select
 from fedbench.config.compose import compose
 from fedbench.core.batch import Batch
 from fedbench.engine.looped import LoopedTrainer
@@ -18,7 +18,6 @@ from fedbench.models.modalities import JointTask
 from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.execution import execute
-from fedbench.tables import spec
 from fedbench.testing.toys import federation, gap, setup, simulate
 from tests.helpers.pair import NETWORKS
 
@@ -51,13 +50,9 @@ def test_its_row_says_so(tmp_path: Path) -> None:
 
 
 def test_a_table_made_with_it_is_another() -> None:
-    table = spec.load("fedcollab_t1")
-    request, overrides = request_of.read(
-        ["table=fedcollab_t1", "hardware.precision=bf16", "hardware.threads=2"]
-    )
-    wish = request_of.asked(request, overrides, table, spec.load_scale("paper"))
-    assert wish.changed == ("hardware.precision=bf16",)
-    assert "hardware.threads=2" in wish.settings
+    selection, _ = select(["table=fedcollab_t1", "hardware.precision=bf16", "hardware.threads=2"])
+    assert selection.changed == ("hardware.precision=bf16",)
+    assert "hardware.threads=2" in selection.settings
 
 
 def test_training_is_coarse_scoring_and_leaves_are_not() -> None:

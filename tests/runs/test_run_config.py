@@ -7,7 +7,7 @@ import pytest
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
-from fedbench.tables.plan import Job, local_twin
+from fedbench.tables.plan import Job, local_reference
 
 CHOSEN = ("dataset=digits", "method=fedcollab", "method/base=ditto", "partition=dir0.5", "force=true")
 
@@ -67,6 +67,6 @@ def test_a_run_is_compared_with_one_local_run(more: tuple[str, ...], expected: t
     assert not run.local.settings.force
     assert not run.local.settings.save_models
     assert run.local.local is None
-    twin = local_twin(Job((*CHOSEN, "protocol.rounds=7", "save_models=true", *more), run))
+    twin = local_reference(Job((*CHOSEN, "protocol.rounds=7", "save_models=true", *more), run))
     assert run_key(twin.config) == run_key(resolve(compose(twin.overrides))) == run_key(local)
     assert not any("ditto" in text or "reference_seed=9" in text for text in twin.overrides)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import ConfigError
 from fedbench.data.datasets.synthetic import Synthetic

@@ -13,7 +13,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 from fedbench.config import compose, groups
 from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve

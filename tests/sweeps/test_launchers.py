@@ -9,7 +9,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from fedbench.cli.app import main
+from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import combinations, remaining

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import fedbench
-from fedbench.cli import collect, tta
-from fedbench.cli.app import main
+from fedbench.cli import program
+from fedbench.cli.program import main
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError
 from fedbench.runs import execution
@@ -80,10 +80,10 @@ def test_commands_that_read_runs_mark_them(
 ) -> None:
     run = fedbench.run(*SHORT, method="local")
     edit(monkeypatch, "method")
-    assert collect.main(["runs", "--out", "runs.csv"]) == 0
+    assert program.main(["collect", "runs", "--out", "runs.csv"]) == 0
     assert f"1 of 1 runs, see code_changed: {SAID}" in capsys.readouterr().err
     assert pd.read_csv("runs.csv")["code_changed"].tolist() == ["method"]
-    assert tta.main([str(run.folder), "--reference", "1"]) == 0
+    assert program.main(["tta", str(run.folder), "--reference", "1"]) == 0
     said = capsys.readouterr().out
     assert f"seed 0{STALE} " in said
     assert said.endswith(SAID)

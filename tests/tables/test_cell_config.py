@@ -1,4 +1,4 @@
-"""The config of a cell: its table's, its row's, and what the user wished."""
+"""The config of a cell: its table's, its row's, and what the user selects."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import pytest
 
 from fedbench.core.errors import ConfigError
 from fedbench.tables import spec
-from fedbench.tables.spec import Scale, Wish, compose_cell
+from fedbench.tables.spec import Selection, compose_cell
 
 
 def cell(*changed: str) -> dict[str, Any]:
     table = spec.load("fedcollab_t1")
-    wish = Wish(Scale("quick", rounds=0.1), changed=changed)
-    return compose_cell(table, table.columns[0], table.rows[-1].overrides, wish)[1]
+    return compose_cell(
+        table, table.columns[0], table.rows[-1].overrides, Selection(scale="quick", overrides=changed)
+    )[1]
 
 
-def test_a_cell_is_of_the_table_the_wish_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_of_the_table_the_selection_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBENCH_RUNS", "here")
     first = cell()
     assert (first["method"]["base"]["name"], first["seed"]) == ("ditto", 0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.cli import redraw
+from fedbench.cli import program
 from fedbench.core import files
 from fedbench.core.errors import Damaged
 from fedbench.tables import store
@@ -90,7 +90,7 @@ def test_a_table_is_whole_whenever_its_writer_is_killed(
 def test_tables_of_an_earlier_version_are_sealed_when_drawn_again(tmp_path: Path) -> None:
     folder = table(tmp_path)
     (folder / files.MANIFEST).unlink()
-    assert redraw.main([str(tmp_path)]) == 0
+    assert program.main(["redraw", str(tmp_path)]) == 0
     file = folder / store.TABLE
     file.write_bytes(file.read_bytes().replace(b"12.5", b"21.5"))
     with pytest.raises(Damaged, match=r"git restore .*tables/toy"):

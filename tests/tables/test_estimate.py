@@ -11,8 +11,8 @@ import torch
 from fedbench.core.errors import DataCorrupt
 from fedbench.runs.environment import machine
 from fedbench.tables import estimate, plan, spec
-from fedbench.tables.spec import Scale, Wish
-from fedbench.tables.store import Circumstances, Recorded, TableResult
+from fedbench.tables.spec import Selection
+from fedbench.tables.store import Provenance, StoredTable, TableResult
 
 ROWS = [
     {"label": "FedAvg", "overrides": ["method=fedavg"]},
@@ -28,7 +28,7 @@ def planned(tmp_path: Path, rows: list[dict[str, object]]) -> plan.Plan:
     content = {"name": "toy", "title": "Toy", "paper": "fedcollab", "table": "T1", "seeds": 1, "base": base}
     column = {"label": "here", "overrides": []}
     table = spec.parse({**content, "metrics": [{"name": "acc"}], "rows": rows, "columns": [column]})
-    return plan.make(table, Wish(scale=Scale("paper"), settings=(f"runs_dir={tmp_path}",)))
+    return plan.make(table, Selection(overrides=(f"runs_dir={tmp_path}",)))
 
 
 WHOLE = ["protocol.test.sets=global", "protocol.test.pool=false", "protocol.test.fraction=0"]
@@ -50,8 +50,9 @@ SCORED = [  # what is scored how -> samples of all evaluations
 def test_each_client_is_scored_on_its_own_and_on_the_test_set_of_all(
     tmp_path: Path, overrides: list[str], samples: float
 ) -> None:
-    job = planned(tmp_path, [{"label": "FedAvg", "overrides": ["method=fedavg", *overrides]}]).jobs[-1]
-    setup = estimate.Estimator().setup(job.config)
+    made = planned(tmp_path, [{"label": "FedAvg", "overrides": ["method=fedavg", *overrides]}])
+    job = made.jobs[-1]
+    setup = estimate.ResourceEstimate(made).setup(job.config)
     assert estimate.scored_batches(setup, job.config) == pytest.approx(samples / 10)
 
 
@@ -62,8 +63,8 @@ def test_what_clients_adapt_before_each_scoring_counts(tmp_path: Path) -> None:
     ]
     made = planned(tmp_path, [{"label": str(row), "overrides": row} for row in rows])
     adapting, never = (
-        estimate.client_steps(estimate.Estimator().setup(job.config), job.config)
-        for job in (entry.jobs[0] for entry in made.entries)
+        estimate.client_steps(estimate.ResourceEstimate(made).setup(job.config), job.config)
+        for job in (entry.jobs[0] for entry in made.cells)
     )
     assert adapting - never == (1 + 5) * (4 + 4)
 
@@ -85,7 +86,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
     seconds = []
     for rows in ([ROWS[0]], ROWS):
         made = planned(tmp_path, rows)
-        found = estimate.needs(made, made.missing())
+        found = estimate.estimate(made, made.missing())
         assert (found.unknown, found.finished, found.timed) == ({}, 0, len(made.missing()))
         seconds.append(found.seconds)
     setup = estimate.build(made.jobs[-1].config)[0]
@@ -110,7 +111,9 @@ def test_why_cells_cannot_be_built_is_said_once(
 
     monkeypatch.setattr(estimate, "build", build)
     made, threads = planned(tmp_path, ROWS), torch.get_num_threads()
-    assert list(estimate.told(made, made.missing(), 2)) == ["cannot be built: all 2 cells: no such file"]
+    assert list(estimate.estimate_lines(made, made.missing(), 2)) == [
+        "cannot be built: all 2 cells: no such file"
+    ]
     assert torch.get_num_threads() == threads
     assert len(tried) == 1, "the same data, partition and network are not tried again"
 
@@ -119,7 +122,7 @@ def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(
     tmp_path: Path, timed: list[str]
 ) -> None:
     made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
-    reason, time, *_ = estimate.told(made, made.missing(), 1)
+    reason, time, *_ = estimate.estimate_lines(made, made.missing(), 1)
     assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] finds none of")
     assert time.endswith("(3 runs by a step timed here, without what servers do)"), (
         "of Local and the other two"
@@ -129,20 +132,20 @@ def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(
 def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:
     made = planned(tmp_path, ROWS)
     first, second = made.spec.columns[0], dataclasses.replace(made.spec.columns[0], label="there")
-    more = tuple(dataclasses.replace(entry, column=second) for entry in made.entries)
+    more = tuple(dataclasses.replace(entry, column=second) for entry in made.cells)
     two = dataclasses.replace(
-        made, spec=dataclasses.replace(made.spec, columns=(first, second)), entries=(*made.entries, *more)
+        made, spec=dataclasses.replace(made.spec, columns=(first, second)), cells=(*made.cells, *more)
     )
-    assert plan.named(two, [*made.entries, more[0]]) == "3 cells (all of here; FedAvg / there)"
-    assert plan.named(two, two.entries) == "all 4 cells"
-    assert plan.of_runs(two, [made.entries[1].jobs[0].identity]) == "2 cells (FedRep / here; FedRep / there)"
+    assert plan.named(two, [*made.cells, more[0]]) == "3 cells (all of here; FedAvg / there)"
+    assert plan.named(two, two.cells) == "all 4 cells"
+    assert plan.of_runs(two, [made.cells[1].jobs[0].identity]) == "2 cells (FedRep / here; FedRep / there)"
 
 
 def test_memory_and_disk_of_what_is_missing(
     tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = planned(tmp_path, ROWS)
-    found = estimate.needs(made, made.missing())
+    found = estimate.estimate(made, made.missing())
     setup = estimate.build(made.jobs[-1].config)[0]
     model = sum(leaf.numel() * leaf.element_size() for leaf in setup.task.fresh().state_dict().values())
     assert found.checkpoint == 3 * model, "two clients and the server"
@@ -150,27 +153,20 @@ def test_memory_and_disk_of_what_is_missing(
     assert found.memory > estimate.PROCESS + pixels + 3 * model
     assert found.kept == pytest.approx(3 * (estimate.LOGS + estimate.ROUND * (5 + 2) + 8 * 4))
     monkeypatch.setattr(estimate, "free_bytes", lambda _: 1)
-    _, memory, disk = estimate.told(made, made.missing(), 2)
+    _, memory, disk = estimate.estimate_lines(made, made.missing(), 2)
     assert memory.endswith("1 B are free (too little: jobs=1 takes least)")
     assert disk.startswith("disk: about 63")
     assert str(tmp_path) in disk
 
 
 def test_a_seed_recorded_on_this_machine_tells_what_another_takes(tmp_path: Path, timed: list[str]) -> None:
-    content = Circumstances(machine=machine())
+    content = Provenance(machine=machine())
     made = planned(tmp_path, ROWS[:1])
-    job = next(job for entry in made.entries for job in entry.jobs)
+    job = next(job for entry in made.cells for job in entry.jobs)
     row = {job.key: {"seconds_total": "12.5"}}
     for where, seconds in ((machine(), 12.5), ("another", None)):
         table = TableResult(made.spec, (), dataclasses.replace(content, machine=where))
-        known = dataclasses.replace(made, recorded=Recorded(table, row))
-        got, of_finished = estimate.Estimator().of(job, known)
-        assert of_finished == (seconds is not None)
-        assert (got == 12.5) == of_finished
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(89, "89 s"), (90, "1.5 min"), (5400, "1.5 h"), (1_296_000, "15.0 d")]
-)
-def test_seconds_as_people_say_them(seconds: float, words: str) -> None:
-    assert estimate.spell(seconds) == words
+        known = dataclasses.replace(made, stored=StoredTable(table, row))
+        total = estimate.estimate(known, [job])
+        assert (total.finished, total.timed) == ((1, 0) if seconds else (0, 1))
+        assert (total.seconds == 12.5) == bool(seconds)

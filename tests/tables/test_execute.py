@@ -17,7 +17,7 @@ from fedbench.config.compose import compose
 from fedbench.core.errors import Stale
 from fedbench.runs.config import from_plain, resolve, run_key
 from fedbench.tables import execute
-from fedbench.tables.plan import Job, local_twin
+from fedbench.tables.plan import Job, local_reference
 from tests.helpers.codes import edit
 from tests.helpers.labelled_formats import write_labelled
 
@@ -55,9 +55,9 @@ def test_runs_logged_to_wandb_have_a_process_to_themselves(tmp_path: Path, logge
 
 def test_the_local_references_of_several_seeds_train_together(tmp_path: Path) -> None:
     more = ("method=fedavg", "hardware.engine=stacked", f"runs_dir={tmp_path}")
-    twins = [local_twin(job(*more, f"seed={seed}")) for seed in range(2)]
+    twins = [local_reference(job(*more, f"seed={seed}")) for seed in range(2)]
     assert execute._stackable(twins) == [twins]
-    assert [local_twin(twin) for twin in twins] == twins, "Local needs no reference"
+    assert [local_reference(twin) for twin in twins] == twins, "Local needs no reference"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fedbench.tables import verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
-from fedbench.tables.store import Circumstances
+from fedbench.tables.store import Provenance
 from tests.tables.toys import filled, value
 
 A, B, C = [89.0, 90.0, 91.0, 90.5], [88.0, 89.5, 90.0, 90.1], [70.0, 71.0, 70.5, 70.2]
@@ -69,7 +69,7 @@ def test_what_takes_no_part_in_a_joint_test() -> None:
     grouped = filled({"A": A, "B": B, "C": C}, PUBLISHED, rows=marked, groups={"both": ["A", "B"]})
     assert [(each.group, each.rows) for each in verdict.biases(grouped)] == [("both", 2)], "it has no others"
     assert verdict.biases(filled({"A": A, "B": [90.0], "C": []}, PUBLISHED)) == []
-    assert verdict.biases(filled({"A": A, "B": B}, PUBLISHED, made=Circumstances("quick"))) == []
+    assert verdict.biases(filled({"A": A, "B": B}, PUBLISHED, made=Provenance("quick"))) == []
     (common,) = verdict.biases(filled({"A": A, "B": B[:2]}, PUBLISHED))
     assert common.seeds == 2
 
@@ -90,4 +90,4 @@ def test_a_row_may_pass_for_another() -> None:
         "C": [DIFFERENT],
         "D": [INCONCLUSIVE],
     }
-    assert verdict.matches(filled({"A": A}, PUBLISHED, made=Circumstances("quick"))) == []
+    assert verdict.matches(filled({"A": A}, PUBLISHED, made=Provenance("quick"))) == []

@@ -9,29 +9,28 @@ import pytest
 
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import plan, spec
-from fedbench.tables.plan import local_twin
-from fedbench.tables.spec import load_scale
-from tests.tables.wishes import PAPER, table, wish
+from fedbench.tables.plan import local_reference
+from tests.tables.selections import selection, table
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")
 
 
 def test_cells_in_order_with_a_run_a_seed_and_the_reason_where_data_is_missing(tmp_path: Path) -> None:
-    planned = plan.make(table(), wish(tmp_path))
-    assert [(e.row.label, e.column.label, len(e.jobs)) for e in planned.entries] == [
+    planned = plan.make(table(), selection(tmp_path))
+    assert [(e.row.label, e.column.label, len(e.jobs)) for e in planned.cells] == [
         ("FedAvg", "here", 2),
         ("FedAvg", "elsewhere", 0),
         ("FedProx", "here", 2),
         ("FedProx", "elsewhere", 0),
     ]
-    assert "data missing" in planned.entries[1].reason
-    assert "cifar100" in planned.entries[1].reason
-    prox = planned.entries[2].jobs[1].config
+    assert "data missing" in planned.cells[1].reason
+    assert "cifar100" in planned.cells[1].reason
+    prox = planned.cells[2].jobs[1].config
     assert (prox.seed, prox.method.mu, prox.protocol.rounds) == (1, 0.3, 20)
 
 
 def test_local_runs_come_first_and_every_run_once(tmp_path: Path) -> None:
-    planned = plan.make(table(), wish(tmp_path))
+    planned = plan.make(table(), selection(tmp_path))
     methods = [(job.config.labels["method"], job.seed) for job in planned.jobs]
     assert methods == [
         ("local", 0),
@@ -47,8 +46,8 @@ def test_the_command_line_of_a_job_repeats_it(tmp_path: Path) -> None:
     from fedbench.config.compose import compose
     from fedbench.runs.config import resolve, run_key
 
-    for scale in (PAPER, load_scale("smoke")):
-        for job in plan.make(table(), wish(tmp_path, scale=scale)).jobs:
+    for scale in ("paper", "smoke"):
+        for job in plan.make(table(), selection(tmp_path, scale=scale)).jobs:
             assert run_key(resolve(compose(job.overrides))) == job.key
 
 
@@ -63,8 +62,8 @@ def test_the_command_line_of_a_local_reference_repeats_it(tmp_path: Path) -> Non
         ("reference_seed=7",),
         ("reference_seed=7", "partition_seed=4"),
     ):
-        made = plan.make(table(), wish(tmp_path, changed=changed))
-        twins = [local_twin(job) for job in made.jobs]
+        made = plan.make(table(), selection(tmp_path, changed=changed))
+        twins = [local_reference(job) for job in made.jobs]
         assert {twin.config.seed for twin in twins} == ({7} if "reference_seed=7" in changed else {0, 1})
         assert {twin.config.partition_seed for twin in twins} == (
             {4} if "partition_seed=4" in changed else {0, 1}
@@ -74,53 +73,57 @@ def test_the_command_line_of_a_local_reference_repeats_it(tmp_path: Path) -> Non
 
 
 def test_a_substitute_takes_the_place_of_the_data_and_of_what_does_not_fit_it(tmp_path: Path) -> None:
-    planned = plan.make(table(), wish(tmp_path, substitute="digits"))
-    config = planned.entries[1].jobs[0].config
+    planned = plan.make(table(), selection(tmp_path, substitute="digits"))
+    config = planned.cells[1].jobs[0].config
     assert config.dataset.name == "digits"
     assert config.labels["partition"] == "pathological2"
-    assert planned.made.substitute == "digits"
-    assert not planned.made.faithful
+    assert planned.provenance.substitute == "digits"
+    assert not planned.provenance.is_paper_setting
 
 
 def test_every_cell_of_unlike_clients_has_a_run_on_the_stand_in(tmp_path: Path) -> None:
     """Though the default method could not serve them."""
     table = spec.load("fedsac_t2")
-    planned = plan.make(table, wish(tmp_path, substitute="captioned", scale=load_scale("smoke"), seeds=(0,)))
-    assert all(entry.jobs and not entry.reason for entry in planned.entries if not entry.row.unsupported)
+    planned = plan.make(table, selection(tmp_path, substitute="captioned", scale="smoke", seeds=(0,)))
+    assert all(cell.jobs and not cell.reason for cell in planned.cells if not cell.row.unsupported)
 
 
 def test_changes_of_the_user_void_verdicts_and_settings_do_not(tmp_path: Path) -> None:
-    changed = plan.make(table(), wish(tmp_path, changed=("protocol.rounds=3",)))
+    changed = plan.make(table(), selection(tmp_path, changed=("protocol.rounds=3",)))
     assert changed.jobs[0].config.protocol.rounds == 3
-    assert not changed.made.faithful
-    assert plan.make(table(), wish(tmp_path)).made.faithful
+    assert not changed.provenance.is_paper_setting
+    assert plan.make(table(), selection(tmp_path)).provenance.is_paper_setting
 
 
 def test_what_the_paper_leaves_open_may_be_varied(tmp_path: Path) -> None:
     open_ = table(left_open=["partition_seed"])
-    varied = plan.make(open_, wish(tmp_path, changed=("partition_seed=0",)))
+    varied = plan.make(open_, selection(tmp_path, changed=("partition_seed=0",)))
     assert {job.config.partition_seed for job in varied.jobs} == {0}
-    assert (varied.made.varied, varied.made.changed) == (("partition_seed=0",), ())
-    assert varied.made.faithful
-    both = plan.make(open_, wish(tmp_path, changed=("partition_seed=0", "protocol.rounds=3"))).made
+    assert (varied.provenance.varied, varied.provenance.changed) == (("partition_seed=0",), ())
+    assert varied.provenance.is_paper_setting
+    both = plan.make(open_, selection(tmp_path, changed=("partition_seed=0", "protocol.rounds=3"))).provenance
     assert (both.varied, both.changed) == (("partition_seed=0",), ("protocol.rounds=3",))
-    assert not both.faithful
-    assert not plan.make(table(), wish(tmp_path, changed=("partition_seed=0",))).made.faithful
+    assert not both.is_paper_setting
+    assert not plan.make(
+        table(), selection(tmp_path, changed=("partition_seed=0",))
+    ).provenance.is_paper_setting
     named = table(left_open=["partition=homo"])  # this one, no other
-    assert plan.make(named, wish(tmp_path, changed=("partition=homo",))).made.faithful
-    assert not plan.make(named, wish(tmp_path, changed=("partition=dir0.1",))).made.faithful
+    assert plan.make(named, selection(tmp_path, changed=("partition=homo",))).provenance.is_paper_setting
+    assert not plan.make(
+        named, selection(tmp_path, changed=("partition=dir0.1",))
+    ).provenance.is_paper_setting
 
 
 def test_a_row_that_does_not_compose_is_named(tmp_path: Path) -> None:
     broken = table(rows=[{"label": "X", "overrides": ["method=fedagv"]}])
     with pytest.raises(ConfigError, match=r"table toy.*fedavg"):
-        plan.make(broken, wish(tmp_path))
+        plan.make(broken, selection(tmp_path))
 
 
 def test_unsupported_rows_say_why(tmp_path: Path) -> None:
     spec_ = table(rows=[{"label": "FedIoT", "unsupported": "clients of two kinds"}])
-    planned = plan.make(spec_, wish(tmp_path))
-    assert {entry.reason for entry in planned.entries} == {"not run: clients of two kinds"}
+    planned = plan.make(spec_, selection(tmp_path))
+    assert {cell.reason for cell in planned.cells} == {"not run: clients of two kinds"}
     assert planned.jobs == ()
 
 
@@ -151,5 +154,5 @@ def test_a_wrong_table_is_refused_by_name(changes: dict[str, Any], message: str)
 def test_missing_imagenet_weights_are_a_reason_too(tmp_path: Path) -> None:
     weights = f"model.weights={tmp_path / 'none.pth'}"
     spec_ = table(columns=[{"label": "c", "overrides": ["dataset=digits", "model=resnet18", weights]}])
-    planned = plan.make(spec_, wish(tmp_path))
-    assert all("weights missing" in entry.reason for entry in planned.entries)
+    planned = plan.make(spec_, selection(tmp_path))
+    assert all("weights missing" in cell.reason for cell in planned.cells)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import reproduce
+from fedbench.cli import program, reproduce
 from fedbench.tables import store
 
 TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def run(tmp_path: Path, *more: str) -> None:
     """A call of the command; runs and results below `tmp_path`."""
     assert (
-        reproduce.main([*TABLE, f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", *more])
+        program.main(
+            ["reproduce", *TABLE, f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", *more]
+        )
         == 0
     )
 
@@ -103,14 +105,14 @@ def test_a_record_measured_otherwise_does_not_stand(
 
 
 def test_what_another_call_added_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = reproduce._run
+    ours = reproduce._make_runs
 
-    def slow(*arguments: Any) -> None:
-        monkeypatch.setattr(reproduce, "_run", ours)
+    def slow(*arguments: Any, **more: Any) -> None:
+        monkeypatch.setattr(reproduce, "_make_runs", ours)
         run(tmp_path, "rows=Local", "columns=Label shift", "seeds=1")
-        ours(*arguments)
+        ours(*arguments, **more)
 
-    monkeypatch.setattr(reproduce, "_run", slow)
+    monkeypatch.setattr(reproduce, "_make_runs", slow)
     run(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1")
     assert set(values(tmp_path, "Local")) == {0}
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from fedbench.tables import render, spec, store
 from fedbench.tables.render import write
-from fedbench.tables.store import Cell, Circumstances
+from fedbench.tables.store import Cell, Provenance
 from tests.tables.toys import filled, value
 
 PUBLISHED = {"A": value(91.0, 0.5), "B_1": value(80.0)}
 VALUES = {"A": [90.0, 91.0, 92.0], "B_1": [85.0, 85.0, 85.0], "C": [math.nan, 70.0, 72.0], "D": []}
 FIVE = {"published_seeds": 5}
-MADE = Circumstances(machine="M", commit="abc", date="2026-01-01", seconds=30.0)
+MADE = Provenance(machine="M", commit="abc", date="2026-01-01", seconds=30.0)
 
 
 def test_markdown_has_value_published_difference_and_verdict() -> None:
@@ -46,7 +46,7 @@ def test_rows_with_fewer_seeds_than_the_table_are_named() -> None:
 
 
 def test_a_substitute_is_in_the_title_and_voids_verdicts() -> None:
-    made = Circumstances("quick", "digits", ("model=mlp",))
+    made = Provenance("quick", "digits", ("model=mlp",))
     text = render.draw_markdown(filled(VALUES, PUBLISHED, made=made))
     title = text.splitlines()[0]
     assert "digits instead of the paper's data" in title
@@ -152,8 +152,8 @@ def test_a_finding_is_said_only_where_it_holds() -> None:
     settings = {"notes": ["always"], "findings": findings}
 
     def said(**made: object) -> list[bool]:
-        circumstances = dataclasses.replace(MADE, **made)  # type: ignore[arg-type]
-        text = render.draw_markdown(filled(VALUES, PUBLISHED, made=circumstances, **settings))
+        provenance = dataclasses.replace(MADE, **made)  # type: ignore[arg-type]
+        text = render.draw_markdown(filled(VALUES, PUBLISHED, made=provenance, **settings))
         return [words in text for words in ("always", "at the paper's setting", "after 20 rounds")]
 
     assert said() == [True, True, False]
@@ -164,7 +164,7 @@ def test_a_finding_is_said_only_where_it_holds() -> None:
 
 
 def test_runs_that_are_too_short_have_no_order() -> None:
-    made = Circumstances("smoke", trained=False)
+    made = Provenance("smoke", trained=False)
     text = render.draw_markdown(filled(VALUES, PUBLISHED, made=made, headline="A"))
     assert "claim" not in text
     assert "too short" in text

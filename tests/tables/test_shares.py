@@ -11,14 +11,14 @@ from scipy import stats
 
 from fedbench.tables.equivalence import EQUIVALENT, INCONCLUSIVE, Sample, compare
 from fedbench.tables.spec import Published
-from fedbench.tables.verdict import Verdict, judge
+from fedbench.tables.verdict import Verdict, verdict_of
 from tests.tables.toys import filled, value
 
 
 def gains(*values: float, published: Published, clients: int = 20) -> Verdict:
     table = filled({"A": values}, {"A": published}, metrics=[{"name": "ipr"}], published_seeds=5)
     table = dataclasses.replace(table, clients={"c": clients})
-    return judge(table, table.cells[0])
+    return verdict_of(table, table.cells[0])
 
 
 def test_seeds_that_agree_on_a_share_are_not_known_to_vary_less_than_clients_do() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.cli import redraw, reproduce
+from fedbench.cli import program
 from fedbench.core.files import read_csv, write_csv
 from fedbench.report.build import build
 from fedbench.runs.progress import STALE
@@ -28,7 +28,7 @@ pytestmark = [
 def reproduced(tmp_path: Path, *more: str) -> int:
     """The exit code of a call of the command, all of it below `tmp_path`."""
     places = [f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}"]
-    return reproduce.main([*TABLE, *CELLS, *places, *more])
+    return program.main(["reproduce", *TABLE, *CELLS, *places, *more])
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len(re.findall(rf'class="ours[^>]*>[^<]*{STALE}<', page)) == 2 * 3 - 2
     capsys.readouterr()
-    redraw.main([str(tmp_path / "results")])
+    program.main(["redraw", str(tmp_path / "results")])
     assert "2 runs: 2 made by other code than today's, 0 recorded before code was" in capsys.readouterr().out
     assert reproduced(tmp_path, "stale=error") != 0
     assert "method changed since" in capsys.readouterr().err
@@ -99,7 +99,7 @@ def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     capsys.readouterr()
     assert reproduced(tmp_path, "dry_run=true", "stale=error") == 0
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
-    redraw.main([str(tmp_path / "results")])
+    program.main(["redraw", str(tmp_path / "results")])
     assert "2 runs: 0 made by other code than today's, 2 recorded before code was" in capsys.readouterr().out
     assert STALE not in table(tmp_path)
 
@@ -115,7 +115,7 @@ def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_aga
     )  # as run elsewhere
     store.save_clients(folder(tmp_path), clients)
     capsys.readouterr()
-    redraw.main([str(tmp_path / "results")])
+    program.main(["redraw", str(tmp_path / "results")])
     assert "1 measured against another result of Local" in capsys.readouterr().out
     (line,) = (
         line for line in table(tmp_path).splitlines() if line.startswith("- IPR and RSD against another")

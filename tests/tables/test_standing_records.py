@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.tables import execute, fill, plan, spec, store
-from fedbench.tables.spec import RowSpec, Scale, Wish, load_scale
-from fedbench.tables.store import Cell, Recorded, TableResult
+from fedbench.tables import execute, plan, spec, store
+from fedbench.tables.spec import RowSpec, Selection
+from fedbench.tables.store import Cell, StoredTable, TableResult
 from tests.helpers.codes import edit
 from tests.helpers.tiers import tiered
 
@@ -37,22 +37,22 @@ def toy(**metric: Any) -> spec.TableSpec:
 
 
 def planned(
-    tmp_path: Path, record: Recorded, wished: bool = True, seeds: tuple[int, ...] = (), **metric: Any
+    tmp_path: Path, record: StoredTable, selected: bool = True, seeds: tuple[int, ...] = (), **metric: Any
 ) -> plan.Plan:
-    """Its plan, given a record; `wished`: its cell is to be run."""
-    rows = () if wished else ("another",)
-    wish = Wish(Scale("paper"), seeds, settings=(f"runs_dir={tmp_path}",), rows=rows)
-    return plan.make(toy(**metric), wish, record)
+    """Its plan, given a record; `selected`: its cell is to be run."""
+    rows = () if selected else ("another",)
+    selection = Selection(seeds=seeds, overrides=(f"runs_dir={tmp_path}",), rows=rows)
+    return plan.make(toy(**metric), selection, record)
 
 
-def record_of(tmp_path: Path, metrics: tuple[str, ...] = ("acc", "late"), seed: int = 0) -> Recorded:
+def record_of(tmp_path: Path, metrics: tuple[str, ...] = ("acc", "late"), seed: int = 0) -> StoredTable:
     """A record of `metrics` of the cell."""
-    fresh = planned(tmp_path, Recorded(), seeds=(seed,))
-    run_key, base_key = fresh.entries[0].keys(fresh.entries[0].jobs[0])
+    fresh = planned(tmp_path, StoredTable(), seeds=(seed,))
+    run_key, base_key = fresh.cells[0].keys(fresh.cells[0].jobs[0])
     cells = tuple(
         Cell("r", "c", name, (50.0,), (seed,), (run_key,), baselines=(base_key,)) for name in metrics
     )
-    return Recorded(TableResult(toy(), cells, fresh.made), {run_key: {"key": run_key, "seed": seed}})
+    return StoredTable(TableResult(toy(), cells, fresh.provenance), {run_key: {"key": run_key, "seed": seed}})
 
 
 def test_a_record_against_another_baseline_does_not_stand(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_record_against_another_baseline_does_not_stand(tmp_path: Path) -> Non
     assert planned(tmp_path, record).missing() == []
     assert record.table is not None
     cells = tuple(dataclasses.replace(cell, baselines=("another",)) for cell in record.table.cells)
-    stale = Recorded(dataclasses.replace(record.table, cells=cells))
+    stale = StoredTable(dataclasses.replace(record.table, cells=cells))
     assert {job.config.labels["method"] for job in planned(tmp_path, stale).missing()} == {
         "local",
         "fedavg",
@@ -76,13 +76,13 @@ def test_a_study_that_other_code_made_here_does_not_stand_where_that_is_not_want
     row = RowSpec("r", ("method=local",), study="model_cost")
     table = dataclasses.replace(toy(), rows=(row,), metrics=toy().metrics[:1])
 
-    def again(rule: str, record: Recorded) -> plan.Plan:
-        wish = Wish(Scale("paper"), settings=(f"runs_dir={tmp_path}", f"stale={rule}"))
-        return plan.make(table, wish, record)
+    def again(rule: str, record: StoredTable) -> plan.Plan:
+        selection = Selection(overrides=(f"runs_dir={tmp_path}", f"stale={rule}"))
+        return plan.make(table, selection, record)
 
-    (job,) = again("show", Recorded()).missing()
+    (job,) = again("show", StoredTable()).missing()
     execute.run_all([[job]], [])
-    record = Recorded(TableResult(table, (Cell("r", "c", "acc", (50.0,), (0,), (job.key,)),)))
+    record = StoredTable(TableResult(table, (Cell("r", "c", "acc", (50.0,), (0,), (job.key,)),)))
     edit(monkeypatch, "model")
     assert again("show", record).missing() == []
     assert [each.study for each in again("rerun", record).missing()] == ["model_cost"]
@@ -91,31 +91,31 @@ def test_a_study_that_other_code_made_here_does_not_stand_where_that_is_not_want
 
 
 def test_baselines_outlive_the_file(tmp_path: Path) -> None:
-    again = fill.fill(planned(tmp_path, record_of(tmp_path)))
+    again = plan.fill(planned(tmp_path, record_of(tmp_path)))
     store.save(tmp_path, again, [])
     assert store.load_table(tmp_path).cells == record_of(tmp_path).table.cells  # type: ignore[union-attr]
 
 
 def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
     shown = planned(tmp_path, record_of(tmp_path), label="Accuracy", decimals=1)
-    assert fill.fill(shown).cells[0].values == (50.0,)
+    assert plan.fill(shown).cells[0].values == (50.0,)
     written_out = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "score"})
-    assert fill.fill(written_out).cells[0].values == (50.0,)
+    assert plan.fill(written_out).cells[0].values == (50.0,)
     other = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "acc_pooled"})
-    assert fill.fill(other).cells[0].values == ()
+    assert plan.fill(other).cells[0].values == ()
 
 
 def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
-    shown = planned(tmp_path, record_of(tmp_path, ("acc",)), wished=False)
-    assert [cell.values for cell in fill.fill(shown).cells] == [(50.0,), ()]
-    assert [line["row"] for line in fill.rows(shown)] == ["r"]
+    shown = planned(tmp_path, record_of(tmp_path, ("acc",)), selected=False)
+    assert [cell.values for cell in plan.fill(shown).cells] == [(50.0,), ()]
+    assert [line["row"] for line in plan.rows(shown)] == ["r"]
 
 
 def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Path) -> None:
     record = dataclasses.replace(record_of(tmp_path, seed=3), matrices={"r|c|3": np.eye(2)})
-    assert list(fill.matrices(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
+    assert list(plan.matrices(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
     record = dataclasses.replace(record, clients={"r|c|3": np.ones(2)})
-    assert list(fill.clients(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
+    assert list(plan.clients(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
 
 
 def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
     metrics = tuple(
         dataclasses.replace(metric, measure={"name": "guess"}) for metric in record.table.spec.metrics
     )
-    stale = Recorded(
+    stale = StoredTable(
         dataclasses.replace(record.table, spec=dataclasses.replace(record.table.spec, metrics=metrics))
     )
-    assert fill.fill(planned(tmp_path, stale)).cells[0].values == ()
+    assert plan.fill(planned(tmp_path, stale)).cells[0].values == ()
 
 
 FOLDERS = store.folders(ROOT / "results")
@@ -138,23 +138,22 @@ QUICK = [folder for folder in FOLDERS if "quick" in folder.name]  # one of each 
 def test_the_committed_results_stand(tmp_path: Path, folder: Path) -> None:
     """No change to a config, a key or a table may call for runs whose results are in the repository."""
     record = store.read(folder)
-    table, made = record.table, record.made
+    table, made = record.table, record.provenance
     assert table is not None
     assert made is not None
-    wish = Wish(
-        load_scale(made.scale),
+    selection = Selection(
+        scale=made.scale,
         substitute=made.substitute,
-        changed=(*made.changed, *made.varied),
-        settings=(f"runs_dir={tmp_path}",),
+        overrides=(*made.changed, *made.varied, f"runs_dir={tmp_path}"),
         rows=("none",),  # what is recorded is planned all the same, whether its data are here or not
     )
-    planned = plan.make(spec.load(table.spec.name), wish, record)
+    planned = plan.make(spec.load(table.spec.name), selection, record)
     standing = {
         (entry.row.label, entry.column.label, metric.name, job.seed)
-        for entry in planned.entries
+        for entry in planned.cells
         for metric in planned.spec.metrics
         for job in entry.jobs
-        if planned.recorded.value(entry.row, entry.column, metric, *entry.keys(job)) is not None
+        if planned.stored.value(entry.row, entry.column, metric, *entry.keys(job)) is not None
     }
     stored = {(cell.row, cell.column, cell.metric, seed) for cell in table.cells for seed in cell.seeds}
     assert stored

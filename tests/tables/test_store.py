@@ -1,4 +1,4 @@
-"""Filled tables on disk: what is written comes back, and tables made in different circumstances do not meet."""
+"""Filled tables on disk: what is written comes back, and tables made in different provenance do not meet."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.tables import fill, spec, store
-from fedbench.tables.store import Cell, Circumstances, TableResult
+from fedbench.tables import plan, spec, store
+from fedbench.tables.store import Cell, Provenance, TableResult
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def table() -> TableResult:
     return TableResult(loaded, tuple(cells), MADE)
 
 
-MADE = Circumstances(
+MADE = Provenance(
     "quick", "digits", ("model=mlp",), ("partition_seed=0",), machine="here", commit="abc", seconds=3.0
 )
 
@@ -35,7 +35,7 @@ def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_pa
     (folder,) = store.folders(tmp_path)
     back = store.load_table(folder)
     assert back.spec == table.spec
-    assert back.circumstances == MADE
+    assert back.provenance == MADE
     cell = back.cell("FedAvg", back.spec.columns[0].label, "acc")
     assert cell.values[0] == 1.5
     assert math.isnan(cell.values[1])
@@ -59,20 +59,20 @@ def test_curves_and_matrices_come_back(tmp_path: Path) -> None:
 
 def test_curves_are_thinned_to_their_ends() -> None:
     rounds = [{"round": str(i)} for i in range(1, 501)]
-    thin = fill.thinned(rounds)
-    assert len(thin) == fill.POINTS
+    thin = plan.thinned(rounds)
+    assert len(thin) == plan.POINTS
     assert (thin[0]["round"], thin[-1]["round"]) == ("1", "500")
-    assert fill.thinned(rounds[:7]) == rounds[:7]
+    assert plan.thinned(rounds[:7]) == rounds[:7]
 
 
 def test_each_circumstance_has_a_folder_of_its_own(tmp_path: Path) -> None:
     made = [
-        Circumstances(),
-        Circumstances("quick"),
-        Circumstances(substitute="digits"),
-        Circumstances(changed=("a=1",)),
-        Circumstances(changed=("a=2",)),
-        Circumstances(varied=("b=2",)),
+        Provenance(),
+        Provenance("quick"),
+        Provenance(substitute="digits"),
+        Provenance(changed=("a=1",)),
+        Provenance(changed=("a=2",)),
+        Provenance(varied=("b=2",)),
     ]
     assert len({store.folder_of(tmp_path, "t", each) for each in made}) == len(made)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedbench.cli import redraw
+from fedbench.cli import program
 from fedbench.tables import spec, store
 from fedbench.tables.text import FILE, Judged, judged, table, tallies, words
 from tests.report.toys import stored
@@ -46,7 +46,7 @@ def test_a_value_counts_once_where_one_table_has_a_seed_more() -> None:
 
 def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
     stored(tmp_path)
-    assert redraw.main([str(tmp_path)]) == 0
+    assert program.main(["redraw", str(tmp_path)]) == 0
     text = (tmp_path / FILE).read_text(encoding="utf-8")
     assert "| [fedcollab_t1](tables/fedcollab_t1/table.md) | 5 | 1 | 2 | 2 |" in text
 

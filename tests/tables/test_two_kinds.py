@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.cli import reproduce
+from fedbench.cli import program
 from fedbench.tables import store
 
 SMALL = [
@@ -27,7 +27,7 @@ SMALL = [
 @pytest.mark.slow
 def test_every_cell_of_table_2_is_filled(tmp_path: Path) -> None:
     arguments = ["table=fedsac_t2", *SMALL, f"results={tmp_path / 'tables'}", f"runs_dir={tmp_path / 'runs'}"]
-    assert reproduce.main(arguments) == 0
+    assert program.main(["reproduce", *arguments]) == 0
     (folder,) = store.folders(tmp_path / "tables")
     table = store.load_table(folder)
     assert len(table.cells) == 40

@@ -10,9 +10,9 @@ from fedbench.core.errors import ConfigError
 from fedbench.tables import text, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.spec import Published
-from fedbench.tables.store import Circumstances, TableResult
+from fedbench.tables.store import Provenance, TableResult
 from fedbench.tables.text import Layout
-from fedbench.tables.verdict import NONE, Verdict, counts, judge
+from fedbench.tables.verdict import NONE, Verdict, counts, verdict_of
 from tests.tables.toys import filled, value
 
 SAME = (89.9, 90.0, 90.1)
@@ -22,7 +22,7 @@ def judged(*values: float, published: Published | None = None, **changes: object
     """The verdict on a table's only cell."""
     changes = {"published_seeds": 5, **changes}
     table = filled({"A": values}, {"A": published or value(90.0, 0.1)}, **changes)  # type: ignore[arg-type]
-    return judge(table, table.cells[0])
+    return verdict_of(table, table.cells[0])
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_one_seed_is_inconclusive_and_says_why() -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [Circumstances("quick"), Circumstances(substitute="digits"), Circumstances(changed=("model=mlp",))],
+    [Provenance("quick"), Provenance(substitute="digits"), Provenance(changed=("model=mlp",))],
 )
-def test_no_verdict_away_from_the_papers_setting(made: Circumstances) -> None:
+def test_no_verdict_away_from_the_papers_setting(made: Provenance) -> None:
     found = judged(*SAME, made=made)
     assert (found.kind, found.difference) == (NONE, pytest.approx(0.0))
 
@@ -66,7 +66,7 @@ def test_no_verdict_without_finite_values_or_on_seconds() -> None:
         judged(*SAME, metrics=[{"name": "acc", "timing": True}]).text == "no verdict: depends on the machine"
     )
     table = filled({"A": SAME})
-    assert judge(table, table.cells[0]).text == "nothing published"
+    assert verdict_of(table, table.cells[0]).text == "nothing published"
 
 
 def test_a_bound_is_met_or_not() -> None:
@@ -89,7 +89,7 @@ def both(**changes: object) -> TableResult:
 
 def test_exploratory_rows_are_marked_and_counted_apart() -> None:
     table = both()
-    found = judge(table, table.cell("B", "c", "acc"))
+    found = verdict_of(table, table.cell("B", "c", "acc"))
     assert (found.kind, found.text) == (EQUIVALENT, "equivalent (exploratory)")
     assert found.exploratory == "taken after A had come out low"
     assert (counts(table).total(), counts(table, exploratory=True)[EQUIVALENT]) == (1, 1)
@@ -98,11 +98,11 @@ def test_exploratory_rows_are_marked_and_counted_apart() -> None:
 def test_what_was_chosen_on_the_command_line_marks_the_whole_table() -> None:
     reason = "the nearest of five"
     chosen = both(
-        exploratory={"partition_seed=2": reason}, made=Circumstances(varied=("partition_seed=2",)), rows=ROWS
+        exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=2",)), rows=ROWS
     )
-    assert [verdict.judge(chosen, cell).exploratory for cell in chosen.cells] == [reason, reason]
+    assert [verdict.verdict_of(chosen, cell).exploratory for cell in chosen.cells] == [reason, reason]
     other = both(
-        exploratory={"partition_seed=2": reason}, made=Circumstances(varied=("partition_seed=1",)), rows=ROWS
+        exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=1",)), rows=ROWS
     )
     assert counts(other, exploratory=True).total() == 0
 
@@ -114,7 +114,7 @@ def test_a_choice_that_decides_nothing_somewhere_marks_nothing_there() -> None:
     marked = {"exploratory": "taken after A had come out low", "exploratory_but": ["partition=file"]}
     rows = [ROWS[0], {**ROWS[1], **marked}]
     for override, expected in (("partition=file", 0), ("partition_seed=1", 1)):
-        table = both(rows=rows, made=Circumstances(varied=(override,)))
+        table = both(rows=rows, made=Provenance(varied=(override,)))
         assert counts(table, exploratory=True).total() == expected
 
 

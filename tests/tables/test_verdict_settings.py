@@ -12,7 +12,7 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import spec
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT
 from fedbench.tables.spec import Margin, Published, width
-from fedbench.tables.verdict import Verdict, judge
+from fedbench.tables.verdict import Verdict, verdict_of
 from tests.tables.toys import filled, value
 
 SAME = (89.9, 90.0, 90.1)
@@ -22,7 +22,7 @@ def judged(*values: float, published: Published | None = None, **changes: object
     """The verdict on a table's only cell."""
     changes = {"published_seeds": 5, **changes}
     table = filled({"A": values}, {"A": published or value(90.0, 0.1)}, **changes)  # type: ignore[arg-type]
-    return judge(table, table.cells[0])
+    return verdict_of(table, table.cells[0])
 
 
 def test_the_margins_in_the_metrics_own_units() -> None:
@@ -72,7 +72,7 @@ def test_a_margin_of_a_metric_that_is_not_there() -> None:
 
 def test_an_unknown_number_of_clients_gives_no_verdict_on_ipr() -> None:
     table = filled({"A": SAME}, {"A": value(90.0)}, metrics=[{"name": "ipr"}])
-    assert judge(table, table.cells[0]).text == "no verdict: its margin is not known"
+    assert verdict_of(table, table.cells[0]).text == "no verdict: its margin is not known"
 
 
 @pytest.mark.parametrize("seeds", [0, 2.5, "5"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedbench.tables import spec
 from fedbench.tables.spec import Published
-from fedbench.tables.store import Cell, Circumstances, TableResult
+from fedbench.tables.store import Cell, Provenance, TableResult
 
 
 def value(mean: float, std: float | None = None, decimals: int = 2, bound: str = "") -> Published:
@@ -19,7 +19,7 @@ def filled(
     values: Mapping[str, Sequence[float]],
     published: Mapping[str, Published] | None = None,
     *,
-    made: Circumstances | None = None,
+    made: Provenance | None = None,
     column: str = "c",
     **changes: Any,
 ) -> TableResult:
@@ -38,4 +38,4 @@ def filled(
         Cell(row, column, metric, tuple(xs), tuple(range(len(xs))), published=(published or {}).get(row))
         for row, xs in values.items()
     ]
-    return TableResult(spec.parse({**content, **changes}), tuple(cells), made or Circumstances())
+    return TableResult(spec.parse({**content, **changes}), tuple(cells), made or Provenance())

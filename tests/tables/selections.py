@@ -1,4 +1,4 @@
-"""A small table, and wishes for its runs."""
+"""A small table, and selections of its runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.tables import spec
-from fedbench.tables.spec import Scale, Wish
-
-PAPER = Scale("paper")
+from fedbench.tables.spec import Selection
 
 
 def table(**changes: Any) -> spec.TableSpec:
@@ -37,6 +35,6 @@ def table(**changes: Any) -> spec.TableSpec:
     return spec.parse({**content, **changes})
 
 
-def wish(tmp_path: Path, **changes: Any) -> Wish:
-    """A wish whose runs go to `tmp_path`."""
-    return Wish(**{"scale": PAPER, "settings": (f"runs_dir={tmp_path}",), **changes})
+def selection(tmp_path: Path, changed: tuple[str, ...] = (), **more: Any) -> Selection:
+    """A selection whose runs go to `tmp_path`, `changed` in all of them."""
+    return Selection(overrides=(*changed, f"runs_dir={tmp_path}"), **more)

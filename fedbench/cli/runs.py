@@ -1,0 +1,233 @@
+"""Commands on what is there: `collect`, `plot` and `tta` read finished runs, `redraw` draws filled tables again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedbench.cli.program import asks_for_help, split_arguments
+from fedbench.config.messages import OK, REFUSED
+from fedbench.core.errors import ConfigError, FedbenchError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLLECT_HELP = """\
+Any run folders as one tidy table, one row a run. Columns: the result row (dataset, partition, model, method, protocol:
+as tables call them; seed, acc, ipr, rsd, bytes, seconds, versions, ...), the config as method.*, partition.*,
+protocol.*, ..., path, the run's folder, and code_changed, the parts of the code that are not what made it.
+"""
+COLLECT_EXAMPLE = """\
+example: python -m fedbench collect runs --out runs.parquet, then pandas.read_parquet("runs.parquet")
+"""
+TTA_HELP = """\
+Rounds, seconds and bytes to an accuracy, and how many times fewer than a baseline: as SosicFL, Section 5 and Table 5.
+The reference is a number, or the best accuracy of another run; the ratio is the baseline's rounds over the run's. A run
+that never gets there is censored: "> T", T its last scored round.
+"""
+PLOT_HELP = """\
+usage: python -m fedbench plot PATH [PATH ...] [KEY=VALUE ...]
+
+  PATH                 a run's folder, a filled table's, or a folder of some (runs/digits/dir0.1)
+  out=plots            where the pictures go
+  formats=svg,png      also pdf
+
+Of each run: gain over Local by client, the collaboration matrix ordered by coalition, a map of the clients.
+Of the runs together: accuracy over rounds (seeds as a band), and against bytes and seconds.
+Of each table: curves, ours beside the published values, and average ranks with their critical difference.
+"""
+PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
+FORMATS = ("svg", "png", "pdf")
+
+
+def collect_command(arguments: Sequence[str]) -> int:
+    """Collect runs, and write or print their table; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedbench collect", description=COLLECT_HELP, epilog=COLLECT_EXAMPLE
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help=".parquet or .csv (default: CSV on standard output)"
+    )
+    parser.add_argument("--no-config", action="store_true", help="only the result rows")
+    given = parser.parse_args(arguments)
+    return _collect(given.runs, given.out, not given.no_config)
+
+
+def _collect(runs: Sequence[str], out: Path | None, config: bool) -> int:
+    from fedbench.runs.execution import changed_since
+    from fedbench.runs.progress import remark
+    from fedbench.runs.run import collect
+
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"--out {out}: the name must end in .csv or .parquet")
+    table = collect(runs, config=config)
+    if table.empty:
+        raise FedbenchError(f"no finished run in {', '.join(runs)}")
+    changed = [changed_since(Path(path)) for path in table["path"]]
+    table["code_changed"] = [", ".join(parts) for parts in changed]
+    if any(changed):
+        said = remark(part for parts in changed for part in parts)
+        print(f"{sum(map(bool, changed))} of {len(table)} runs, see code_changed: {said}", file=sys.stderr)
+    if out is None:
+        table.to_csv(sys.stdout, index=False)
+        return 0
+    if not out.parent.is_dir():
+        raise FedbenchError(f"--out {out}: there is no folder {out.parent}")
+    write(table, out)
+    print(f"{out}: {len(table)} runs, {len(table.columns)} columns")
+    return 0
+
+
+def write(table: pd.DataFrame, out: Path) -> None:
+    """Write .csv or .parquet, atomically.
+
+    Raises:
+        ConfigError: parquet without pyarrow.
+    """
+    from fedbench.core.files import replacing
+
+    with replacing(out) as temporary:
+        if out.suffix == ".csv":
+            table.to_csv(temporary, index=False)
+            return
+        try:
+            table.to_parquet(temporary, engine="pyarrow", index=False)
+        except ImportError as error:
+            raise ConfigError(
+                "parquet needs pyarrow: pip install 'fedbench-harness[parquet]'; or --out x.csv"
+            ) from error
+
+
+def plot_command(arguments: Sequence[str]) -> int:
+    """Draw what the paths hold; return the exit code."""
+    if not arguments or asks_for_help(arguments):
+        print(PLOT_HELP, end="")
+        return OK if arguments else REFUSED
+    paths = [text for text in arguments if "=" not in text or Path(text).exists()]
+    given, others, _ = split_arguments([text for text in arguments if text not in paths], PLOT_OPTIONS)
+    if others:
+        raise unknown("option", others[0].partition("=")[0], PLOT_OPTIONS)
+    options = {**PLOT_OPTIONS, **given}
+    formats = options["formats"].split(",")
+    for kind in formats:
+        if kind not in FORMATS:
+            raise unknown("format", kind, FORMATS)
+    if not paths:
+        raise ConfigError("which run or table? see python -m fedbench plot --help")
+    from fedbench.figures import of_runs
+    from fedbench.plots.style import styled
+
+    out = Path(options["out"])
+    runs, tables = of_runs.find_folders(paths)
+    for folder in [*runs, *tables]:
+        name = "-".join(folder.parts[-3:]) if folder in runs else folder.name
+        with styled(name):
+            figures = of_runs.run_figures(folder) if folder in runs else of_runs.table_figures(folder)
+            _print_lines(of_runs.save_figures(figures, out / name, formats))
+    if runs:
+        with styled("runs"):
+            _print_lines(of_runs.save_figures(of_runs.comparison_figures(runs), out / "runs", formats))
+    return OK
+
+
+def _print_lines(paths: Sequence[Path]) -> None:
+    for path in paths:
+        print(path)
+
+
+def tta_command(arguments: Sequence[str]) -> int:
+    """Print one table of times to an accuracy; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fedbench tta", description=TTA_HELP)
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders of finished runs")
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--reference", type=float, metavar="PERCENT", help="the accuracy to reach")
+    chosen.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="the run whose best accuracy is to be reached"
+    )
+    parser.add_argument("--set", default="local", help="local, global or common (the one global model)")
+    given = parser.parse_args(arguments)
+    show_times(given.runs, given.reference, given.baseline, given.set)
+    return 0
+
+
+def show_times(runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str) -> None:
+    """Print the table of `runs`, against `percent` or the best of `baseline`.
+
+    Raises:
+        FedbenchError: a folder holds no finished run, or was not scored on `test_set`.
+    """
+    from rich.table import Table
+
+    from fedbench.runs.execution import changed_since
+    from fedbench.runs.progress import Output, remark
+
+    title, lines = times_to_accuracy(runs, percent, baseline, test_set)
+    table = Table("run", "rounds", "seconds", "MB", "times fewer rounds", title=title, title_justify="left")
+    for line in lines:
+        table.add_row(*line)
+    console = Output() if sys.stdout.isatty() else Output(width=140)
+    console.print(table)
+    folders = [*([baseline] if baseline else []), *runs]
+    if said := remark(part for folder in folders for part in changed_since(folder)):
+        print(said)
+
+
+def times_to_accuracy(
+    runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str
+) -> tuple[str, list[tuple[str, ...]]]:
+    """Return the title, and a line of text for the baseline, if there is one, and for each run."""
+    from fedbench.metrics import improvement
+    from fedbench.runs.execution import changed_since
+    from fedbench.runs.folder import RESULT
+    from fedbench.runs.progress import STALE
+    from fedbench.runs.run import Run
+    from fedbench.tables.measures import reaches
+
+    folders = [*([baseline] if baseline else []), *runs]
+    for folder in folders:
+        if not (folder / RESULT).is_file():
+            raise ConfigError(f"{folder} holds no finished run: it has no {RESULT}")
+    finished = [Run(folder) for folder in folders]
+    reference = max(finished[0].curve(test_set)) if percent is None else percent / 100
+    times = [reaches(run, reference, test_set) for run in finished]
+    lines: list[tuple[str, ...]] = []
+    for run, time in zip(finished, times, strict=True):
+        ratio = improvement(times[0], time) if baseline else None
+        mark = STALE if changed_since(run.folder) else ""
+        name = (
+            f"{run.row['method']}, {run.row['dataset']}, {run.row['partition']}, seed {run.row['seed']}{mark}"
+        )
+        cells = (
+            (f"> {time.horizon}", "-", "-")
+            if time.rounds is None
+            else (str(time.rounds), f"{time.seconds:.1f}", f"{(time.bytes or 0) / 1e6:.1f}")
+        )
+        lines.append((name, *cells, "-" if ratio is None else f"{ratio:.1f}"))
+    return f"To {100 * reference:.2f} % on the {test_set} test set", lines
+
+
+def redraw_command(arguments: Sequence[str]) -> int:
+    """Draw all tables below a folder (default: results) again and count their verdicts; return the exit code."""
+    from fedbench.tables import store, text
+    from fedbench.tables.render import write as draw
+    from fedbench.tables.staleness import RunCounts
+
+    if asks_for_help(arguments):
+        print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")
+        return OK
+    results = arguments[0] if arguments else "results"
+    folders = store.folders(results)
+    behind = RunCounts()
+    for folder in folders:
+        behind += draw(folder)
+        store.seal(folder)
+        print(folder)
+    text.write(Path(results))
+    print(behind)
+    if not folders:
+        print(f"no filled table below {results}; python -m fedbench reproduce makes one", file=sys.stderr)
+    return OK if folders else REFUSED
