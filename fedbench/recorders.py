@@ -92,7 +92,6 @@ class CKA(Recorder):
     name: ClassVar[str] = "cka"
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         federation = moment.setup.federation
         pool = federation.global_test
         if not len(pool):
@@ -135,7 +134,6 @@ class ClassifierCosine(Recorder):
     name: ClassVar[str] = "classifier_cosine"
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         names = [name for name in moment.setup.task.groups["@head"] if moment.models[name].dim() > 2]
         rows = torch.cat([moment.models[name].flatten(2) for name in sorted(names)], dim=2)  # [C, K, d]
         return {VALUE: moment.square(torch.stack([cosines(each) for each in rows.unbind(1)]))}
@@ -148,7 +146,6 @@ class ModelCosine(Recorder):
     name: ClassVar[str] = "model_cosine"
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         weights = moment.setup.task.weights(moment.models)
         return {VALUE: moment.square(cosines(trees.flatten(weights)))}
 
@@ -160,7 +157,6 @@ class UpdateCosine(Recorder):
     name: ClassVar[str] = "update_cosine"
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         weights = moment.setup.task.weights(moment.models)
         if missing := sorted(set(weights) - set(moment.message)):
             raise ConfigError(f"the server does not send '{missing[0]}', so its change is not known")
@@ -179,7 +175,6 @@ class UpdateVariance(Recorder):
     always: ClassVar[bool] = True
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         head = moment.setup.task.groups["@head"]
         moved = {
             name: leaf - moment.message[name]
@@ -203,7 +198,6 @@ class Collaboration(Recorder):
     name: ClassVar[str] = "collaboration"
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         matrix = moment.setup.method.collaboration(moment.server, moment.setup.population)
         if matrix is None:
             raise ConfigError("it has no collaboration matrix")
@@ -217,7 +211,6 @@ class Similarity(Recorder):
     name: ClassVar[str] = "similarity"
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         stage = fedrema.classifier_stage(moment.setup.task, ("@classifier",))
         probe = fedrema.Probe(TEMPERATURE, 1.0, per_client=False, temper_all=True)
         cohort = replace(moment.cohort, generator=moment.generator(self.name))
@@ -231,7 +224,6 @@ class Complementarity(Recorder):
     name: ClassVar[str] = "complementarity"
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         setup = moment.setup
         products = [
             features.products(trees.row(moment.models, place), setup.federation.all_of(client), setup.task)
@@ -259,7 +251,6 @@ class Simplex(Recorder):
             raise ConfigError("its model has no endpoints; sosicfl and its presets have")
 
     def look(self, moment: Moment) -> Arrays:
-        """See Recorder.look."""
         self.fits(moment)
         setup, work = moment.setup, without_regions(moment.server)
         corners = len(next(iter(trees.part(work, "endpoints").values())))

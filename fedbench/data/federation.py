@@ -268,7 +268,6 @@ class Crop(Augmentation):
         return torch.randint(*bounds, (*shape, 2), generator=generator, dtype=torch.int16)
 
     def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
-        """See Augmentation.apply."""
         count, channels, height, width = x.shape
         pad = self.pad
         padded = black.expand(count, channels, height + 2 * pad, width + 2 * pad).clone()
@@ -287,7 +286,6 @@ class Flip(Augmentation):
         return torch.rand(shape, generator=generator) < 0.5
 
     def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
-        """See Augmentation.apply."""
         return torch.where(drawn.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
@@ -302,7 +300,6 @@ class Rotate(Augmentation):
         return (2 * torch.rand(shape, generator=generator) - 1) * self.degrees
 
     def apply(self, x: Tensor, drawn: Tensor, black: Tensor) -> Tensor:
-        """See Augmentation.apply."""
         return rotate(x, drawn, black, "black")
 
 

@@ -337,7 +337,6 @@ class FileSource(DataSource):
         return ""
 
     def read(self, report: Report = silent) -> Dataset:
-        """See `DataSource.read`."""
         return self.dataset(self.arrays(report))
 
     def dataset(self, arrays: Arrays) -> Dataset:
@@ -359,7 +358,6 @@ class FileSource(DataSource):
         return next((files for files in found if files is not None), None)
 
     def state(self) -> Availability:
-        """See `DataSource.state`."""
         files = self.locate()
         how = f"run `python -m fedbench prepare {self.name}`, or add dataset.download=true to a run"
         how += f", or `{self.package}`" if self.package else ""
@@ -387,7 +385,6 @@ class FileSource(DataSource):
 
     @property
     def stamp(self) -> str:
-        """See `DataSource.stamp`."""
         files = self.locate()
         return "" if files is None else self._key(files)
 

@@ -57,7 +57,6 @@ class Cut:
         self.planned = self.taken = 0
 
     def __call__(self, setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
-        """See BatchSource."""
         order, noise = drawn(setup, client, stage, view, purpose)
         self.planned += len(order)
         self.taken += min(self.steps, len(order))

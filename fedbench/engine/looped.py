@@ -127,7 +127,6 @@ class LoopedTrainer(LoopedScorer):
     def launch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Engine.launch."""
         views = self._views(ids, message, memory, clock)
         each = [self.train_one(client, view, score) for client, view in zip(ids.tolist(), views, strict=True)]
         return gather(each)
@@ -135,7 +134,6 @@ class LoopedTrainer(LoopedScorer):
     def launch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Engine.launch_scoring."""
         known, views = Known(), self._views(ids, message, memory, clock)
         each = [
             self.evaluate_one(client, view, score, known)

@@ -133,21 +133,17 @@ class Seat(Trainer):
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Trainer.train."""
         return self._answered(Request(True, ids, message, memory, clock, tuple(score)))
 
     def evaluate(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Trainer.evaluate."""
         return self._answered(Request(False, ids, message, memory, clock, tuple(score))).counts
 
     def clock(self) -> float:
-        """See Trainer.clock."""
         return time.perf_counter() - self._others
 
     def close(self) -> None:
-        """See Trainer.close."""
         self.own.close()
 
     def _answered(self, request: Request) -> Outcome:

@@ -46,28 +46,23 @@ class Preparing(Preparation):
 
     @property
     def seed(self) -> int:
-        """See Preparation."""
         return self.setup.seed
 
     @property
     def task(self) -> Task:
-        """See Preparation."""
         return self.setup.task
 
     @property
     def population(self) -> Population:
-        """See Preparation."""
         return self.setup.population
 
     @property
     def everyone(self) -> Cohort:
-        """See Preparation."""
         return self.setup.cohort(self.setup.everyone, self.clock)
 
     def round(
         self, message: Tree, memory: Tree, *, rounds: int = 1, sends: Callable[[Tree], Tree] | None = None
     ) -> Tree:
-        """See Preparation."""
         ids = self.setup.everyone
         self.meter.down += self.setup.traffic(message, ids)
         for passed in range(rounds):
@@ -76,12 +71,10 @@ class Preparing(Preparation):
         return self.received(torch.vmap(sends)(message) if sends is not None else message)
 
     def received(self, uploads: Tree) -> Tree:
-        """See Preparation."""
         self.meter.received(uploads)
         return uploads
 
     def samples(self, *, unit: bool = False, kind: int = 0) -> Batch:
-        """See Preparation."""
         federation = self.setup.kinds[kind].federation
         train, members = federation.sets["train"], self.setup.task.kind_of(self.setup.everyone) == kind
         owned = train.values[members.repeat_interleave(train.sizes).to(federation.device)]
@@ -91,7 +84,6 @@ class Preparing(Preparation):
     def once(
         self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]
     ) -> Arrays:
-        """See Preparation. The seconds are those of the run that made it."""
         began, fresh = time.perf_counter(), []
 
         def made() -> Arrays:
@@ -109,7 +101,6 @@ class Preparing(Preparation):
         return found
 
     def keep(self, name: str, array: np.ndarray) -> None:
-        """See Preparation."""
         self.arrays[name] = np.asarray(array)
 
 

@@ -565,13 +565,11 @@ class StackedTrainer(StackedScorer):
         self._replayed: dict[tuple[str, int, int], Replayed] = {}
 
     def forget(self) -> None:
-        """See Stacking.forget: captured programs."""
         self._replayed.clear()
 
     def launch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Engine.launch."""
         return self.in_chunks(ids, message, memory, clock, lambda chunk: self._train(chunk, score))
 
     def launch_scoring(

@@ -129,7 +129,6 @@ class Engine(Trainer):
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Trainer.train."""
         launched, after = self.launch(ids, message, memory, clock, score), clock.next
         self.setup.draw_ahead(self.setup.draw_cohort(after), after)
         return settled([(self.setup, ids, launched)], clock)[0]
@@ -137,7 +136,6 @@ class Engine(Trainer):
     def evaluate(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Trainer.evaluate."""
         return on_host(self.launch_scoring(ids, message, memory, clock, score), ids, clock)
 
 
@@ -215,7 +213,6 @@ class KindsTrainer(Trainer):
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Trainer.train."""
         each = list(self._each(ids, message, memory))
         launched = [
             (engine.setup, ids[chosen], engine.launch(ids[chosen], *given, clock, score))
@@ -237,7 +234,6 @@ class KindsTrainer(Trainer):
     def evaluate(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Trainer.evaluate."""
         parts = [
             (chosen, engine.launch_scoring(ids[chosen], *given, clock, score))
             for chosen, engine, given in self._each(ids, message, memory)
@@ -245,7 +241,6 @@ class KindsTrainer(Trainer):
         return on_host(_whole(parts, len(ids)), ids, clock)
 
     def close(self) -> None:
-        """See Trainer.close."""
         for engine in self.engines:
             engine.close()
 

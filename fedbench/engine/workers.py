@@ -275,7 +275,6 @@ class WorkersTrainer(Engine):
     def launch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        """See Engine.launch."""
         self._share("message", message, spec_of(message))
         self._share("memory", memory, spec_of(memory))
         upload, kept = self._specimen(ids, message, memory, clock)
@@ -292,7 +291,6 @@ class WorkersTrainer(Engine):
     def launch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Engine.launch_scoring."""
         self._share("message", message, spec_of(message))
         self._share("memory", memory, spec_of(memory))
         return stack_counts([counts for _, counts in self._deal("evaluate", ids, clock, score)])

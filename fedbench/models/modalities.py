@@ -68,7 +68,6 @@ class Kinds(Model):
 
     @property
     def networks(self) -> Mapping[str, Model]:
-        """See Model.networks."""
         networks: dict[str, Model] = self.kinds
         return networks
 
@@ -95,7 +94,6 @@ class Kinds(Model):
         return partition, np.repeat(np.arange(count), numbers)
 
     def lacking(self) -> str:
-        """See Model.lacking."""
         return "; ".join(filter(None, (each.lacking() for each in self.kinds.values())))
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -171,7 +169,6 @@ class TextCNN(Model):
 
     @property
     def tokens(self) -> int:
-        """See Model.tokens."""
         return self.vocabulary
 
     def view(self, dataset: Dataset) -> Dataset:
@@ -273,7 +270,6 @@ class KindTask(Task):
         return {name: shared.get(name, leaf) for name, leaf in own.items()}
 
     def own(self, tree: Tree) -> Tree:
-        """See Leaves.own."""
         return {key: leaf for key, leaf in tree.items() if owner(key, self._names) in (self.prefix[:-1], "")}
 
 
@@ -317,7 +313,6 @@ class JointTask(Task):
         return self._kinds
 
     def kind_of(self, ids: Tensor) -> Tensor:
-        """See Leaves.kind_of; the clients of several runs as one (joint_setup) are numbered on."""
         return self._kind[ids % len(self._kind)]
 
     def init(self, generator: torch.Generator) -> Tree:
@@ -330,7 +325,6 @@ class JointTask(Task):
         return leaves
 
     def among(self, tree: Tree, ids: Tensor) -> Iterator[tuple[Rows, Tree]]:
-        """See Leaves.among."""
         kind = self.kind_of(ids)
         for place, name in enumerate((*self._names, "")):
             leaves = {key: leaf for key, leaf in tree.items() if owner(key, self._names) == name}

@@ -51,22 +51,18 @@ class Tracker(Observer):
     # ---- Observer
 
     def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        """See Observer.start."""
         self._opened = self._guarded(lambda: self.open(labels, rounds, resumed_from))
 
     def record(self, record: Record) -> None:
-        """See Observer.record."""
         if self._opened:
             self._guarded(lambda: self.log(record.round, record_row(record)))
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """See Observer.finish."""
         if self._opened:
             self._guarded(lambda: self.summarise(result))
         self._complete = True
 
     def close(self) -> None:
-        """See Observer.close; a run that did not finish is marked as failed where the library can."""
         if self._opened:
             self._opened = False
             self._guarded(lambda: self.end(complete=self._complete))
@@ -123,7 +119,6 @@ class WandbTracker(Tracker):
         self._run: Any = None
 
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        """See Tracker.open."""
         import wandb
 
         online = self._settings["mode"] == "online"  # elsewhere nobody knows what was logged before
@@ -139,15 +134,12 @@ class WandbTracker(Tracker):
         self._run.config.update({"fedbench_rounds": rounds, "fedbench_resumed_from": resumed_from})
 
     def log(self, round_: int, row: Mapping[str, Any]) -> None:
-        """See Tracker.log."""
         self._run.log(dict(row))
 
     def summarise(self, result: Mapping[str, Any]) -> None:
-        """See Tracker.summarise."""
         self._run.summary.update(dict(result))
 
     def end(self, *, complete: bool) -> None:
-        """See Tracker.end."""
         self._run.finish(exit_code=0 if complete else 1)
 
 
@@ -158,7 +150,6 @@ class TensorBoardTracker(Tracker):
     _writer: Any
 
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        """See Tracker.open."""
         import yaml
         from torch.utils.tensorboard import SummaryWriter
 
@@ -169,21 +160,18 @@ class TensorBoardTracker(Tracker):
         self._writer.add_text(title(labels), f"```\n{text}```")
 
     def log(self, round_: int, row: Mapping[str, Any]) -> None:
-        """See Tracker.log."""
         for name, value in row.items():
             known = number(value)
             if name != "round" and known is not None:
                 self._writer.add_scalar(name, known, round_)
 
     def summarise(self, result: Mapping[str, Any]) -> None:
-        """See Tracker.summarise."""
         for name in FINAL:
             known = number(result.get(name))
             if known is not None:
                 self._writer.add_scalar(f"final/{name}", known)
 
     def end(self, *, complete: bool) -> None:
-        """See Tracker.end."""
         self._writer.close()
 
 
@@ -211,7 +199,6 @@ class MlflowTracker(Tracker):
         self._run = ""
 
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        """See Tracker.open."""
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self._uri)
@@ -228,19 +215,16 @@ class MlflowTracker(Tracker):
                 self._client.log_param(self._run, name, str(value)[:LONGEST])
 
     def log(self, round_: int, row: Mapping[str, Any]) -> None:
-        """See Tracker.log."""
         for name, value in row.items():
             known = number(value)
             if name != "round" and known is not None:
                 self._client.log_metric(self._run, name, known, step=round_)
 
     def summarise(self, result: Mapping[str, Any]) -> None:
-        """See Tracker.summarise."""
         for name in FINAL:
             known = number(result.get(name))
             if known is not None:
                 self._client.log_metric(self._run, f"final_{name}", known)
 
     def end(self, *, complete: bool) -> None:
-        """See Tracker.end."""
         self._client.set_terminated(self._run, "FINISHED" if complete else "FAILED")

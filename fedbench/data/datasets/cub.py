@@ -61,7 +61,6 @@ class Cub(FileSource):
 
     @property
     def variant(self) -> str:
-        """See `FileSource.variant`."""
         return f"-{self.size}" + (f"-text{self.words}" if self.text else "")
 
     @property
@@ -104,7 +103,6 @@ class Cub(FileSource):
         return arrays
 
     def dataset(self, arrays: Arrays) -> Dataset:
-        """See `FileSource.dataset`."""
         count = int(arrays["num_train"][0])
         return Dataset(
             self.name,

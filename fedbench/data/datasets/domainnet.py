@@ -121,7 +121,6 @@ class DomainNet(FileSource):
 
     @property
     def variant(self) -> str:
-        """See `FileSource.variant`."""
         options = (self.num_classes, self.classes, self.ratio, self.size, self.seed)
         return "-" + hashlib.sha256(repr(options).encode()).hexdigest()[:8]
 
@@ -208,7 +207,6 @@ class DomainNet(FileSource):
         return [items[index] for index in sorted(kept)]
 
     def dataset(self, arrays: Arrays) -> Dataset:
-        """See `FileSource.dataset`."""
         count, classes = int(arrays["num_train"][0]), len(self.classes) or self.num_classes
         x, y, domain = arrays["x"], arrays["y"], np.asarray(arrays["domain"])
         return Dataset(self.name, x, y, count, classes, self.mean, self.std, domain=domain)

@@ -61,7 +61,6 @@ class OwnData(DataSource):
         return Availability(ready, where, (self.path or "dataset.path",), "set dataset.path to your data")
 
     def read(self, report: Report = silent) -> Dataset:
-        """See `DataSource.read`."""
         if not self.state().ready:
             raise DataMissing(
                 f"dataset={self.name}: "
@@ -72,7 +71,6 @@ class OwnData(DataSource):
 
     @property
     def stamp(self) -> str:
-        """See `DataSource.stamp`."""
         files = self.files(Path(self.path or "").expanduser()) if self.state().ready else []
         return source_key(f"{self.name}{self.variant}", files)
 
@@ -107,7 +105,6 @@ class Npz(OwnData):
         return [path]
 
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
-        """See `OwnData.parse`."""
         try:
             arrays = load_npz(path)
         except OSError as error:
@@ -197,7 +194,6 @@ class ImageFolder(OwnData):
         return [file for split in _splits(path) for label in _classes(split) for file in _images(label)]
 
     def parse(self, path: Path, report: Report) -> tuple[Parsed, Parsed | None]:
-        """See `OwnData.parse`."""
         train, *test = [self._split(split, report) for split in _splits(path)]
         return train, test[0] if test else None
 

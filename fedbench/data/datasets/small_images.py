@@ -52,7 +52,6 @@ class Digits(DataSource):
         return Availability(file is not None, where, ("scikit-learn",), f"run `{INSTALL}`")
 
     def read(self, report: Report = silent) -> Dataset:
-        """See `DataSource.read`."""
         file = digits_file()
         if file is None:
             raise DataMissing(
@@ -273,7 +272,6 @@ class Cifar100(FileSource):
 
     @property
     def label(self) -> str:
-        """See `DataSource.label`."""
         return super().label if self.labels == "fine" else f"{super().label}-{self.labels}"
 
     def files(self, folder: Path) -> list[Path] | None:
@@ -290,7 +288,6 @@ class Cifar100(FileSource):
         return {"x": x, "y": fine, "coarse": coarse, "num_train": np.array([len(train_x)])}
 
     def dataset(self, arrays: Arrays) -> Dataset:
-        """See `FileSource.dataset`."""
         y = arrays["y" if self.labels == "fine" else "coarse"]
         count = int(arrays["num_train"][0])
         return Dataset(self.name, arrays["x"], y, count, CIFAR100_LABELS[self.labels], self.mean, self.std)
@@ -355,7 +352,6 @@ class Cinic10(FileSource):
         return {"x": x, "y": np.array(labels), **{name: np.array([n]) for name, n in numbers.items()}}
 
     def dataset(self, arrays: Arrays) -> Dataset:
-        """See `FileSource.dataset`."""
         whole = super().dataset(arrays)
         if self.valid:
             return whole

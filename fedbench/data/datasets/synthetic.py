@@ -41,7 +41,6 @@ class Synthetic(DataSource):
         return Availability(True, "procedural", (), "nothing to fetch")
 
     def read(self, report: Report = silent) -> Dataset:
-        """See `DataSource.read`."""
         total = self.train + self.test
         rng = numpy_rng(self.seed, "synthetic", "labels")
         y = np.concatenate(
@@ -126,7 +125,6 @@ class Captioned(Synthetic):
     chatter: float = share(0.5)  # share of the words that say nothing of the class
 
     def read(self, report: Report = silent) -> Dataset:
-        """See `DataSource.read`."""
         data = super().read(report)
         number = np.arange(self.vocabulary - len(SPECIAL_WORDS))
         return dataclasses.replace(
@@ -136,7 +134,6 @@ class Captioned(Synthetic):
         )
 
     def _prototypes(self) -> NDArray[np.float64]:
-        """See Synthetic."""
         rng = numpy_rng(self.seed, "captioned", "fields")
         fields = smooth(rng, (self.traits, self.channels), self.size)
         mixed = np.tensordot(self._traits("image"), fields, 1)

@@ -49,7 +49,6 @@ class FileSplit(PartitionSpec):
         return self.name if self.path is None else f"{self.name}-{_digest(self._file())}"
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`; a function of the file alone."""
         if self.path is None:
             raise ConfigError("partition=file needs partition.path=FILE.npz")
         arrays = read_arrays(self._file())

@@ -44,7 +44,6 @@ class Groups(PartitionSpec):
     size: int = at_least(1, 600)  # samples a client, training and test together; Table 2 of FedReMa: 100
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         return Assignment(clients=pool.deal(self.counts(pool.stock), rng))
 
     def counts(self, stock: Ints) -> Ints:
@@ -106,7 +105,6 @@ class LabelGroups(PartitionSpec):
             raise ConfigError("partition.starts must list the first label of at least one client")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         return Assignment(clients=pool.deal(self.counts(pool.stock), rng))
 
     def counts(self, stock: Ints) -> Ints:
@@ -152,7 +150,6 @@ class Fold(PartitionSpec):
     size: int | None = at_least(1, None)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         return Assignment(clients=pool.deal(self.counts(pool.stock), rng))
 
     def counts(self, stock: Ints) -> Ints:
@@ -226,7 +223,6 @@ class FoldCode(Fold):
     test: float = share(0.2, below=True)  # share of them that is for testing
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         wanted = self.counts(pool.stock)
         tests = np.stack(
             [rng.multivariate_hypergeometric(row, int(self.test * self.size + 0.5)) for row in wanted]
@@ -329,7 +325,6 @@ class LabelShift(PartitionSpec):
     scale: float | None = share(None, above=True)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         if pool.classes < LABEL_SHIFT_LABELS:
             raise ConfigError(f"label_shift needs labels 0 to 9, this data set has {pool.classes} classes")
         train, test = self.counts(pool.stock)
@@ -397,7 +392,6 @@ class Domain(PartitionSpec):
     angles: tuple[float, ...] = finite(())
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         domains = self._domains(pool, rng)
         clients = []
         for name, samples in domains.items():

@@ -49,7 +49,6 @@ class Dirichlet(PartitionSpec):
     max_tries: int = at_least(1, 2000)  # draws before giving up
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         counts = self.counts(pool.stock, rng)
         return Assignment(clients=pool.deal(counts.T, rng))
 
@@ -132,7 +131,6 @@ class DirichletPrior(PartitionSpec):
     size: int | None = at_least(1, None)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         counts = self.counts(pool.stock, rng)
         return Assignment(clients=pool.deal(counts, rng))
 
@@ -173,7 +171,6 @@ class Homogeneous(PartitionSpec):
     num_clients: int = at_least(1, 10)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         require_clients(self.num_clients, len(pool))
         return Assignment(clients=np.array_split(rng.permutation(pool.index), self.num_clients))
 
@@ -198,7 +195,6 @@ class Quantity(PartitionSpec):
     max_tries: int = at_least(1, 2000)  # draws before giving up
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         sizes = self.sizes(len(pool), rng)
         return Assignment(clients=np.split(rng.permutation(pool.index), np.cumsum(sizes)[:-1]))
 
@@ -243,7 +239,6 @@ class Pathological(PartitionSpec):
     num_clients: int = at_least(1, 10)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         return Assignment(clients=pool.deal(self.counts(pool.stock), rng))
 
     def counts(self, stock: Ints) -> Ints:

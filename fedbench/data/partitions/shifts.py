@@ -42,7 +42,6 @@ class Shift(PartitionSpec):
     scale: float | None = share(None, above=True)
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """See `PartitionSpec.assign`."""
         train, test = self.counts(len(pool))
         cuts = np.cumsum(np.concatenate([train, test]))
         parts = np.split(rng.permutation(pool.index), cuts)[:-1]
@@ -92,7 +91,6 @@ class FeatureShift(Shift):
             raise ConfigError(f"partition.angles needs four angles, got {list(self.angles)}")
 
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
-        """See `Shift.shifted`."""
         rotation = np.array(self.angles, dtype=np.float64)[TYPE]
         return Assignment(train=train, test=test, rotation=rotation, corners=self.corners)
 
@@ -106,7 +104,6 @@ class ConceptShift(Shift):
     small: int = at_least(1, 120)  # training samples of clients 10-19
 
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
-        """See `Shift.shifted`."""
         if classes < 4:
             raise ConfigError(f"concept_shift needs at least 4 classes, this data set has {classes}")
         return Assignment(train=train, test=test, label_map=permutations(classes)[TYPE])
