@@ -17,10 +17,9 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.recording import PREFIX, ROUND, Arrays, Moment, Recorder
 from fedbench.methods import fedrema
-from fedbench.methods.parts import features
+from fedbench.methods.parts import features, simplex
 from fedbench.methods.parts.mixing import cosines
-from fedbench.methods.sosicfl import simplex
-from fedbench.methods.sosicfl.sosicfl import model_at, without_regions
+from fedbench.methods.sosicfl import model_at, without_regions
 from fedbench.models.task import Task
 
 RECORDERS: Registry[Recorder] = Registry(

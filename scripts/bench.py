@@ -28,7 +28,7 @@ from benchmarks.rounds import WORKLOADS
 
 from fedbench.core.files import write_json, write_text
 from fedbench.engine.hardware import set_precision
-from fedbench.runs.environment import machine, versions
+from fedbench.runs.fingerprint import machine, versions
 
 Result = dict[str, Any]
 

@@ -25,7 +25,7 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Preparing
-from fedbench.methods.sosicfl import simplex
+from fedbench.methods.parts import simplex
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
 

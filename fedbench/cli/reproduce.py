@@ -150,7 +150,7 @@ def reproduce_command(arguments: Sequence[str]) -> int:
 def reproduce(selection: Selection) -> int:
     """Plan, run, fill and draw one table; return INCOMPLETE if a cell that was selected is not there, else OK."""
     from fedbench.core.files import held
-    from fedbench.tables import plan, staleness, store
+    from fedbench.tables import plan, store
     from fedbench.tables.render import write
 
     launcher, at_once = _launcher(selection)
@@ -174,7 +174,7 @@ def reproduce(selection: Selection) -> int:
         store.save_matrices(folder, plan.matrices(planned))
         store.save_clients(folder, plan.clients(planned))
         write(folder)
-    show(staleness.load(folder)[0])  # as table.md has it: with margins and marks
+    show(store.load(folder)[0])  # as table.md has it: with margins and marks
     return conclude(planned, folder, len(missing))
 
 

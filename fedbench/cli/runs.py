@@ -214,7 +214,7 @@ def redraw_command(arguments: Sequence[str]) -> int:
     """Draw all tables below a folder (default: results) again and count their verdicts; return the exit code."""
     from fedbench.tables import store, text
     from fedbench.tables.render import write as draw
-    from fedbench.tables.staleness import RunCounts
+    from fedbench.tables.store import RunCounts
 
     if asks_for_help(arguments):
         print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")

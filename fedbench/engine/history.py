@@ -234,7 +234,7 @@ class Observer:
         """The run was completed by an earlier command, which is told before `finish`."""
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """The run is complete; `result` is its row (fedbench.runs.summary)."""
+        """The run is complete; `result` is its row (fedbench.runs.run)."""
 
     def close(self) -> None:
         """The run is over, complete or not: always called last, also after an error. Releases what is held."""

@@ -21,9 +21,8 @@ from fedbench.data.partition import Partition
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import Calls, Method, check_announced, check_selectors
-from fedbench.models.base import Model
 from fedbench.models.modalities import JointTask
-from fedbench.models.task import Task, check_input
+from fedbench.models.task import Model, Task, check_input
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,8 @@ from fedbench.data.partition import make_partition
 from fedbench.figures.plan import FigurePlan
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.fedcollab import FedCollab
-from fedbench.methods.sosicfl import simplex
-from fedbench.methods.sosicfl.sosicfl import SosicFL
+from fedbench.methods.parts import simplex
+from fedbench.methods.sosicfl import SosicFL
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig
 from fedbench.runs.execution import build

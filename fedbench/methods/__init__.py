@@ -53,8 +53,8 @@ METHODS: Registry[Method] = Registry(
         "pfedme": "fedbench.methods.pfedme:PFedMe",
         "pfedsim": "fedbench.methods.pfedsim:PFedSim",
         "scaffold": "fedbench.methods.scaffold:Scaffold",
-        "sosicfl": "fedbench.methods.sosicfl.sosicfl:SosicFL",
-        "sosicfl_plus": "fedbench.methods.sosicfl.sosicfl:SosicFLPlus",
+        "sosicfl": "fedbench.methods.sosicfl:SosicFL",
+        "sosicfl_plus": "fedbench.methods.sosicfl:SosicFLPlus",
     },
     __name__,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fedbench.config.fields import Registry
 
 if TYPE_CHECKING:
-    from fedbench.models.base import Model
+    from fedbench.models.task import Model
 
 MODELS: Registry[Model] = Registry(
     "model",

@@ -24,9 +24,8 @@ from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Rows, Tree
 from fedbench.data.dataset import Dataset, Ints
 from fedbench.data.partition import Partition
-from fedbench.models.base import Model
 from fedbench.models.layers import GlobalMean, MaxPool2
-from fedbench.models.task import Slice, Task
+from fedbench.models.task import Model, Slice, Task
 
 
 @dataclass(frozen=True)

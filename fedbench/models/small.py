@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fedbench.config.fields import at_least, one_of
 from fedbench.config.schema import added
 from fedbench.core.errors import ConfigError
-from fedbench.models.base import Model, flat_size
 from fedbench.models.layers import MaxPool2
+from fedbench.models.task import Model, flat_size
 
 # Multi-layer perceptron; FedCollab's 784-200-200-10 for Fashion-MNIST (Bao et al., ICML 2023, Section 5.1).
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, nearest
 from fedbench.core.trees import Tree
-from fedbench.models.base import Model
 from fedbench.models.layers import GlobalMean, Places, PlacesMean, replace_batch_norm
+from fedbench.models.task import Model
 
 # Files of ImageNet weights: where torchvision keeps them, fetching them, reading them without executing anything.
 

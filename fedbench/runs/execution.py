@@ -30,11 +30,10 @@ from fedbench.metrics import Floats
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve, run_key
-from fedbench.runs.environment import environment, versions
+from fedbench.runs.fingerprint import environment, versions
 from fedbench.runs.folder import CONFIG, RESULT, RunFolder, Status, files_of
 from fedbench.runs.progress import Progress
-from fedbench.runs.run import Run
-from fedbench.runs.summary import Reading, client_rows, summarise
+from fedbench.runs.run import Reading, Run, client_rows, summarise
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

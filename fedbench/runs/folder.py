@@ -74,7 +74,7 @@ class RunFiles:
         self._write(CONFIG, yaml.encode())
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """environment.json (fedbench.runs.environment)."""
+        """environment.json (fedbench.runs.fingerprint)."""
         self._write("environment.json", as_json(environment))
 
     def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
@@ -94,7 +94,7 @@ class RunFiles:
         self._write(TALLIES, as_npz(history.arrays()))
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """clients.csv: one row a client (fedbench.runs.summary.client_rows)."""
+        """clients.csv: one row a client (fedbench.runs.run.client_rows)."""
         self._write(CLIENTS, as_csv(rows))
 
     def write_collaboration(self, matrix: NDArray[Any]) -> None:

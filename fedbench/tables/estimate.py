@@ -26,8 +26,8 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
 from fedbench.methods.fedavg import FedAvg
 from fedbench.runs.config import RunConfig
-from fedbench.runs.environment import machine
 from fedbench.runs.execution import build
+from fedbench.runs.fingerprint import machine
 from fedbench.runs.progress import human_bytes, rough_seconds
 from fedbench.tables.plan import Job, Plan, of_runs
 

@@ -17,8 +17,8 @@ from fedbench.config import groups
 from fedbench.core.errors import DataMissing, FedbenchError, Stale
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain, run_key
-from fedbench.runs.environment import machine, source_commit
 from fedbench.runs.execution import folder_of, labels_of, run_status
+from fedbench.runs.fingerprint import machine, source_commit
 from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Run
 from fedbench.tables import measures

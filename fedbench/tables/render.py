@@ -18,7 +18,7 @@ from rich.text import Text as Words
 
 from fedbench.core.errors import FedbenchError, nearest
 from fedbench.core.files import write_csv, write_text
-from fedbench.tables import staleness, store, verdict
+from fedbench.tables import store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
 from fedbench.tables.spec import ColumnSpec, MetricSpec
 from fedbench.tables.store import TableResult
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from fedbench.tables.staleness import RunCounts
+    from fedbench.tables.store import RunCounts
 
 
 def write(folder: Path) -> RunCounts:
@@ -45,9 +45,9 @@ def write(folder: Path) -> RunCounts:
     """
     import dataclasses
 
-    from fedbench.tables import staleness, verdict
+    from fedbench.tables import store, verdict
 
-    table, count = staleness.load(folder)
+    table, count = store.load(folder)
     drawings = (("table.md", draw_markdown), ("table.tex", draw_latex), ("cells.csv", draw_csv))
     for name, draw in drawings:
         write_text(folder / name, draw(table))
@@ -208,7 +208,7 @@ class FilledTable:
     @cached_property
     def table(self) -> TableResult:
         """The specification with its cells, and what of it other code made."""
-        return staleness.load(self.folder)[0]
+        return store.load(self.folder)[0]
 
     @cached_property
     def cells(self) -> pd.DataFrame:

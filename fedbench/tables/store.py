@@ -21,8 +21,19 @@ import numpy as np
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import Sealed, as_csv, as_json, as_npz
 from fedbench.metrics import fairness
+from fedbench.runs import fingerprint
+from fedbench.runs.config import from_plain
 from fedbench.tables import measures, spec
-from fedbench.tables.spec import ColumnSpec, LineT, MetricSpec, Published, RowSpec, TableSpec
+from fedbench.tables.spec import (
+    ColumnSpec,
+    LineT,
+    MetricSpec,
+    Published,
+    RowSpec,
+    Selection,
+    TableSpec,
+    compose_cell,
+)
 
 PENDING = "not run yet"  # why a cell has no value that was not asked for, or not yet
 SEVERAL = "one of several settings tried beside the same published value"
@@ -91,7 +102,7 @@ class TableResult:
     clients: Mapping[str, int] = field(
         default_factory=dict
     )  # column -> clients of its runs, where they are known
-    # (row, column) -> what is not as in the table's other rows or today's code (fedbench.tables.staleness)
+    # (row, column) -> what is not as in the table's other rows or today's code (fedbench.tables.store)
     stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def exploratory(self, row: str, column: str) -> str:
@@ -433,3 +444,79 @@ def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, 
     if row.label not in rows or column.label not in columns:
         return None
     return rows[row.label], columns[column.label]
+
+
+# Which cells of a filled table were made by other code than today's, or measured against another Local than its own.
+#
+# Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded
+# before code
+# was; it stands by its commit, and by the tests that hold the numbers of what has changed since. Of Local: see
+# fedbench.tables.store.
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCounts:
+    """Runs behind the tables of a folder."""
+
+    runs: int = 0
+    changed: int = 0  # made by other code than today's
+    unknown: int = 0  # recorded before code was
+    apart: int = 0  # measured against another result of Local than the table's
+
+    def __add__(self, other: RunCounts) -> RunCounts:
+        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
+        return RunCounts(*map(sum, zip(mine, others, strict=True)))
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        return (
+            f"{self.runs} runs: {self.changed} made by other code than today's, "
+            f"{self.unknown} recorded before code was, {self.apart} measured against another result of Local"
+        )
+
+
+def load(folder: Path) -> tuple[TableResult, RunCounts]:
+    """Return the table stored in `folder` with its stale cells marked, and how many runs are behind it.
+
+    Raises:
+        FedbenchError: a file of the table is damaged.
+    """
+    table, rows = load_table(folder), load_rows(folder)
+    stale: dict[tuple[str, str], tuple[str, ...]] = {}
+    changed = 0
+    for place, codes in _codes(rows).items():
+        today = _today(table, *place)
+        parts = [fingerprint.changed(code, today) for code in codes] if today else []
+        changed += sum(map(bool, parts))
+        if any(parts):
+            stale[place] = tuple(dict.fromkeys(part for each in parts for part in each))
+    apart = another_local(rows, load_clients(folder))
+    for row in rows:
+        if row["key"] in apart:
+            place = row["row"], row["column"]
+            stale[place] = tuple(dict.fromkeys((*stale.get(place, ()), LOCAL)))
+    count = RunCounts(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
+    return dataclasses.replace(table, stale=stale), count
+
+
+def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
+    """Return the codes that are known, by (row, column)."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if code := row.get("code"):
+            found.setdefault((row["row"], row["column"]), []).append(code)
+    return found
+
+
+def _today(table: TableResult, row: str, column: str) -> str:
+    """Return hashes of today's code for a cell; "" if the cell can no longer be composed here."""
+    made = table.provenance
+    overrides = (*made.changed, *made.varied)
+    selection = Selection(scale=made.scale, substitute=made.substitute, overrides=overrides)
+    try:
+        chosen = table.spec.only([row], [column])
+        own = (*chosen.rows[0].overrides, *chosen.columns[0].own(row))
+        _, plain = compose_cell(table.spec, chosen.columns[0], own, selection)
+        return fingerprint.code_of(from_plain(plain))
+    except FedbenchError:  # a file of weights that is not here, a row that went
+        return ""

@@ -30,8 +30,8 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation, State, pack, unpack
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.methods import METHODS
-from fedbench.models.base import Model
 from fedbench.models.small import MLP, LeNet5
+from fedbench.models.task import Model
 
 SIZES = (1, 13, 8, 21, 5)  # one sample, a short last batch, one full batch, several batches, less than one
 BATCH = 8

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+from fedbench.cli.prepare import parse_request
 from fedbench.core.errors import ConfigError, DataCorrupt, FedbenchError, UnknownName
 from fedbench.data.dataset import Dataset, reduced, spread
 from fedbench.data.datasets import DATASETS
-from fedbench.data.prepare import parse_request
 from tests.helpers.raw_files import images
 
 pytestmark = pytest.mark.usefixtures("own_folders")

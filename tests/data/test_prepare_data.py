@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fedbench.cli.prepare import parse_request, prepare
 from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from fedbench.data.datasets import DATASETS
-from fedbench.data.prepare import parse_request, prepare
 from tests.data.serving import Handler, pack, publish, remote
 from tests.helpers import real_formats
 

@@ -22,8 +22,8 @@ from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
-from fedbench.models.base import Model
 from fedbench.models.small import MLP, LeNet5
+from fedbench.models.task import Model
 from tests.engine.toys import ADAM, CLIPPED, HEAVY, SGD
 from tests.helpers.plain import plain_fedavg
 from tests.helpers.tiers import tiered

@@ -22,9 +22,9 @@ from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.ifca import IFCA
-from fedbench.methods.sosicfl.sosicfl import SosicFL
-from fedbench.models.base import Model
+from fedbench.methods.sosicfl import SosicFL
 from fedbench.models.small import MLP, LeNet5
+from fedbench.models.task import Model
 from tests.methods.toys import federation, setup
 
 SGD = OptimizerConfig(lr=0.01)

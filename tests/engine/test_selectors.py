@@ -9,9 +9,8 @@ import pytest
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError
 from fedbench.engine.method import Method, check_selectors
-from fedbench.models.base import Model
 from fedbench.models.small import MLP, LeNet5
-from fedbench.models.task import Task
+from fedbench.models.task import Model, Task
 from tests.methods.toys import setup
 
 

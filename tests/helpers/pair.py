@@ -22,9 +22,9 @@ from fedbench.engine.setup import Setup, joined
 from fedbench.engine.simulation import State
 from fedbench.engine.trainer import Engine, KindsTrainer, Trainer
 from fedbench.methods import METHODS
-from fedbench.models.base import Model
 from fedbench.models.modalities import JointTask, TextCNN
 from fedbench.models.small import MLP
+from fedbench.models.task import Model
 from fedbench.testing import toys
 
 KIND = (0, 0, 1, 1, 1)

@@ -12,7 +12,7 @@ from fedbench.core import rng
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.setup import Setup
-from fedbench.models.base import Model
+from fedbench.models.task import Model
 
 
 def torch_optimizer(config: OptimizerConfig, net: nn.Module) -> torch.optim.Optimizer:

@@ -23,8 +23,8 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.trainer import Outcome
 from fedbench.methods import METHODS
-from fedbench.models.base import Model
 from fedbench.models.small import MLP
+from fedbench.models.task import Model
 from tests.methods.leaves import PLACES, documented, listed, matches, wrong_shape
 from tests.methods.toys import federation, setup
 

@@ -21,7 +21,7 @@ from fedbench.methods.cfl import CFL
 from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.pfedsim import PFedSim
-from fedbench.methods.sosicfl.sosicfl import SosicFL, SosicFLPlus
+from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
 from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     close,

@@ -6,7 +6,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from fedbench.methods.sosicfl import simplex
+from fedbench.methods.parts import simplex
 
 METRICS = sorted(simplex.METRICS)
 

@@ -13,7 +13,7 @@ from fedbench.engine.contract import Client, Clock
 from fedbench.engine.setup import Setup
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.sosicfl.sosicfl import SosicFL, SosicFLPlus
+from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
 from tests.methods.toys import FOUR, close, federation, gap, models, setup, simulate
 
 GROUPS = [[0, 1], [2, 3], [0, 1], [2, 3]]

@@ -10,7 +10,7 @@ import pytest
 
 from fedbench.core import rng
 from fedbench.data.partitions.groups import Fold
-from fedbench.methods.sosicfl import simplex
+from fedbench.methods.parts import simplex
 from fedbench.tables import spec
 
 GROUP = np.repeat(np.arange(5), 20)

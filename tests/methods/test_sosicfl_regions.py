@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from sklearn.decomposition import PCA, LatentDirichletAllocation
 
-from fedbench.methods.sosicfl import simplex
+from fedbench.methods.parts import simplex
 from tests.methods.toys import close
 
 # ---- positions

@@ -12,8 +12,8 @@ from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.fedcollab.fedcollab import FedCollab
-from fedbench.methods.sosicfl import simplex
-from fedbench.methods.sosicfl.sosicfl import SosicFL
+from fedbench.methods.parts import simplex
+from fedbench.methods.sosicfl import SosicFL
 from fedbench.runs.config import canonical
 from tests.methods.toys import FOUR, close, federation, gap, setup
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedbench.models import MODELS
-from fedbench.models.base import Model
+from fedbench.models.task import Model
 
 VISION = ("resnet18", "mobilenet_v2", "squeezenet")
 

@@ -13,9 +13,8 @@ from torch import nn
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
-from fedbench.models.base import Model
 from fedbench.models.small import MLP, LeNet5
-from fedbench.models.task import Task, check_input
+from fedbench.models.task import Model, Task, check_input
 from tests.methods.toys import close, gap
 
 CASES: list[tuple[Model, tuple[int, int, int]]] = [

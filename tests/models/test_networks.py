@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedbench.core import rng
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.models.base import Model
+from fedbench.models.task import Model
 from tests.models.scratch import VISION, build
 
 

@@ -8,11 +8,10 @@ from torch import nn
 
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.models import MODELS
-from fedbench.models.base import Model
 from fedbench.models.layers import replace_batch_norm
 from fedbench.models.modalities import Kinds
 from fedbench.models.small import MLP, LeNet5
-from fedbench.models.task import check_input
+from fedbench.models.task import Model, check_input
 from tests.methods.toys import close
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.report.behind import CLIENTS, LEVELS, behind, packed
-from fedbench.report.build import KINDS, TableView, table_view
+from fedbench.report.build import CLIENTS, KINDS, LEVELS, TableView, behind, packed, table_view
 from fedbench.tables.store import TableResult
 from tests.report.toys import judged_table
 

@@ -10,7 +10,7 @@ import torch
 
 from fedbench.engine import checkpoint
 from fedbench.engine.history import History, Record
-from fedbench.runs.summary import Reading, client_rows, summarise
+from fedbench.runs.run import Reading, client_rows, summarise
 from tests.results.toys import KEY, LABELS, a_history, a_record, tally
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedbench.engine.history import Observer, Observers
 from fedbench.runs.progress import Progress, run_table
-from fedbench.runs.summary import Reading, summarise
+from fedbench.runs.run import Reading, summarise
 from tests.results.toys import KEY, LABELS, a_history, a_record, printed
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedbench.core.files import read_csv, replacing, write_csv, write_json
-from fedbench.runs import environment
+from fedbench.runs import fingerprint
 from tests.results.toys import names
 
 
@@ -44,7 +44,7 @@ class TestFiles:
 
 class TestEnvironment:
     def test_names_the_versions(self):
-        found = environment.environment()
+        found = fingerprint.environment()
         assert found["version_torch"] == torch.__version__
         assert found["command"] == sys.argv
         assert found["threads"] == torch.get_num_threads()
@@ -62,18 +62,18 @@ class TestEnvironment:
         for folder in (package, installed):
             folder.mkdir(parents=True)
             (folder / "a.py").write_text("1")
-        assert environment.source_commit(package) == ("", False)
+        assert fingerprint.source_commit(package) == ("", False)
         git("init")
         table = tmp_path / "results" / "table.md"
         table.parent.mkdir()
         table.write_text("before")
         git("add", "fedbench", "results")
         git("commit", "-m", "x")
-        commit, dirty = environment.source_commit(package)
+        commit, dirty = fingerprint.source_commit(package)
         assert len(commit) == 40
         assert not dirty
         table.write_text("after")
-        assert environment.source_commit(package) == (commit, False), "a result is no code"
+        assert fingerprint.source_commit(package) == (commit, False), "a result is no code"
         (package / "a.py").write_text("2")
-        assert environment.source_commit(package) == (commit, True)
-        assert environment.source_commit(installed) == ("", False)
+        assert fingerprint.source_commit(package) == (commit, True)
+        assert fingerprint.source_commit(installed) == ("", False)

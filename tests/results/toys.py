@@ -11,8 +11,8 @@ from rich.console import Console
 from fedbench.engine import checkpoint
 from fedbench.engine.history import History, Labels, Record
 from fedbench.metrics import Tally
-from fedbench.runs import environment
-from fedbench.runs.summary import Reading, client_rows, summarise
+from fedbench.runs import fingerprint
+from fedbench.runs.run import Reading, client_rows, summarise
 
 LABELS = Labels("digits", "dir0.1", "mlp", "fedavg", "quick", 3)
 KEY = "0123456789abcdef"
@@ -50,7 +50,7 @@ def write_all(folder, history):
     reading = Reading("last")
     with folder:
         folder.write_config("seed: 3\n")
-        folder.write_environment(environment.environment())
+        folder.write_environment(fingerprint.environment())
         folder.write_partition(Split(), [{"client": 0, "train": 5}])
         checkpoint.save(folder.checkpoint, {}, {}, key=folder.key)
         assert folder.status() == "partial"

@@ -15,7 +15,7 @@ from fedbench.data.partition import make_partition
 from fedbench.data.partitions.label import Homogeneous
 from fedbench.engine.history import History, Labels, Record
 from fedbench.metrics import Tally
-from fedbench.runs.summary import Reading, summarise
+from fedbench.runs.run import Reading, summarise
 
 
 def test_a_client_a_sample_is_refused_before_training(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import DataCorrupt
-from fedbench.runs.environment import machine
+from fedbench.runs.fingerprint import machine
 from fedbench.tables import estimate, plan, spec
 from fedbench.tables.spec import Selection
 from fedbench.tables.store import Provenance, StoredTable, TableResult

@@ -43,8 +43,8 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Clock, Cohort, Conformance, Preparation, Stage
 from fedbench.engine.method import Method
-from fedbench.methods.sosicfl import simplex
-from fedbench.methods.sosicfl.simplex import METRICS, Array, Labels, cluster
+from fedbench.methods.parts import simplex
+from fedbench.methods.parts.simplex import METRICS, Array, Labels, cluster
 from fedbench.models.task import Task
 
 SAMPLERS: dict[str, Callable[[int, Tensor, float, torch.Generator], Tensor]] = {

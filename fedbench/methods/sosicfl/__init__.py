@@ -1,1 +1,0 @@
-"""SosicFL: clusters of clients as regions of a simplex of classifiers."""
