@@ -81,20 +81,6 @@ def load(path: Path | str, *, key: str | None = None) -> tuple[Tree, dict[str, A
     return tree, json.loads(metadata["meta"])
 
 
-def meta_of(path: Path) -> dict[str, Any]:
-    """The meta of the checkpoint at `path`, without reading its tensors, and so without their checksum.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            meta: dict[str, Any] = json.loads(file.metadata()["meta"])
-    except Exception as error:  # as above
-        raise _unusable(path, "cannot be read") from error
-    return meta
-
-
 def _unusable(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"checkpoint {path} {reason}; delete it to start over")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import program
+from fedbench.cli import program, runs
 from fedbench.core.errors import Damaged
-from fedbench.figures import of_runs, plan
+from fedbench.figures import plan
 from tests.helpers.runs import FAST
 
 QUICK = ["scale=quick", "jobs=1", "hardware.engine=looped", "protocol.local.epochs=1"]
@@ -101,13 +101,13 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, tables = of_runs.find_folders([str(two_runs)])
+    found, tables = runs.find_folders([str(two_runs)])
     assert (len(found), tables) == (3, [])
     fedsac = next(folder for folder in found if "fedsac" in str(folder))
-    assert list(of_runs.run_figures(fedsac)) == ["gain", "collaboration", "clients"]
+    assert list(runs.run_figures(fedsac)) == ["gain", "collaboration", "clients"]
     local = next(folder for folder in found if "local" in str(folder))
-    assert list(of_runs.run_figures(local)) == ["clients"], "nothing to gain over itself"
-    both = of_runs.comparison_figures(found)
+    assert list(runs.run_figures(local)) == ["clients"], "nothing to gain over itself"
+    both = runs.comparison_figures(found)
     names = [text.get_text() for text in both["curves"].legends[0].get_texts()]
     assert sorted(names) == ["fedavg", "fedsac", "local"]
     assert program.main(["plot", str(fedsac), f"out={tmp_path}", "formats=svg"]) == 0
@@ -119,15 +119,15 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
 def test_runs_are_told_apart_by_what_differs() -> None:
     row = {"method": "fedavg", "dataset": "digits", "seed": 0, "key": "abcdef"}
     other = {**row, "dataset": "mnist"}
-    assert of_runs.distinct_names([row, {**row, "seed": 1}]) == ["fedavg", "fedavg"]
-    assert of_runs.distinct_names([row, other]) == ["fedavg, digits", "fedavg, mnist"]
-    assert of_runs.distinct_names([row, {**row, "key": "123456"}]) == ["fedavg abcd", "fedavg 1234"]
+    assert runs.distinct_names([row, {**row, "seed": 1}]) == ["fedavg", "fedavg"]
+    assert runs.distinct_names([row, other]) == ["fedavg, digits", "fedavg, mnist"]
+    assert runs.distinct_names([row, {**row, "key": "123456"}]) == ["fedavg abcd", "fedavg 1234"]
 
 
 def test_a_filled_table_is_drawn() -> None:
-    figures = of_runs.table_figures(Path("results/tables/fedcollab_t1"))
+    figures = runs.table_figures(Path("results/tables/fedcollab_t1"))
     assert set(figures) == {"curves-1", "beside-1"}, "some rows lack runs, so methods have no ranks"
-    figures = of_runs.table_figures(Path("results/tables/fedcollab_t1-partition_seed=0"))
+    figures = runs.table_figures(Path("results/tables/fedcollab_t1-partition_seed=0"))
     ranks = " ".join(text.get_text() for text in figures["ranks"].axes[0].texts)
     assert "critical difference" in ranks
     assert "Ditto+FedCollab" in ranks
