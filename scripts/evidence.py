@@ -70,7 +70,7 @@ def coalitions() -> Iterator[Line]:
             redrawn = partition == PARTITIONS[0] and reading.endswith("last")
             for seed in range(MORE if redrawn else DRAWS):
                 run = resolve(compose([*LABEL_SHIFT, f"partition={partition}", *overrides, f"seed={seed}"]))
-                found = first_seen(prepared(build(run)[0]))
+                found = first_seen(prepared(build(run)))
                 yield {
                     "partition": partition,
                     "discriminators": reading,

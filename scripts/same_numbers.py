@@ -88,7 +88,7 @@ def numbers(overrides: list[str]) -> tuple[str, dict[str, str], str]:
         FedbenchError: the settings do not go together.
     """
     run = resolve(within_reach(overrides))
-    setup = build(run)[0]
+    setup = build(run)
     digest = hashlib.sha256()
     for name, leaf in sorted(everything(simulate(setup, pick_trainer(setup, run.hardware))).items()):
         digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())

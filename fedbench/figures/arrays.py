@@ -29,7 +29,7 @@ from fedbench.methods.parts import simplex
 from fedbench.methods.sosicfl import SosicFL
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig
-from fedbench.runs.execution import build
+from fedbench.runs.execution import build, set_up, split_data
 from fedbench.tables.plan import Job
 
 Arrays = dict[str, np.ndarray]
@@ -157,7 +157,7 @@ def solver_orders(plan: FigurePlan, arrays: Arrays) -> Arrays:
     An order that has stopped stays where it is.
     """
     run = _first_run(plan)
-    sizes = build(run)[0].population.sizes.numpy()
+    sizes = build(run).population.sizes.numpy()
     generator = np.random.default_rng(run.seed)
     solved = solver.solve(
         sizes, arrays["array/distances/0/0"][0], _method_of(run, FedCollab).C, RESTARTS, generator, trace=True
@@ -196,8 +196,8 @@ def domain_images(plan: FigurePlan, _arrays: Arrays) -> Arrays:
     Where the data have no domains, the images of clients whose data are transformed stand for them.
     """
     run = _first_run(plan)
-    dataset = fingerprint.load(run.dataset)
-    setup, partition, _ = build(run)
+    dataset, split = split_data(run)
+    setup, partition = set_up(run, dataset, split), run.model.dealt(split)[0]
     domain = None if dataset.domain is None else np.asarray(dataset.domain)
     chosen, names = [], []
     label = int(dataset.y[partition.train[0][0]])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from omegaconf import OmegaConf
 
 from fedbench.config import groups
-from fedbench.config.schema import CheckpointConfig
 from fedbench.core.errors import FedbenchError, FolderInUse, Stale
 from fedbench.core.signals import held, pause
 from fedbench.data.dataset import Dataset
@@ -159,6 +158,150 @@ def _lacking(run: RunConfig, arrays: Arrays, completed: int) -> list[str]:
     return [each.name for each in run.recorders if each.lacks(arrays, completed, run.protocol.rounds)]
 
 
+ResultT = TypeVar("ResultT")
+PATIENCE = 0.5  # seconds between looks at a run that another process makes
+REFERENCE = "(the reference of IPR and RSD)"
+DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
+
+
+def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
+    """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
+
+    `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.execution.
+    `purpose` is shown beside the method's name: what the run is for.
+
+    Raises:
+        FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
+    """
+    key, folder = run_key(run), folder_of(run)
+    observer = observers(run, key, folder)
+    fingerprint.warn_of_edits(run)
+    try:
+        if (status := _status(run, folder)) != "finished":
+            with folder:  # which another process may have held until it had finished the run
+                if (status := _status(run, folder)) != "finished":
+                    if status == "new":
+                        folder.clear()
+                    row = experiment(run, key, folder, observer, seating, purpose)
+        if status == "finished":
+            require(run, folder, kept(folder), run.protocol.rounds)
+            row = folder.result()
+            observer.recall(row)
+        observer.finish(row)
+        changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
+        return Run(folder.path, earlier=status == "finished", code_changed=tuple(changed))
+    finally:
+        observer.close()
+
+
+def _status(run: RunConfig, folder: RunFolder) -> Status:
+    return "new" if run.settings.force else run_status(run, folder)
+
+
+def experiment(
+    run: RunConfig,
+    key: str,
+    folder: RunFolder,
+    observer: Observer,
+    seating: Callable[[Trainer], Trainer] | None = None,
+    purpose: str = "",
+) -> dict[str, Any]:
+    """Run one experiment in `folder`, which is locked, from config to result; return the result's row.
+
+    Raises:
+        FedbenchError: see `execute`.
+        Stopped: Ctrl-C or SIGTERM, after the round under way and a checkpoint.
+    """
+    # Data, its split among clients, and the network and method, checked against each other and the protocol.
+    dataset, partition = split_data(run)
+    setup = set_up(run, dataset, partition)
+    check_rounds(run, setup)
+
+    # What the result is compared with, and what says how it was made.
+    local, local_key = local_reference(run)
+    describe(run, folder, setup, run.model.dealt(partition)[0], dataset)
+
+    # The engine that trains clients, and the loop over rounds, which goes on where an interrupted one was saved.
+    trainer = pick_trainer(setup, run.hardware)
+    trainer = trainer if seating is None else seating(trainer)
+    try:
+        simulation = Simulation(setup, trainer, observer, run.recorders)
+        saved_state = load_checkpoint(run, key, folder, setup)
+        if saved_state is None:
+            folder.begin(fingerprint.code_of(run))
+        done = 0 if saved_state is None else saved_state.round
+        observer.start(replace(labels_of(run), variant=purpose), run.protocol.rounds, done)
+        state = simulation.begin() if saved_state is None else saved_state
+
+        # Rounds: draw a cohort, send, train, aggregate, score.
+        saved, rule = time.monotonic(), run.settings.checkpoint
+        with held() as signals:
+            while not simulation.done(state):
+                if (
+                    not signals.asked
+                ):  # which it may be before the first round, by another run of this process
+                    simulation.step(state)
+                by_time = 0 < rule.seconds <= time.monotonic() - saved
+                by_round = rule.rounds > 0 and state.round % rule.rounds == 0
+                if signals.asked or ((by_time or by_round) and not simulation.done(state)):
+                    states.save(folder.checkpoint, state, key)
+                    folder.write_history(state.history)
+                    saved = time.monotonic()
+                if signals.asked:
+                    progress = f"after round {state.round} of {run.protocol.rounds}"
+                    raise signals.stopped(f"{progress}; checkpoint: {folder.checkpoint}")
+
+        # Result: scores of all rounds and clients, and the row that tables read.
+        return write(run, key, folder, setup, partition, state, local, local_key)
+    finally:
+        trainer.close()
+
+
+def build(run: RunConfig) -> Setup:
+    """Return the setup of a run that nobody executes: data, network and method, checked against each other."""
+    return set_up(run, *split_data(run))
+
+
+def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
+    """Return a run's samples, and whose they are."""
+    dataset = fingerprint.load(run.dataset)
+    return dataset, make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
+
+
+def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
+    """Return the method, the network and the clients' data on the run's device."""
+    device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
+    return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
+
+
+def check_rounds(run: RunConfig, setup: Setup) -> None:
+    """Refuse a recorder that does not fit, and warn of a method that never prepares."""
+    for recorder in run.recorders:
+        check(recorder, setup)
+    if (late := run.method.prepare_round) > run.protocol.rounds:
+        name = run.labels["method"]
+        fingerprint.warn_once(f"{name} prepares after {late} rounds; of {run.protocol.rounds} it never does")
+
+
+def describe(run: RunConfig, folder: RunFolder, setup: Setup, partition: Partition, dataset: Dataset) -> None:
+    """Write what is known before the first round: config, environment, partition."""
+    folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
+    folder.write_environment(environment(str(setup.federation.device)))
+    folder.write_partition(partition, partition.statistics(dataset.y))
+    if len(partition) <= DRAWN:
+        title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
+        folder.write_figure("partition", partition_svg(partition.label_counts(dataset.y), title))
+
+
+def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -> State | None:
+    """Return the state that an interrupted run was saved in; None where there is none."""
+    if folder.status() != "partial":
+        return None
+    state = states.load(folder.checkpoint, key, setup.federation.device)
+    require(run, folder, state.arrays, state.round)
+    return state
+
+
 def write(
     run: RunConfig,
     key: str,
@@ -169,7 +312,7 @@ def write(
     local: Floats | None,
     local_key: str,
 ) -> dict[str, Any]:
-    """Return all files of a finished run; its row is written last."""
+    """Write all files of a finished run, its row last; return the row."""
     reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
     folder.write_history(state.history)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
@@ -209,128 +352,6 @@ def _made(run: RunConfig) -> dict[str, str]:
     """Return which samples made the run, and the precision where it is not float32."""
     coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
     return {"data": fingerprint.content(run.dataset), **coarse}
-
-
-ResultT = TypeVar("ResultT")
-PATIENCE = 0.5  # seconds between looks at a run that another process makes
-REFERENCE = "(the reference of IPR and RSD)"
-DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
-
-
-def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
-    """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
-
-    `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.execution.
-    `purpose` is shown beside the method's name: what the run is for.
-
-    Raises:
-        FedbenchError: anything a user can act on (missing data, impossible settings, divergence, ...).
-    """
-    key, folder = run_key(run), folder_of(run)
-    observer = observers(run, key, folder)
-    fingerprint.warn_of_edits(run)
-    try:
-        if (status := _status(run, folder)) != "finished":
-            with folder:  # which another process may have held until it had finished the run
-                if (status := _status(run, folder)) != "finished":
-                    if status == "new":
-                        folder.clear()
-                    row = _simulate(run, key, folder, observer, seating, purpose)
-        if status == "finished":
-            require(run, folder, kept(folder), run.protocol.rounds)
-            row = folder.result()
-            observer.recall(row)
-        observer.finish(row)
-        changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
-        return Run(folder.path, earlier=status == "finished", code_changed=tuple(changed))
-    finally:
-        observer.close()
-
-
-def _status(run: RunConfig, folder: RunFolder) -> Status:
-    return "new" if run.settings.force else run_status(run, folder)
-
-
-def _simulate(
-    run: RunConfig,
-    key: str,
-    folder: RunFolder,
-    observer: Observer,
-    seating: Callable[[Trainer], Trainer] | None,
-    purpose: str,
-) -> dict[str, Any]:
-    setup, partition, dataset = build(run)
-    for recorder in run.recorders:
-        check(recorder, setup)
-    if (late := run.method.prepare_round) > run.protocol.rounds:
-        name = run.labels["method"]
-        fingerprint.warn_once(f"{name} prepares after {late} rounds; of {run.protocol.rounds} it never does")
-    local, local_key = local_reference(run)
-    folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
-    folder.write_environment(environment(str(setup.federation.device)))
-    folder.write_partition(partition, partition.statistics(dataset.y))
-    if len(partition) <= DRAWN:
-        title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-        folder.write_figure("partition", partition_svg(partition.label_counts(dataset.y), title))
-    trainer = pick_trainer(setup, run.hardware)
-    if seating is not None:
-        trainer = seating(trainer)
-    try:
-        simulation = Simulation(setup, trainer, observer, run.recorders)
-        device, resumed = setup.federation.device, folder.status() == "partial"
-        state: State | None = None
-        if resumed:
-            state = states.load(folder.checkpoint, key, device)
-            require(run, folder, state.arrays, state.round)
-        else:
-            folder.begin(fingerprint.code_of(run))
-        observer.start(
-            replace(labels_of(run), variant=purpose), run.protocol.rounds, state.round if state else 0
-        )
-        if state is None:
-            state = simulation.begin()
-        _play(simulation, state, run.settings.checkpoint, folder, key)
-        return write(run, key, folder, setup, partition, state, local, local_key)
-    finally:
-        trainer.close()
-
-
-def _play(
-    simulation: Simulation,
-    state: State,
-    rule: CheckpointConfig,
-    folder: RunFolder,
-    key: str,
-) -> None:
-    """Run all rounds still to do, with a checkpoint whenever `rule` says that one is due, and when a signal ends them.
-
-    Raises:
-        Stopped: Ctrl-C or SIGTERM, after the round under way and a checkpoint.
-    """
-    saved = time.monotonic()
-    with held() as signals:
-        while not simulation.done(state):
-            if not signals.asked:  # which it may be before the first round, by another run of this process
-                simulation.step(state)
-            by_time = 0 < rule.seconds <= time.monotonic() - saved
-            by_round = rule.rounds > 0 and state.round % rule.rounds == 0
-            if signals.asked or ((by_time or by_round) and not simulation.done(state)):
-                states.save(folder.checkpoint, state, key)
-                folder.write_history(state.history)
-                saved = time.monotonic()
-            if signals.asked:
-                progress = f"after round {state.round} of {simulation.setup.protocol.rounds}"
-                raise signals.stopped(f"{progress}; checkpoint: {folder.checkpoint}")
-
-
-def build(run: RunConfig) -> tuple[Setup, Partition, Dataset]:
-    """Return data, network and method of a run, checked against each other."""
-    dataset = fingerprint.load(run.dataset)
-    partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
-    device = pick_device(run.hardware)
-    bf16 = run.hardware.precision == "bf16"
-    setup = assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
-    return setup, run.model.dealt(partition)[0], dataset
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:

@@ -166,7 +166,7 @@ class Similarity(Study):
     trains: ClassVar[bool] = True  # whether it compares trained models
 
     def run(self, config: RunConfig) -> dict[str, float]:
-        setup = build(config)[0]
+        setup = build(config)
         clients = setup.federation.clients
         if clients < 4 or config.labels["method"] != "local":
             raise ConfigError("this study compares four clients trained alone: method=local, four clients")
@@ -183,7 +183,7 @@ class Similarity(Study):
 def trained(plain: str) -> Trained:
     """Return every client alone, as the config `plain` (JSON) says; the same models for all measures."""
     config = from_plain(json.loads(plain))
-    setup = build(config)[0]
+    setup = build(config)
     trainer = pick_trainer(setup, config.hardware)
     try:
         simulation = Simulation(setup, trainer)
@@ -319,7 +319,7 @@ class Stopwatch(LoopedTrainer):
 
 def play(config: RunConfig) -> tuple[Stopwatch, State]:
     """Return all rounds of a run, timed; clients are scored before the first and after the last only."""
-    setup = build(config)[0]
+    setup = build(config)
     setup = replace(
         setup, protocol=replace(setup.protocol, score="received", eval_every=setup.protocol.rounds)
     )

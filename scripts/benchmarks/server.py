@@ -114,7 +114,7 @@ def phases(name: str, device: str, settings: tuple[str, ...] = ()) -> dict[str, 
     if protocol.score != "received":
         raise ValueError(f"{name} scores what it has just trained, in the time of its local work")
     run = resolve(compose([*chosen, "protocol.eval_every=1"]))
-    setup = build(run)[0]
+    setup = build(run)
     trainer = pick_trainer(setup, run.hardware)
     try:
         simulation = Simulation(setup, trainer)

@@ -136,6 +136,6 @@ def test_a_sweep_says_where_it_stands(toy: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_time_left_counts_the_runs_that_were_made() -> None:
-    count = jobs.Count(first=10, jobs=4, made=[2.0, 4.0])
+    count = jobs.SweepCount(first=10, jobs=4, made=[2.0, 4.0])
     assert count.line(12) == "run 3 of 4, about 6.00 s left"
-    assert jobs.Count(0, 2).line(0) == "run 1 of 2"
+    assert jobs.SweepCount(0, 2).line(0) == "run 1 of 2"

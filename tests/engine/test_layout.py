@@ -28,7 +28,7 @@ def trainer(cls: type[LoopedTrainer], model: str, channels: int) -> LoopedTraine
     local = ["protocol.local.batch_size=8", "protocol.optimizer.lr=0.01", "protocol.eval_every=1"]
     data = ["dataset=synthetic", *size, "partition=homo", "partition.num_clients=4"]
     run = resolve(compose.compose([*data, f"model={model}", *local, "hardware=cpu", "method=fedavg"]))
-    return cls(build(run)[0])
+    return cls(build(run))
 
 
 def start(each: LoopedTrainer) -> Tree:

@@ -39,7 +39,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Moment:
             return {}
 
     run = config(tmp_path_factory.mktemp("runs"), "method=fedavg", "protocol.rounds=2", "protocol.cohort=3")
-    setup = execution.build(run)[0]
+    setup = execution.build(run)
     simulation = execution.Simulation(setup, execution.pick_trainer(setup, run.hardware), recorders=[Spy()])
     state = simulation.begin()
     while not simulation.done(state):

@@ -32,7 +32,7 @@ def trainers(method: str) -> list[Trainer]:
     run = resolve(
         compose.compose([*where, f"method={method}", "protocol.test.sets=both", "protocol.test.pool=false"])
     )
-    setup = build(run)[0]
+    setup = build(run)
     return [LoopedTrainer(setup), StackedTrainer(setup, 5)]
 
 

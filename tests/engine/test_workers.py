@@ -40,7 +40,7 @@ def setup(*overrides: str) -> Setup:
     """Five clients of digits, scored on the test set that all share unless told otherwise."""
     where = ["dataset=digits", "partition=homo", "partition.num_clients=5", "model=mlp", "hardware=cpu"]
     chosen = [*where, "method=fedavg", "protocol.test.pool=false", "protocol.test.sets=both", *overrides]
-    return build(resolve(compose.compose(chosen)))[0]
+    return build(resolve(compose.compose(chosen)))
 
 
 @pytest.mark.parametrize("work", [[9, 1, 1, 1, 9, 1], [5] * 12, [1], [0, 0, 0], [100, 1, 1, 1, 1, 1]])

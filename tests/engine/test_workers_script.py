@@ -25,7 +25,7 @@ from fedbench.runs.execution import build
 
 def setup() -> Setup:
     chosen = ["partition=homo", "partition.num_clients=2", "dataset.limit=40", "model=mlp", "hardware=cpu"]
-    return build(resolve(compose.compose(chosen)))[0]
+    return build(resolve(compose.compose(chosen)))
 
 
 def train(trainer: WorkersTrainer) -> None:

@@ -31,7 +31,7 @@ TYPES = [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
 def trained(*overrides: str) -> tuple[float, list[int]]:
     """(mean accuracy over clients, number of the model that each client receives) after the last round."""
     run = resolve(compose.compose(["protocol=quick", "protocol.eval_every=99", *overrides]))
-    setup, _, _ = build(run)
+    setup = build(run)
     simulation = Simulation(setup, LoopedTrainer(setup))
     state = simulation.begin()
     while not simulation.done(state):

@@ -85,7 +85,8 @@ def trains(
         "protocol": {**base, "local": {"iterations": 1, "batch_size": 13}, **protocol},
     }
     run = from_plain(plain)
-    setup, made, _ = execution.build(run)
+    data, split = execution.split_data(run)
+    setup, made = execution.set_up(run, data, split), run.model.dealt(split)[0]
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(0, "init"))
     ids = torch.tensor([0, len(made) - 1])
     clock = Clock(0, 1)

@@ -12,8 +12,9 @@ import pytest
 
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.data.partition import Partition
 from fedbench.runs.config import RunConfig, resolve, run_key
-from fedbench.runs.execution import build, execute, execute_together
+from fedbench.runs.execution import build, execute, execute_together, split_data
 from fedbench.tables import spec
 from tests.helpers.labelled_formats import LABELLED
 from tests.helpers.tiers import tiered
@@ -74,14 +75,20 @@ def test_where_all_clients_are_alike_rows_are_as_they_were(tmp_path: Path) -> No
     assert "kind" not in (result.folder / "clients.csv").read_text().splitlines()[0].split(",")
 
 
+def clients(*overrides: str) -> Partition:
+    """The samples of the clients of both kinds."""
+    run = config("method=fedavg", *overrides)
+    return run.model.dealt(split_data(run)[1])[0]
+
+
 def test_clients_of_all_kinds_divide_the_data_or_those_of_each_do() -> None:
-    _, together, _ = build(config("method=fedavg"))
-    setup, each, _ = build(config("method=fedavg", "partition.num_clients=2", "model.divide=each"))
+    together, each = clients(), clients("partition.num_clients=2", "model.divide=each")
     assert len(together) == len(each) == 4
     assert len(np.unique(np.concatenate(together.train + together.val))) == 120
     for one, other in ((0, 2), (1, 3)):
         assert np.array_equal(each.train[one], each.train[other])
     assert len(np.unique(np.concatenate(each.train[:2] + each.val[:2]))) == 120
+    setup = build(config("method=fedavg", "partition.num_clients=2", "model.divide=each"))
     kinds = setup.kinds
     assert kinds[0].federation.shape == (3, 16, 16)
     assert kinds[1].federation.shape == (1, 1, 16)
@@ -174,8 +181,7 @@ def test_one_kind_alone_is_no_kinds() -> None:
 
 
 def test_samples_that_a_client_alters_are_on_one_client_only() -> None:
-    partition = build(config("method=fedavg"))[1]
-    altered = dataclasses.replace(partition, rotation=np.zeros(4))
+    altered = dataclasses.replace(clients(), rotation=np.zeros(4))
     with pytest.raises(FedbenchError, match="one client only"):
         altered.repeated(2)
 

@@ -107,7 +107,7 @@ def test_methods_that_compare_features_need_one_vector_an_image(method: str) -> 
         "method": chosen,
         "protocol": {**option("protocol", "quick"), "rounds": 1, "local": {"iterations": 1, "batch_size": 4}},
     }
-    setup, _, _ = execution.build(from_plain(plain))
+    setup = execution.build(from_plain(plain))
     simulation = Simulation(setup, LoopedTrainer(setup))
     with pytest.raises(FedbenchError, match="one vector an image"):
         simulation.step(simulation.begin())

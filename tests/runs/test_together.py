@@ -95,7 +95,7 @@ def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
 
 def test_what_is_drawn_ahead_for_all_runs_is_what_each_draws(tmp_path: Path) -> None:
     chosen = ["method=local", "partition=dir0.5", "protocol.cohort=4"]
-    setups = [run.build(config)[0] for config in configs(tmp_path, *chosen)]
+    setups = [run.build(config) for config in configs(tmp_path, *chosen)]
     whole, clock = joint_setup(setups), Clock(2, 3)
     first, second = (setup.draw_cohort(clock) for setup in setups)
     assert whole.draw_cohort(clock).tolist() == [*first.tolist(), *(second + whole.run_clients).tolist()]

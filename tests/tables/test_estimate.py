@@ -89,7 +89,7 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
         found = estimate.estimate(made, made.missing())
         assert (found.unknown, found.finished, found.timed) == ({}, 0, len(made.missing()))
         seconds.append(found.seconds)
-    setup = estimate.build(made.jobs[-1].config)[0]
+    setup = estimate.build(made.jobs[-1].config)
     assert setup.protocol.rounds == 10
     sizes = setup.population.sizes.tolist()
     epoch = sum(-(-int(size) // 10) for size in sizes)  # steps of all clients
@@ -146,7 +146,7 @@ def test_memory_and_disk_of_what_is_missing(
 ) -> None:
     made = planned(tmp_path, ROWS)
     found = estimate.estimate(made, made.missing())
-    setup = estimate.build(made.jobs[-1].config)[0]
+    setup = estimate.build(made.jobs[-1].config)
     model = sum(leaf.numel() * leaf.element_size() for leaf in setup.task.fresh().state_dict().values())
     assert found.checkpoint == 3 * model, "two clients and the server"
     pixels = setup.federation.x.numel() * setup.federation.x.element_size()

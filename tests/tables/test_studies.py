@@ -93,7 +93,7 @@ def test_similarities_follow_the_data() -> None:
 
 
 def models(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> Trained:
-    return Trained(cast("Setup", build(config(*GROUPS))[0]), before, after)
+    return Trained(cast("Setup", build(config(*GROUPS))), before, after)
 
 
 def test_measures_by_hand() -> None:
