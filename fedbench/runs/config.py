@@ -123,7 +123,9 @@ class RunConfig:
     @cached_property
     def recorders(self) -> tuple[Recorder, ...]:
         """What is looked at besides scores; no part of the run's key."""
-        from fedbench import recorders
+        if not self.settings.record:
+            return ()
+        from fedbench import recorders  # which knows methods that have something to look at
 
         return recorders.parse(self.settings.record)
 
