@@ -19,13 +19,10 @@ ROOT = Path(__file__).parents[1]
 # BUDGET: raised only by who says what goes. 31,000 lines in 160 files are meant.
 FEDBENCH_LINES, FEDBENCH_FILES, SCRIPTS_LINES = 36_000, 370, 2_500
 
-# ALLOWED, to shrink: modules that one other module alone imports, and classes that are nothing but one class's base.
+# Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
+# that the loop, the execution of runs and the commands use.
 ONE_IMPORTER = """
-api data.prepare engine.client_state engine.seeds figures.arrays figures.of_runs report.behind runs.summary
-runs.trackers tables.estimate tables.execute testing.checks
-"""
-ONE_SUBCLASS = """
-Leaves LoopedScorer RunFiles StackedScorer
+api engine.client_state engine.seeds figures.arrays runs.trackers tables.estimate tables.execute testing.checks
 """
 
 
@@ -69,7 +66,7 @@ def test_classes_with_one_subclass_are_known() -> None:
     uses += Counter(node.attr for node in nodes if isinstance(node, ast.Attribute))
     bases = Counter(ast.unparse(base).partition("[")[0] for each in classes for base in each.bases)
     found = {each.name for each in classes if uses[each.name] == bases[each.name] == 1}
-    assert not found - registered()["classes"] - {*ONE_SUBCLASS.split()}
+    assert not found - registered()["classes"]
 
 
 def test_the_interface_of_a_method_is_no_larger() -> None:

@@ -19,56 +19,10 @@ from fedbench.engine.optim import Optimizer
 from fedbench.engine.schedule import Order
 from fedbench.engine.trainer import Counted, Counts, Engine, Outcome, count_correct
 
-# Scoring one model after another: right answers per class on a client's sets, and on what all clients share.
-
 EVALUATION_BATCH = 1024  # samples a forward pass
 CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must stay in its cache
 
 KeyT = TypeVar("KeyT")
-
-
-class LoopedScorer(Engine):
-    """The part of a trainer that scores clients' models one by one."""
-
-    @property
-    def filters(self) -> torch.memory_format:
-        """The layout of convolution weights while they are at work.
-
-        On a CPU convolutions and pooling run up to 1.5 times as fast with channels last; networks with batch
-        normalisation do not gain, and ResNet-18 loses.
-        """
-        fast = self.setup.federation.device.type == "cpu" and not self.setup.task.buffers
-        return torch.channels_last if fast else torch.contiguous_format
-
-    @torch.no_grad()
-    def count(self, client: int, model: Tree, score: Sequence[str], known: Known | None = None) -> Counts:
-        """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
-        counts: dict[int, Counted] = {} if known is None else known.of(model)
-        parts = self.setup.scored.parts_of(client) if "global" in score else []
-        wanted: dict[str | int, Tensor] = {
-            name: self.setup.scored.indices(name, client) for name in score if name != "global"
-        }
-        wanted |= {part: self.setup.scored.parts[part] for part in parts if part not in counts}
-        found = self._count(model, wanted) if wanted else {}
-        counts |= {part: found[part] for part in parts if part in found}
-        whole = total([counts[part] for part in parts], self.setup.task.classes, self.setup.federation.device)
-        return {name: whole if name == "global" else found[name] for name in score}
-
-    def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:
-        """Counts of `model` on each of several sets of samples, given by their indices."""
-        federation, task, method = self.setup.federation, self.setup.task, self.setup.method
-        model = dict(model)
-        lay_out(model, self.filters)
-        convolves = any(leaf.dim() == 4 for leaf in model.values())
-        at_once = CONVOLVED_BATCH if convolves and federation.device.type == "cpu" else EVALUATION_BATCH
-        counts: dict[KeyT, Counted] = {}
-        for name, samples in sets.items():
-            each: list[Counted] = []
-            for indices in samples.split(at_once) if len(samples) else ():
-                x, y = federation.gather(indices)
-                each.append(count_correct(method.predict(model, x, task), y, task.classes))
-            counts[name] = total(each, task.classes, federation.device)
-        return counts
 
 
 def total(each: Sequence[Counted], classes: int, device: torch.device) -> Counted:
@@ -121,7 +75,7 @@ def stack_counts(each: Sequence[Counts]) -> Counts:
 GATHERED_BYTES = 2**22
 
 
-class LoopedTrainer(LoopedScorer):
+class LoopedTrainer(Engine):
     """Trains clients one by one with minimal overhead."""
 
     def launch(
@@ -223,6 +177,48 @@ class LoopedTrainer(LoopedScorer):
         federation = self.setup.federation
         sample = math.prod(federation.shape) * federation.dtype.itemsize
         return max(1, GATHERED_BYTES // (sample * self.setup.protocol.local.batch_size))
+
+    # ---- scoring one model after another: right answers per class on a client's sets, and on what all share
+
+    @property
+    def filters(self) -> torch.memory_format:
+        """The layout of convolution weights while they are at work.
+
+        On a CPU convolutions and pooling run up to 1.5 times as fast with channels last; networks with batch
+        normalisation do not gain, and ResNet-18 loses.
+        """
+        fast = self.setup.federation.device.type == "cpu" and not self.setup.task.buffers
+        return torch.channels_last if fast else torch.contiguous_format
+
+    @torch.no_grad()
+    def count(self, client: int, model: Tree, score: Sequence[str], known: Known | None = None) -> Counts:
+        """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
+        counts: dict[int, Counted] = {} if known is None else known.of(model)
+        parts = self.setup.scored.parts_of(client) if "global" in score else []
+        wanted: dict[str | int, Tensor] = {
+            name: self.setup.scored.indices(name, client) for name in score if name != "global"
+        }
+        wanted |= {part: self.setup.scored.parts[part] for part in parts if part not in counts}
+        found = self._count(model, wanted) if wanted else {}
+        counts |= {part: found[part] for part in parts if part in found}
+        whole = total([counts[part] for part in parts], self.setup.task.classes, self.setup.federation.device)
+        return {name: whole if name == "global" else found[name] for name in score}
+
+    def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:
+        """Counts of `model` on each of several sets of samples, given by their indices."""
+        federation, task, method = self.setup.federation, self.setup.task, self.setup.method
+        model = dict(model)
+        lay_out(model, self.filters)
+        convolves = any(leaf.dim() == 4 for leaf in model.values())
+        at_once = CONVOLVED_BATCH if convolves and federation.device.type == "cpu" else EVALUATION_BATCH
+        counts: dict[KeyT, Counted] = {}
+        for name, samples in sets.items():
+            each: list[Counted] = []
+            for indices in samples.split(at_once) if len(samples) else ():
+                x, y = federation.gather(indices)
+                each.append(count_correct(method.predict(model, x, task), y, task.classes))
+            counts[name] = total(each, task.classes, federation.device)
+        return counts
 
 
 def moved(stage: Stage, work: Tree, view: Client) -> list[str]:

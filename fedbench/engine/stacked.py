@@ -119,150 +119,6 @@ def padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return pad_sequence(list(lists), batch_first=True), mask
 
 
-# Clients as rows: a cohort in chunks that memory holds, and hooks of one client applied to all rows of a chunk.
-
-
-class Stacking(Engine):
-    """The part of a trainer that puts clients into chunks."""
-
-    def __init__(self, setup: Setup, chunk: int) -> None:
-        """`chunk`: clients trained at once."""
-        super().__init__(setup)
-        self.chunk = chunk
-
-    def forget(self) -> None:
-        """Give up what is kept from round to round to be faster."""
-        return
-
-    def in_chunks(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, run: Callable[[Chunk], Outcome]
-    ) -> Outcome:
-        """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`."""
-        sizes = self.setup.population.sizes[ids]
-        order = torch.sort(sizes, descending=True, stable=True).indices
-        on_host = trees.OnHost(message)
-
-        def run_rows(rows: Tensor) -> Outcome:
-            own, kept = trees.take(message, rows), trees.take(memory, rows)
-            return run(self._chunk(ids[rows], own, kept, [on_host.row(row) for row in rows.tolist()], clock))
-
-        outcomes = self._fitting(order, run_rows)
-        back = torch.argsort(order)
-
-        def merged(parts: Sequence[Tree]) -> Tree:
-            return trees.take({k: torch.cat([p[k] for p in parts]) for k in parts[0]}, back)
-
-        def joined(name: str) -> tuple[Tensor, Tensor]:
-            pair = merged([dict(zip(("correct", "total"), o.counts[name], strict=True)) for o in outcomes])
-            return pair["correct"], pair["total"]
-
-        counts = {name: joined(name) for name in outcomes[0].counts}
-        loss = merged([{"loss": o.loss} for o in outcomes])["loss"]
-        return Outcome(
-            merged([o.uploads for o in outcomes]), merged([o.memory for o in outcomes]), loss, counts
-        )
-
-    def _fitting(self, order: Tensor, run: Callable[[Tensor], Outcome]) -> list[Outcome]:
-        """`run` on the rows in `order`, chunk by chunk; one that memory does not hold is halved, and so are all later.
-
-        A chunk's inputs are never written to, so it can be trained again from the start.
-
-        Raises:
-            FedbenchError: a single client does not fit.
-        """
-        outcomes: list[Outcome] = []
-        begin = 0
-        while begin < len(order):
-            try:
-                outcomes.append(run(order[begin : begin + self.chunk]))
-            except torch.OutOfMemoryError:
-                if self.chunk == 1:
-                    raise FedbenchError(
-                        "memory does not hold the training of one client; use a smaller model or "
-                        "protocol.local.batch_size, or hardware.device=cpu"
-                    ) from None
-                self.chunk = min(self.chunk, len(order) - begin) // 2 or 1
-            else:
-                begin += self.chunk
-                continue
-            # Outside the handler: the exception held the failed chunk's tensors.
-            self.forget()
-            if self.setup.federation.device.type == "cuda":
-                torch.cuda.empty_cache()
-        return outcomes
-
-    def _chunk(
-        self, ids: Tensor, message: Tree, memory: Tree, on_host: list[trees.OnHost], clock: Clock
-    ) -> Chunk:
-        device = self.setup.federation.device
-        dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
-        return Chunk(
-            ids.tolist(),
-            {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
-            {k: sent(v, device) for k, v in memory.items()},
-            on_host,
-            dims,
-            sent(self.setup.population.sizes[ids].to(torch.float32), device),
-            sent(torch.tensor([float(self.setup.steps(i)) for i in ids.tolist()]), device),
-            clock,
-        )
-
-    def map(
-        self, hook: ClientHook, name: str, function: Callable[..., Any], chunk: Chunk, **batched: Any
-    ) -> Any:
-        """Vmap `function(client, **batched)`, which runs `hook`, known as `name`, over the clients of a chunk."""
-        setup, federation, call = self.setup, self.setup.federation, self.calls(chunk)
-        train = partial(federation.indices, "train")
-        read = hook in setup.method.reads_data
-        data = self._samples(chunk, train) if read else None
-        validates = read and bool(federation.sets["val"].sizes.any())  # else training samples stand for them
-        held = self._samples(chunk, federation.validation_indices) if validates else data
-
-        def one(
-            message: Tree,
-            memory: Tree,
-            size: Tensor,
-            steps: Tensor,
-            data: Any,
-            held: Any,
-            batched: dict[str, Any],
-        ) -> Any:
-            fetches = [None if each is None else partial(Batch, *each) for each in (data, held)]
-            client = Client(
-                setup.task,
-                chunk.clock,
-                message,
-                memory,
-                size,
-                steps,
-                setup.protocol.optimizer,
-                None,
-                *fetches,
-            )
-            return function(client, **batched)
-
-        own = {key: None if each is None else 0 for key, each in batched.items()}
-        dims = (chunk.dims, 0, 0, 0, *[None if each is None else 0 for each in (data, held)], own)
-        inputs = (chunk.message, chunk.memory, chunk.sizes, chunk.steps, data, held)
-        return call(name, vmap(one, in_dims=dims), *inputs, batched)
-
-    def calls(self, chunk: Chunk) -> Calls:
-        """Calls for all clients of a chunk."""
-        return Calls(self.setup.method, chunk.clock, chunk.ids)
-
-    def view(self, chunk: Chunk, row: int) -> Client:
-        """One client of the chunk as its hooks see it."""
-        message = {k: v if chunk.dims[k] is None else v[row] for k, v in chunk.message.items()}
-        rows = message, trees.row(chunk.memory, row), chunk.clock, chunk.on_host[row]
-        return self.setup.client(chunk.ids[row], *rows)
-
-    def _samples(self, chunk: Chunk, owned: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The samples `owned` by each of the chunk's clients, padded: x [C, n, ...], y [C, n], mask [C, n]."""
-        indices, mask = padded([owned(i) for i in chunk.ids])
-        x, y = self.setup.federation.gather(indices)
-        return x, y, mask
-
-
 # A stage of a chunk's local training as a static program: one function, called once a step, of tensors that stay put.
 #
 # What differs from step to step is read from tensors: the step's number selects the mini-batches, and counts
@@ -274,7 +130,7 @@ class Stacking(Engine):
 class Program:
     """One stage of a chunk. `begin` once, then `step` for every step."""
 
-    stacking: Stacking
+    stacking: StackedTrainer
     stage: Stage
     chunk: Chunk
     work: Tree  # leaves [C, ...], trained in place
@@ -511,60 +367,22 @@ def cuda_capture(device: torch.device) -> Capture:
     return capture
 
 
-# Scoring the models of a chunk as one program: right answers per class on each client's sets.
-
 EVALUATION_SAMPLES = 8192  # samples a forward pass, over all clients of the chunk
 
 
-class StackedScorer(Stacking):
-    """The part of a trainer that scores clients' models as rows of one program."""
-
-    @torch.no_grad()
-    def count(self, chunk: Chunk, models: Tree, score: Sequence[str]) -> Counts:
-        """(correct, total) per class of every client's model on each set, float64 [C, K]."""
-        counts: Counts = {}
-        for name in score:
-            if name == "global" and all(trees.is_shared(leaf) for leaf in models.values()):
-                model = {k: leaf[:1] for k, leaf in models.items()}
-                correct, total = self._count_on([torch.cat(self.setup.scored.parts)], model)
-                classes = torch.stack([self.setup.scored.classes(client) for client in chunk.ids])
-                classes = sent(classes, correct.device)
-                # Not a product: what is left out may be nan.
-                counts[name] = (correct.masked_fill(~classes, 0.0), total.masked_fill(~classes, 0.0))
-            else:
-                counts[name] = self._count_on([self.setup.scored.indices(name, i) for i in chunk.ids], models)
-        return counts
-
-    def _count_on(self, samples: Sequence[Tensor], models: Tree) -> Counted:
-        """Counts of `models` [C, ...], each on the samples of its own list of indices."""
-        task, federation, method = self.setup.task, self.setup.federation, self.setup.method
-        indices, mask = padded(samples)
-        shape = (len(samples), task.classes)
-        correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
-        if not indices.numel():
-            return correct, total
-        width = max(1, EVALUATION_SAMPLES // len(samples))
-        for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
-            x, y = federation.gather(block)
-            scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)
-            hits = scores.argmax(-1) == y
-            onehot = torch.nn.functional.one_hot(y, task.classes).bool() & real.unsqueeze(-1)
-            correct += (onehot & hits.unsqueeze(-1)).sum(1)
-            total += trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
-        return correct, total
-
-
-class StackedTrainer(StackedScorer):
+class StackedTrainer(Engine):
     """Trains chunks of clients as rows of one program."""
 
     def __init__(self, setup: Setup, chunk: int, capture: Capture | None = None) -> None:
         """`chunk`: clients trained at once; `capture`: of steps that are to be replayed, None: none are."""
-        super().__init__(setup, chunk)
+        super().__init__(setup)
+        self.chunk = chunk
         gathers = "loss" in setup.method.reads_data  # all samples, each round others
         self.capture = None if gathers else capture
         self._replayed: dict[tuple[str, int, int], Replayed] = {}
 
     def forget(self) -> None:
+        """Give up the captured programs, which are kept from round to round."""
         self._replayed.clear()
 
     def launch(
@@ -643,6 +461,172 @@ class StackedTrainer(StackedScorer):
         with torch.no_grad():
             models = self.map("personal", "personal", method.personal, chunk)
         return call("predict", self.count, chunk, models, score)
+
+    # ---- a cohort in chunks that memory holds, and hooks of one client applied to all rows of a chunk
+
+    def in_chunks(
+        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, run: Callable[[Chunk], Outcome]
+    ) -> Outcome:
+        """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`."""
+        sizes = self.setup.population.sizes[ids]
+        order = torch.sort(sizes, descending=True, stable=True).indices
+        on_host = trees.OnHost(message)
+
+        def run_rows(rows: Tensor) -> Outcome:
+            own, kept = trees.take(message, rows), trees.take(memory, rows)
+            return run(self._chunk(ids[rows], own, kept, [on_host.row(row) for row in rows.tolist()], clock))
+
+        outcomes = self._fitting(order, run_rows)
+        back = torch.argsort(order)
+
+        def merged(parts: Sequence[Tree]) -> Tree:
+            return trees.take({k: torch.cat([p[k] for p in parts]) for k in parts[0]}, back)
+
+        def joined(name: str) -> tuple[Tensor, Tensor]:
+            pair = merged([dict(zip(("correct", "total"), o.counts[name], strict=True)) for o in outcomes])
+            return pair["correct"], pair["total"]
+
+        counts = {name: joined(name) for name in outcomes[0].counts}
+        loss = merged([{"loss": o.loss} for o in outcomes])["loss"]
+        return Outcome(
+            merged([o.uploads for o in outcomes]), merged([o.memory for o in outcomes]), loss, counts
+        )
+
+    def _fitting(self, order: Tensor, run: Callable[[Tensor], Outcome]) -> list[Outcome]:
+        """`run` on the rows in `order`, chunk by chunk; one that memory does not hold is halved, and so are all later.
+
+        A chunk's inputs are never written to, so it can be trained again from the start.
+
+        Raises:
+            FedbenchError: a single client does not fit.
+        """
+        outcomes: list[Outcome] = []
+        begin = 0
+        while begin < len(order):
+            try:
+                outcomes.append(run(order[begin : begin + self.chunk]))
+            except torch.OutOfMemoryError:
+                if self.chunk == 1:
+                    raise FedbenchError(
+                        "memory does not hold the training of one client; use a smaller model or "
+                        "protocol.local.batch_size, or hardware.device=cpu"
+                    ) from None
+                self.chunk = min(self.chunk, len(order) - begin) // 2 or 1
+            else:
+                begin += self.chunk
+                continue
+            # Outside the handler: the exception held the failed chunk's tensors.
+            self.forget()
+            if self.setup.federation.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return outcomes
+
+    def _chunk(
+        self, ids: Tensor, message: Tree, memory: Tree, on_host: list[trees.OnHost], clock: Clock
+    ) -> Chunk:
+        device = self.setup.federation.device
+        dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
+        return Chunk(
+            ids.tolist(),
+            {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
+            {k: sent(v, device) for k, v in memory.items()},
+            on_host,
+            dims,
+            sent(self.setup.population.sizes[ids].to(torch.float32), device),
+            sent(torch.tensor([float(self.setup.steps(i)) for i in ids.tolist()]), device),
+            clock,
+        )
+
+    def map(
+        self, hook: ClientHook, name: str, function: Callable[..., Any], chunk: Chunk, **batched: Any
+    ) -> Any:
+        """Vmap `function(client, **batched)`, which runs `hook`, known as `name`, over the clients of a chunk."""
+        setup, federation, call = self.setup, self.setup.federation, self.calls(chunk)
+        train = partial(federation.indices, "train")
+        read = hook in setup.method.reads_data
+        data = self._samples(chunk, train) if read else None
+        validates = read and bool(federation.sets["val"].sizes.any())  # else training samples stand for them
+        held = self._samples(chunk, federation.validation_indices) if validates else data
+
+        def one(
+            message: Tree,
+            memory: Tree,
+            size: Tensor,
+            steps: Tensor,
+            data: Any,
+            held: Any,
+            batched: dict[str, Any],
+        ) -> Any:
+            fetches = [None if each is None else partial(Batch, *each) for each in (data, held)]
+            client = Client(
+                setup.task,
+                chunk.clock,
+                message,
+                memory,
+                size,
+                steps,
+                setup.protocol.optimizer,
+                None,
+                *fetches,
+            )
+            return function(client, **batched)
+
+        own = {key: None if each is None else 0 for key, each in batched.items()}
+        dims = (chunk.dims, 0, 0, 0, *[None if each is None else 0 for each in (data, held)], own)
+        inputs = (chunk.message, chunk.memory, chunk.sizes, chunk.steps, data, held)
+        return call(name, vmap(one, in_dims=dims), *inputs, batched)
+
+    def calls(self, chunk: Chunk) -> Calls:
+        """Calls for all clients of a chunk."""
+        return Calls(self.setup.method, chunk.clock, chunk.ids)
+
+    def view(self, chunk: Chunk, row: int) -> Client:
+        """One client of the chunk as its hooks see it."""
+        message = {k: v if chunk.dims[k] is None else v[row] for k, v in chunk.message.items()}
+        rows = message, trees.row(chunk.memory, row), chunk.clock, chunk.on_host[row]
+        return self.setup.client(chunk.ids[row], *rows)
+
+    def _samples(self, chunk: Chunk, owned: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The samples `owned` by each of the chunk's clients, padded: x [C, n, ...], y [C, n], mask [C, n]."""
+        indices, mask = padded([owned(i) for i in chunk.ids])
+        x, y = self.setup.federation.gather(indices)
+        return x, y, mask
+
+    # ---- scoring the models of a chunk as one program: right answers per class on each client's sets
+
+    @torch.no_grad()
+    def count(self, chunk: Chunk, models: Tree, score: Sequence[str]) -> Counts:
+        """(correct, total) per class of every client's model on each set, float64 [C, K]."""
+        counts: Counts = {}
+        for name in score:
+            if name == "global" and all(trees.is_shared(leaf) for leaf in models.values()):
+                model = {k: leaf[:1] for k, leaf in models.items()}
+                correct, total = self._count_on([torch.cat(self.setup.scored.parts)], model)
+                classes = torch.stack([self.setup.scored.classes(client) for client in chunk.ids])
+                classes = sent(classes, correct.device)
+                # Not a product: what is left out may be nan.
+                counts[name] = (correct.masked_fill(~classes, 0.0), total.masked_fill(~classes, 0.0))
+            else:
+                counts[name] = self._count_on([self.setup.scored.indices(name, i) for i in chunk.ids], models)
+        return counts
+
+    def _count_on(self, samples: Sequence[Tensor], models: Tree) -> Counted:
+        """Counts of `models` [C, ...], each on the samples of its own list of indices."""
+        task, federation, method = self.setup.task, self.setup.federation, self.setup.method
+        indices, mask = padded(samples)
+        shape = (len(samples), task.classes)
+        correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
+        if not indices.numel():
+            return correct, total
+        width = max(1, EVALUATION_SAMPLES // len(samples))
+        for block, real in zip(indices.split(width, 1), mask.split(width, 1), strict=True):
+            x, y = federation.gather(block)
+            scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)
+            hits = scores.argmax(-1) == y
+            onehot = torch.nn.functional.one_hot(y, task.classes).bool() & real.unsqueeze(-1)
+            correct += (onehot & hits.unsqueeze(-1)).sum(1)
+            total += trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
+        return correct, total
 
 
 def _client_last(hook: Callable[[Tree, Client], Any]) -> Callable[[Client, Tree], Any]:

@@ -34,64 +34,6 @@ from fedbench.data.dataset import Dataset, Ints
 from fedbench.data.partition import Partition
 from fedbench.models.layers import BatchNorm, Conv2d, replace_batch_norm, replace_convolutions
 
-# Names of a network's leaves, what selects them, and which clients have them.
-
-
-class Leaves:
-    """The leaves of the clients' networks by name. Here all clients have all of them: see JointTask for others."""
-
-    parameters: frozenset[str]
-    buffers: frozenset[str]
-    groups: dict[str, frozenset[str]]  # "@head" -> its leaves
-
-    # ---- selectors
-
-    def select(self, names: Iterable[str], selectors: Iterable[str]) -> list[str]:
-        """The `names` that a selector matches, in order.
-
-        A selector is a glob ("conv.*", "personal/*") or a group (@head, @body, @classifier, @norm, @stats), either
-        after a namespace ("personal/@head") or without one.
-        """
-        wanted = list(selectors)
-        return [name for name in names if any(self._matches(name, selector) for selector in wanted)]
-
-    def split(self, tree: Tree, selectors: Iterable[str]) -> tuple[Tree, Tree]:
-        """(the leaves of `tree` that a selector matches, the rest)."""
-        return trees.split(tree, self.select(tree, selectors))
-
-    def _matches(self, name: str, selector: str) -> bool:
-        space, _, group = selector.rpartition("/")
-        if not group.startswith("@"):
-            return fnmatchcase(name, selector)
-        if group not in self.groups:
-            raise ConfigError(f"unknown leaf group '{group}'; one of: {', '.join(self.groups)}")
-        prefix, _, leaf = name.rpartition("/")
-        return prefix == space and leaf in self.groups[group]
-
-    def is_buffer(self, name: str) -> bool:
-        """Whether a leaf (in any namespace) is a statistic that the forward pass moves, not the optimiser."""
-        return name.rpartition("/")[2] in self.buffers
-
-    def weights(self, tree: Tree) -> Tree:
-        """The leaves of `tree` that are no statistics: what a distance between models is over."""
-        return {name: leaf for name, leaf in tree.items() if not self.is_buffer(name)}
-
-    # ---- who has them
-
-    prefix: str = ""  # what the names begin with of leaves that only clients of this kind have
-
-    def own(self, tree: Tree) -> Tree:
-        """The leaves of `tree` that a client with this network has."""
-        return tree
-
-    def among(self, tree: Tree, ids: Tensor) -> Iterator[tuple[Rows, Tree]]:
-        """The leaves of a stacked tree [C, ...] of clients `ids` by who has them: (which clients, their rows)."""
-        yield slice(None), tree
-
-    def kind_of(self, ids: Tensor) -> Tensor:
-        """The kind of each of clients `ids`: a place in `kinds`, int64 [C]."""
-        return torch.zeros_like(ids)
-
 
 def leaf_groups(net: nn.Module, classifier: str) -> dict[str, frozenset[str]]:
     """The leaves of `net` in each group that a selector may name; `classifier` is one of SPLITS (see Task)."""
@@ -152,8 +94,12 @@ class Slice:
 SPLITS = ("own", "last", "linear")
 
 
-class Task(Leaves):
+class Task:
     """Classification with one kind of network: init, apply, features, head, loss, and names of leaf groups."""
+
+    parameters: frozenset[str]
+    buffers: frozenset[str]
+    groups: dict[str, frozenset[str]]  # "@head" -> its leaves
 
     def __init__(
         self,
@@ -313,6 +259,54 @@ class Task(Leaves):
         if batch.mask is None:
             return functional.cross_entropy(logits, batch.y)
         return batch.mean(functional.cross_entropy(logits, batch.y, reduction="none"))
+
+    # ---- leaves by name, and who has them: here all clients have all of them, see JointTask for others
+
+    def select(self, names: Iterable[str], selectors: Iterable[str]) -> list[str]:
+        """The `names` that a selector matches, in order.
+
+        A selector is a glob ("conv.*", "personal/*") or a group (@head, @body, @classifier, @norm, @stats), either
+        after a namespace ("personal/@head") or without one.
+        """
+        wanted = list(selectors)
+        return [name for name in names if any(self._matches(name, selector) for selector in wanted)]
+
+    def split(self, tree: Tree, selectors: Iterable[str]) -> tuple[Tree, Tree]:
+        """(the leaves of `tree` that a selector matches, the rest)."""
+        return trees.split(tree, self.select(tree, selectors))
+
+    def _matches(self, name: str, selector: str) -> bool:
+        space, _, group = selector.rpartition("/")
+        if not group.startswith("@"):
+            return fnmatchcase(name, selector)
+        if group not in self.groups:
+            raise ConfigError(f"unknown leaf group '{group}'; one of: {', '.join(self.groups)}")
+        prefix, _, leaf = name.rpartition("/")
+        return prefix == space and leaf in self.groups[group]
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether a leaf (in any namespace) is a statistic that the forward pass moves, not the optimiser."""
+        return name.rpartition("/")[2] in self.buffers
+
+    def weights(self, tree: Tree) -> Tree:
+        """The leaves of `tree` that are no statistics: what a distance between models is over."""
+        return {name: leaf for name, leaf in tree.items() if not self.is_buffer(name)}
+
+    # ---- who has them
+
+    prefix: str = ""  # what the names begin with of leaves that only clients of this kind have
+
+    def own(self, tree: Tree) -> Tree:
+        """The leaves of `tree` that a client with this network has."""
+        return tree
+
+    def among(self, tree: Tree, ids: Tensor) -> Iterator[tuple[Rows, Tree]]:
+        """The leaves of a stacked tree [C, ...] of clients `ids` by who has them: (which clients, their rows)."""
+        yield slice(None), tree
+
+    def kind_of(self, ids: Tensor) -> Tensor:
+        """The kind of each of clients `ids`: a place in `kinds`, int64 [C]."""
+        return torch.zeros_like(ids)
 
 
 # Whether a network fits its inputs, found out before anything is trained.

@@ -62,61 +62,6 @@ class Savable(Protocol):
         """Write the client indices to `path` (.npz), atomically."""
 
 
-class RunFiles:
-    """Writes the files of one run below `path`, and keeps their checksums."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._checksums: dict[str, str] = {}  # of the files written so far
-
-    def write_config(self, yaml: str) -> None:
-        """config.yaml: the resolved config."""
-        self._write(CONFIG, yaml.encode())
-
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """environment.json (fedbench.runs.fingerprint)."""
-        self._write("environment.json", as_json(environment))
-
-    def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
-        """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
-        path = self.path / "partition.npz"
-        partition.save(path)
-        self._checksums[path.name] = checksum(path.read_bytes())
-        self._write(PARTITION, as_csv(statistics))
-
-    def write_figure(self, name: str, svg: str) -> None:
-        """`name`.svg: a figure (fedbench.plots)."""
-        write_text(self.path / f"{name}.svg", svg)
-
-    def write_history(self, history: History) -> None:
-        """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
-        self._write(ROUNDS, as_csv(history.rows()))
-        self._write(TALLIES, as_npz(history.arrays()))
-
-    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """clients.csv: one row a client (fedbench.runs.run.client_rows)."""
-        self._write(CLIENTS, as_csv(rows))
-
-    def write_collaboration(self, matrix: NDArray[Any]) -> None:
-        """collaboration.npz (array W) and .csv: row i holds the weights [N, N] client i gives to the others."""
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
-        self._write(COLLABORATION, as_npz({"W": matrix}))
-        rows = [
-            {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
-            for index, weights in enumerate(matrix)
-        ]
-        self._write("collaboration.csv", as_csv(rows))
-
-    def write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """arrays.npz: what the method found: before training (distances, coalitions), or in its course."""
-        self._write(ARRAYS, as_npz(arrays))
-
-    def _write(self, name: str, content: bytes) -> None:
-        write_bytes(self.path / name, content)
-        self._checksums[name] = checksum(content)
-
-
 def files_of(folder: Path) -> Sealed:
     """The files of a finished run."""
     return Sealed(folder, f"make the run again after: rm -r {shlex.quote(str(folder))}")
@@ -143,7 +88,7 @@ def numeric_rows(files: Sealed, name: str, *columns: str) -> list[dict[str, str]
 Status = Literal["new", "partial", "finished"]
 
 
-class RunFolder(RunFiles):
+class RunFolder:
     """The folder of one run, from its beginning to its result. As a context manager it holds the folder's lock."""
 
     def __init__(self, runs_dir: Path | str, key: str, labels: Labels, data: str = "") -> None:
@@ -156,7 +101,8 @@ class RunFolder(RunFiles):
         self.runs_dir = Path(runs_dir)
         place, name = self.runs_dir.joinpath(*map(_slug, parts)), f"seed{labels.seed}-{key[:8]}"
         there = [] if data else sorted(place.glob(f"{name}-*"))
-        super().__init__(there[0] if len(there) == 1 else place / (f"{name}-{data[:6]}" if data else name))
+        self.path = there[0] if len(there) == 1 else place / (f"{name}-{data[:6]}" if data else name)
+        self._checksums: dict[str, str] = {}  # of the files written so far
         self.key, self.data = key, data
         self.labels = labels
         self._lock = FolderLock(self.path)
@@ -286,6 +232,55 @@ class RunFolder(RunFiles):
         if len(rows) != self.result().get("clients"):
             raise files.damaged(CLIENTS, f"it does not hold as many clients as {RESULT}")
         return np.array([float(row["acc"] or "nan") for row in rows], dtype=np.float64) / 100
+
+    # ---- the files of a run, each with its checksum
+
+    def write_config(self, yaml: str) -> None:
+        """config.yaml: the resolved config."""
+        self._write(CONFIG, yaml.encode())
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """environment.json (fedbench.runs.fingerprint)."""
+        self._write("environment.json", as_json(environment))
+
+    def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
+        """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
+        path = self.path / "partition.npz"
+        partition.save(path)
+        self._checksums[path.name] = checksum(path.read_bytes())
+        self._write(PARTITION, as_csv(statistics))
+
+    def write_figure(self, name: str, svg: str) -> None:
+        """`name`.svg: a figure (fedbench.plots)."""
+        write_text(self.path / f"{name}.svg", svg)
+
+    def write_history(self, history: History) -> None:
+        """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
+        self._write(ROUNDS, as_csv(history.rows()))
+        self._write(TALLIES, as_npz(history.arrays()))
+
+    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """clients.csv: one row a client (fedbench.runs.run.client_rows)."""
+        self._write(CLIENTS, as_csv(rows))
+
+    def write_collaboration(self, matrix: NDArray[Any]) -> None:
+        """collaboration.npz (array W) and .csv: row i holds the weights [N, N] client i gives to the others."""
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
+        self._write(COLLABORATION, as_npz({"W": matrix}))
+        rows = [
+            {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
+            for index, weights in enumerate(matrix)
+        ]
+        self._write("collaboration.csv", as_csv(rows))
+
+    def write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """arrays.npz: what the method found: before training (distances, coalitions), or in its course."""
+        self._write(ARRAYS, as_npz(arrays))
+
+    def _write(self, name: str, content: bytes) -> None:
+        write_bytes(self.path / name, content)
+        self._checksums[name] = checksum(content)
 
 
 def _slug(name: str) -> str:
