@@ -15,7 +15,7 @@ from fedbench.config.fields import Registry
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.recording import PREFIX, ROUND, Arrays, Moment, Recorder
+from fedbench.engine.recording import PREFIX, ROUND, Arrays, Recorder, RoundContext
 from fedbench.methods import fedrema
 from fedbench.methods.parts import features, simplex
 from fedbench.methods.parts.mixing import cosines
@@ -90,7 +90,7 @@ class CKA(Recorder):
 
     name: ClassVar[str] = "cka"
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         federation = moment.setup.federation
         pool = federation.global_test
         if not len(pool):
@@ -132,7 +132,7 @@ class ClassifierCosine(Recorder):
 
     name: ClassVar[str] = "classifier_cosine"
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         names = [name for name in moment.setup.task.groups["@head"] if moment.models[name].dim() > 2]
         rows = torch.cat([moment.models[name].flatten(2) for name in sorted(names)], dim=2)  # [C, K, d]
         return {VALUE: moment.square(torch.stack([cosines(each) for each in rows.unbind(1)]))}
@@ -144,7 +144,7 @@ class ModelCosine(Recorder):
 
     name: ClassVar[str] = "model_cosine"
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         weights = moment.setup.task.weights(moment.models)
         return {VALUE: moment.square(cosines(trees.flatten(weights)))}
 
@@ -155,7 +155,7 @@ class UpdateCosine(Recorder):
 
     name: ClassVar[str] = "update_cosine"
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         weights = moment.setup.task.weights(moment.models)
         if missing := sorted(set(weights) - set(moment.message)):
             raise ConfigError(f"the server does not send '{missing[0]}', so its change is not known")
@@ -173,7 +173,7 @@ class UpdateVariance(Recorder):
     name: ClassVar[str] = "update_variance"
     always: ClassVar[bool] = True
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         head = moment.setup.task.groups["@head"]
         moved = {
             name: leaf - moment.message[name]
@@ -196,7 +196,7 @@ class Collaboration(Recorder):
 
     name: ClassVar[str] = "collaboration"
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         matrix = moment.setup.method.collaboration(moment.server, moment.setup.population)
         if matrix is None:
             raise ConfigError("it has no collaboration matrix")
@@ -209,7 +209,7 @@ class Similarity(Recorder):
 
     name: ClassVar[str] = "similarity"
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         stage = fedrema.classifier_stage(moment.setup.task, ("@classifier",))
         probe = fedrema.Probe(TEMPERATURE, 1.0, per_client=False, temper_all=True)
         cohort = replace(moment.cohort, generator=moment.generator(self.name))
@@ -222,7 +222,7 @@ class Complementarity(Recorder):
 
     name: ClassVar[str] = "complementarity"
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         setup = moment.setup
         products = [
             features.products(trees.row(moment.models, place), setup.federation.all_of(client), setup.task)
@@ -244,12 +244,12 @@ class Simplex(Recorder):
 
     name: ClassVar[str] = "simplex"
 
-    def fits(self, moment: Moment) -> None:
+    def fits(self, moment: RoundContext) -> None:
         """Raise ConfigError where there are no endpoints."""
         if not trees.part(moment.server, "endpoints"):
             raise ConfigError("its model has no endpoints; sosicfl and its presets have")
 
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         self.fits(moment)
         setup, work = moment.setup, without_regions(moment.server)
         corners = len(next(iter(trees.part(work, "endpoints").values())))
@@ -267,7 +267,7 @@ class Simplex(Recorder):
             "local": found[:, 1:],
         }
 
-    def _hits(self, moment: Moment, work: Tree, points: Tensor, samples: Tensor) -> np.ndarray:
+    def _hits(self, moment: RoundContext, work: Tree, points: Tensor, samples: Tensor) -> np.ndarray:
         """Whether the model at each point is right, bool [P, n]; the part without endpoints runs once."""
         task = moment.setup.task
         x, y = moment.setup.federation.gather(samples)

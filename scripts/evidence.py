@@ -24,7 +24,7 @@ from fedbench.data.partitions.groups import Fold
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Preparing
+from fedbench.engine.simulation import EnginePreparation
 from fedbench.methods.parts import simplex
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
@@ -83,7 +83,7 @@ def coalitions() -> Iterator[Line]:
 def prepared(setup: Setup) -> list[int]:
     """Each client's coalition, before anything is trained."""
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
-    preparation = Preparing(setup, LoopedTrainer(setup), Clock(0, setup.protocol.rounds))
+    preparation = EnginePreparation(setup, LoopedTrainer(setup), Clock(0, setup.protocol.rounds))
     setup.method.prepare(preparation, server, memory)
     return [int(each) for each in preparation.arrays["coalition"]]
 

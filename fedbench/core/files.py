@@ -251,7 +251,7 @@ log = logging.getLogger("fedbench")
 _told: list[Path] = []  # the folder without checksums that was told of
 
 
-class Sealed:
+class ChecksummedFolder:
     """The files of one folder. One process writes to it at a time."""
 
     def __init__(self, folder: Path, repair: str) -> None:

@@ -66,7 +66,7 @@ class Cohort:
             found |= trees.mean(leaves, sizes / sizes.sum())
         return found
 
-    def alike(self) -> Iterator[tuple[Tensor, Cohort]]:
+    def by_kind(self) -> Iterator[tuple[Tensor, Cohort]]:
         """The kinds of client in the cohort: which of it are of the kind (bool [C]), and these as a cohort.
 
         Its `task` is the kind's own. Where all clients are alike, it is the cohort itself.

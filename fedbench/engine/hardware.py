@@ -28,7 +28,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.setup import Drawn, Setup, drawn, opening
+from fedbench.engine.setup import Drawn, Setup, drawn, first_round_inputs
 from fedbench.engine.stacked import Capture, StackedTrainer, cuda_capture
 from fedbench.engine.trainer import Engine, Trainer, by_kind
 from fedbench.engine.workers import WorkersTrainer, available_workers
@@ -42,14 +42,14 @@ TIMING_FORMAT = 4  # raised when what is timed changes
 
 
 @dataclass(frozen=True)
-class Contender:
+class EngineCandidate:
     """An engine, and how many clients it trains at once."""
 
     build: Callable[[Setup], Trainer]
     clients: int = 1
 
 
-class Cut:
+class TruncatedBatches:
     """A source of mini-batches: the first few of each stage, counted as they are and as they would have been."""
 
     def __init__(self, steps: int) -> None:
@@ -63,7 +63,7 @@ class Cut:
         return order.cut(0, self.steps), {name: leaf[: self.steps] for name, leaf in noise.items()}
 
 
-def pace(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float]:
+def time_engines(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dict[str, float]:
     """Seconds of a plain local step of a client, all that a method does about it included, with each contender.
 
     The largest clients are trained. Measured on the first call, read from the cache after.
@@ -84,17 +84,17 @@ def run_steps(setup: Setup) -> float:
     return float(steps.mean()) * setup.at_once * setup.protocol.rounds
 
 
-def seconds_a_step(setup: Setup, contender: Contender) -> float:
+def seconds_a_step(setup: Setup, contender: EngineCandidate) -> float:
     """Seconds that a contender takes for a plain local step: its round of a client, over the plain steps in it.
 
     What happens once a round (start and finish, passes over all data) is timed as it is, a step by what it adds.
     """
     clients = setup.population.sizes.topk(contender.clients).indices
     clock = Clock(0, setup.protocol.rounds)
-    message, memory = opening(setup, clients, clock)
+    message, memory = first_round_inputs(setup, clients, clock)
 
-    def timed(steps: int) -> tuple[float, Cut]:
-        cut = Cut(steps)
+    def timed(steps: int) -> tuple[float, TruncatedBatches]:
+        cut = TruncatedBatches(steps)
         trainer = contender.build(replace(setup, source=cut))
         _wait(setup.federation.device)
         begin = time.perf_counter()
@@ -116,7 +116,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _key(setup: Setup, contenders: Mapping[str, Contender]) -> str:
+def _key(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> str:
     """Of the machine and of all that a step's cost depends on."""
     federation, protocol = setup.federation, setup.protocol
     gpu = federation.device.type == "cuda"
@@ -258,7 +258,7 @@ def client_bytes(setup: Setup) -> int:
 
 
 @dataclass(frozen=True)
-class Growth:
+class MemoryModel:
     """Bytes of training a cohort with the stacked engine: `fixed`, of a client being trained, of one that was."""
 
     fixed: int
@@ -266,7 +266,7 @@ class Growth:
     trained: int
 
     @classmethod
-    def of(cls, setup: Setup, peak: Peak, capture: Capture | None = None) -> Growth:
+    def of(cls, setup: Setup, peak: Peak, capture: Capture | None = None) -> MemoryModel:
         """From the peaks of a round of a large client alone, and of a few together and one after the other."""
         sizes = setup.population.sizes
         short = sizes % setup.protocol.local.batch_size != 0  # the padding of a short batch takes memory too
@@ -275,7 +275,7 @@ class Growth:
 
         def taken(ids: Tensor, chunk: int) -> int:
             trainer = StackedTrainer(setup, chunk, capture)
-            message, memory = opening(setup, ids, clock)
+            message, memory = first_round_inputs(setup, ids, clock)
             given = [
                 leaf for tree in (message, memory) for leaf in tree.values() if not trees.is_shared(leaf)
             ]
@@ -309,7 +309,7 @@ def fitting_chunk(setup: Setup, capture: Capture | None = None) -> int:
     if sure == cohort or device.type != "cuda":
         return sure
     try:
-        return Growth.of(setup, partial(gpu_peak, device), capture).chunk(cohort, budget)
+        return MemoryModel.of(setup, partial(gpu_peak, device), capture).chunk(cohort, budget)
     except Exception as error:  # noqa: BLE001 - a trial must not end a run, as it may of a method that needs its preparation first
         log.warning("no trial told how many clients fit in memory, %d train at once: %s", sure, error)
         return sure
@@ -429,7 +429,7 @@ def _fastest_on_cpu(setup: Setup, config: HardwareConfig) -> Engine:
     busy = min(workers, setup.at_once)
     if busy < 2 or multiprocessing.current_process().daemon:
         return LoopedTrainer(setup)
-    step = _tried(setup, {"looped": Contender(LoopedTrainer)}).get("looped", math.inf)
+    step = _tried(setup, {"looped": EngineCandidate(LoopedTrainer)}).get("looped", math.inf)
     saved = run_steps(setup) * step * (1 - 1 / busy)
     return WorkersTrainer(setup, workers) if saved > WORKERS_START else LoopedTrainer(setup)
 
@@ -440,15 +440,15 @@ def _fastest_on_gpu(setup: Setup, config: HardwareConfig) -> Engine:
         return LoopedTrainer(setup)
     stacked = stacked_engine(setup, config)
     same = partial(StackedTrainer, chunk=stacked.chunk, capture=stacked.capture)
-    together = Contender(same, min(stacked.chunk, setup.at_once))
-    step = _tried(setup, {"looped": Contender(LoopedTrainer), "stacked": together})
+    together = EngineCandidate(same, min(stacked.chunk, setup.at_once))
+    step = _tried(setup, {"looped": EngineCandidate(LoopedTrainer), "stacked": together})
     return LoopedTrainer(setup) if step and step["looped"] < CLEARLY * step["stacked"] else stacked
 
 
-def _tried(setup: Setup, contenders: Mapping[str, Contender]) -> dict[str, float]:
+def _tried(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dict[str, float]:
     """The contenders' paces; none where the trial fails, as it may of a method that needs its preparation first."""
     try:
-        return pace(setup, contenders)
+        return time_engines(setup, contenders)
     except Exception as error:  # noqa: BLE001 - a trial must not end a run; its own errors come in the run
         log.warning("no engine could be timed, so the default one trains: %s", error)
         return {}

@@ -14,7 +14,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.method import Calls
+from fedbench.engine.method import HookCaller
 from fedbench.engine.optim import Optimizer
 from fedbench.engine.schedule import Order
 from fedbench.engine.trainer import Counted, Counts, Engine, Outcome, count_correct
@@ -41,7 +41,7 @@ def lay_out(work: Tree, layout: torch.memory_format) -> None:
             work[name] = torch.empty_like(leaf, memory_format=layout).copy_(leaf)
 
 
-class Known:
+class SharedScores:
     """What the model scored last got on the parts of the set that all clients share, so as not to score them again.
 
     A part is always scored in the same mini-batches, whatever is known: results do not depend on who was scored before.
@@ -78,17 +78,17 @@ GATHERED_BYTES = 2**22
 class LoopedTrainer(Engine):
     """Trains clients one by one with minimal overhead."""
 
-    def launch(
+    def dispatch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
         views = self._views(ids, message, memory, clock)
         each = [self.train_one(client, view, score) for client, view in zip(ids.tolist(), views, strict=True)]
         return gather(each)
 
-    def launch_scoring(
+    def dispatch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        known, views = Known(), self._views(ids, message, memory, clock)
+        known, views = SharedScores(), self._views(ids, message, memory, clock)
         each = [
             self.evaluate_one(client, view, score, known)
             for client, view in zip(ids.tolist(), views, strict=True)
@@ -105,34 +105,34 @@ class LoopedTrainer(Engine):
     def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
         """Local work of one client; trees and results without a client axis, and not settled yet."""
         setup, method = self.setup, self.setup.method
-        call = Calls(method, view.clock, [client])
+        call = HookCaller(method, view.clock, [client])
         with torch.no_grad():
-            work = trees.clone(call("start", method.start, call.view("start", view)))
+            work = trees.clone(call("start", method.start, call.client_view("start", view)))
         stages = call("stages", method.stages, setup.protocol.local, view.clock)
         losses = self.descend(client, work, view, stages, "batches")
         with torch.no_grad():
-            upload, kept = call("finish", method.finish, work, call.view("finish", view))
+            upload, kept = call("finish", method.finish, work, call.client_view("finish", view))
         loss = (
             torch.stack(losses).mean().double() if losses else torch.full_like(view.size, torch.nan).double()
         )
         if not score:
             return Outcome(upload, kept, loss)
         with torch.no_grad():
-            model = call("model", method.model, work, call.view("model", view))
+            model = call("model", method.model, work, call.client_view("model", view))
         return Outcome(upload, kept, loss, call("predict", self.count, client, model, score))
 
-    def evaluate_one(self, client: int, view: Client, score: Sequence[str], known: Known) -> Counts:
+    def evaluate_one(self, client: int, view: Client, score: Sequence[str], known: SharedScores) -> Counts:
         """Scores of one client's personal model as received; `known` lives as long as message and memory."""
         setup, method = self.setup, self.setup.method
-        call = Calls(method, view.clock, [client])
+        call = HookCaller(method, view.clock, [client])
         stages = call("adapt", method.adapt, setup.protocol.local, view.clock)
         with torch.no_grad():
             if not stages:
-                model = call("personal", method.personal, call.view("personal", view))
+                model = call("personal", method.personal, call.client_view("personal", view))
             else:
-                work = trees.clone(call("start", method.start, call.view("start", view)))
+                work = trees.clone(call("start", method.start, call.client_view("start", view)))
                 self.descend(client, work, view, stages, "adapt")
-                model = call("model", method.model, work, call.view("model", view))
+                model = call("model", method.model, work, call.client_view("model", view))
         return call("predict", self.count, client, model, score, known)
 
     @torch.enable_grad()
@@ -143,8 +143,8 @@ class LoopedTrainer(Engine):
         losses: list[Tensor] = []
         lay_out(work, self.filters)
         owned = self.setup.federation.indices("train", client)
-        call = Calls(self.setup.method, view.clock, [client])
-        seen = call.view("loss", view)
+        call = HookCaller(self.setup.method, view.clock, [client])
+        seen = call.client_view("loss", view)
         for stage in stages:
             hook = stage.hook
             order, noise = self.setup.batches(client, stage, view, purpose)
@@ -191,7 +191,9 @@ class LoopedTrainer(Engine):
         return torch.channels_last if fast else torch.contiguous_format
 
     @torch.no_grad()
-    def count(self, client: int, model: Tree, score: Sequence[str], known: Known | None = None) -> Counts:
+    def count(
+        self, client: int, model: Tree, score: Sequence[str], known: SharedScores | None = None
+    ) -> Counts:
         """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
         counts: dict[int, Counted] = {} if known is None else known.of(model)
         parts = self.setup.scored.parts_of(client) if "global" in score else []

@@ -54,11 +54,11 @@ class Method(Component, ABC):
 
     @property
     def why_one_kind(self) -> str:
-        """Why all its clients must be of one kind; "" if its server serves several kinds, see Cohort.alike."""
+        """Why all its clients must be of one kind; "" if its server serves several kinds, see Cohort.by_kind."""
         return f"{type(self).__name__} compares or averages models leaf by leaf"
 
     @property
-    def averages(self) -> bool:
+    def is_averaging(self) -> bool:
         """Whether its clients' models, or what they share of them, are averages of all clients' of its server."""
         return True
 
@@ -175,7 +175,7 @@ class HookError(Exception):
 
 
 @dataclass(frozen=True)
-class Calls:
+class HookCaller:
     """Calls hooks of `method` in a round, for `ids` [C]: clients that train together, or that a server speaks to."""
 
     method: Method
@@ -197,7 +197,7 @@ class Calls:
                 raise
             raise HookError("\n  ".join(self._told(hook, function, args, error))) from error
 
-    def view(self, hook: ClientHook, client: Client) -> Client:
+    def client_view(self, hook: ClientHook, client: Client) -> Client:
         """`client` as `hook` is given it: with its samples only if the method announced that the hook reads them."""
         if hook == "draw" and client.on_host is not None:
             client = replace(client, message=cast("Tree", client.on_host))

@@ -20,7 +20,7 @@ from fedbench.core import rng, trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock, Cohort
-from fedbench.engine.setup import Setup, opening
+from fedbench.engine.setup import Setup, first_round_inputs
 
 PREFIX = "record"
 ROUND = "round"
@@ -28,7 +28,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
+class RoundContext:
     """A round that is over: what crossed the network, and what the server has made of it."""
 
     setup: Setup
@@ -80,14 +80,14 @@ class Recorder(ABC):
     always: ClassVar[bool] = False
 
     @abstractmethod
-    def look(self, moment: Moment) -> Arrays:
+    def look(self, moment: RoundContext) -> Arrays:
         """The arrays of this round, by part.
 
         Raises:
             ConfigError: the method does not have what is looked for.
         """
 
-    def fits(self, moment: Moment) -> None:
+    def fits(self, moment: RoundContext) -> None:
         """Raise what `look` would, at less cost where looking is dear."""
         self.look(moment)
 
@@ -99,7 +99,7 @@ class Recorder(ABC):
         """The name of an array in the run's folder."""
         return f"{PREFIX}/{self.name}/{part}"
 
-    def added(self, arrays: Arrays, moment: Moment) -> dict[str, np.ndarray]:
+    def added(self, arrays: Arrays, moment: RoundContext) -> dict[str, np.ndarray]:
         """`arrays` of a run with those of this round."""
         found = {**self.look(moment), ROUND: np.array(moment.round)}
         added = dict(arrays)
@@ -132,9 +132,9 @@ def check(recorder: Recorder, setup: Setup) -> None:
         ) from error
 
 
-def _trial(setup: Setup) -> Moment:
+def _trial(setup: Setup) -> RoundContext:
     ids, clock = torch.arange(min(2, setup.federation.clients)), Clock(0, setup.protocol.rounds)
-    message, memory = opening(setup, ids, clock)
+    message, memory = first_round_inputs(setup, ids, clock)
     server, _ = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
     ended = []
     for place, client in enumerate(ids.tolist()):
@@ -142,4 +142,6 @@ def _trial(setup: Setup) -> Moment:
         upload, own = setup.method.finish(setup.method.start(view), view)
         ended.append((upload, own))
     uploads, kept = (trees.stack(list(each)) for each in zip(*ended, strict=True))
-    return Moment(setup, setup.cohort(ids, clock), message, kept, uploads, setup.federation.placed(server))
+    return RoundContext(
+        setup, setup.cohort(ids, clock), message, kept, uploads, setup.federation.placed(server)
+    )

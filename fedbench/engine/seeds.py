@@ -110,7 +110,7 @@ def split(outcome: Outcome, sizes: Sequence[int]) -> list[Outcome]:
 # So the loop over rounds, which calls its engine as any other, can be made to wait for other simulations.
 
 ResultT = TypeVar("ResultT")
-Seating = Callable[[Trainer], Trainer]  # a simulation's own engine -> the one that it is to use
+MakeProxy = Callable[[Trainer], Trainer]  # a simulation's own engine -> the one that it is to use
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Answer:
     seconds: float = 0.0
 
 
-class Seat(Trainer):
+class TrainerProxy(Trainer):
     """The engine as one of several simulations sees it. Its clock leaves out what the others take."""
 
     def __init__(self, own: Trainer, ask: Callable[[Request], Answer]) -> None:
@@ -158,9 +158,9 @@ class Seat(Trainer):
 class SimulationThread(Generic[ResultT]):
     """A simulation in a thread of its own, which moves only while `start`, `go_on` or `stop` waits for it."""
 
-    def __init__(self, work: Callable[[Seating], ResultT]) -> None:
+    def __init__(self, work: Callable[[MakeProxy], ResultT]) -> None:
         self.request: Request | None = None  # what it waits for; None before its start and after its end
-        self.seat: Seat | None = None  # from when it has an engine
+        self.seat: TrainerProxy | None = None  # from when it has an engine
         self._work = work
         self._results: list[ResultT] = []
         self._error: BaseException | None = None
@@ -211,13 +211,13 @@ class SimulationThread(Generic[ResultT]):
 
     def _run(self) -> None:
         try:
-            self._results.append(self._work(self._seated))
+            self._results.append(self._work(self._make_proxy))
         except BaseException as error:  # noqa: BLE001 - told to whoever waits
             self._error = error
         self._requests.put(None)
 
-    def _seated(self, own: Trainer) -> Trainer:
-        self.seat = Seat(own, self._ask)
+    def _make_proxy(self, own: Trainer) -> Trainer:
+        self.seat = TrainerProxy(own, self._ask)
         return self.seat
 
     def _ask(self, request: Request) -> Answer:
@@ -235,11 +235,11 @@ log = logging.getLogger("fedbench")
 
 
 def together(
-    works: Sequence[Callable[[Seating], ResultT]], joint: Callable[[Sequence[Setup]], Trainer]
+    works: Sequence[Callable[[MakeProxy], ResultT]], joint: Callable[[Sequence[Setup]], Trainer]
 ) -> list[ResultT | Exception]:
     """Run all simulations to their ends, alike requests as one; the result of each, or the error that ended it.
 
-    A work runs a simulation on the engine that its `Seating` makes of its own. Requests are alike that ask for the same
+    A work runs a simulation on the proxy that `MakeProxy` makes of its engine. Requests are alike that ask for the same
     at the same round. The one furthest behind goes first, so simulations that began apart meet. A joint request that
     fails is served again one by one, so that an error ends only its own simulation. `joint` makes the engine for all of
     the setups, once, when every simulation has asked for the first time.

@@ -20,7 +20,7 @@ from fedbench.data.federation import Augmentation, Federation, augment, augmenta
 from fedbench.data.partition import Partition
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
-from fedbench.engine.method import Calls, Method, check_announced, check_selectors
+from fedbench.engine.method import HookCaller, Method, check_announced, check_selectors
 from fedbench.models.modalities import JointTask
 from fedbench.models.task import Model, Task, check_input
 
@@ -76,9 +76,9 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
     """
     seed, order = setup.seed_of(client), setup.order(client, stage, view.clock, purpose)
     keys = (view.clock.round, setup.federation.ids[client], stage.order)
-    call = Calls(setup.method, view.clock, [client])
+    call = HookCaller(setup.method, view.clock, [client])
     generator = rng.torch_rng(seed, purpose + "/noise", *keys)
-    noise = call("draw", setup.method.draw, generator, len(order), call.view("draw", view))
+    noise = call("draw", setup.method.draw, generator, len(order), call.client_view("draw", view))
     if setup.augmentations:
         generator = rng.torch_rng(seed, purpose + "/augment", *keys)
         changes = draw_augmentation(
@@ -97,7 +97,7 @@ class Setup:
     kind, which knows all clients by their numbers, and is used for its own `members` only. The trees of a server and
     of a cohort hold the leaves of all kinds; a leaf's row is nan where the client does not have it, so that a private
     leaf which crossed would be seen in every number after it. What is sent, and counted, are a client's own leaves.
-    `ahead` alone changes: orders drawn before they are asked for. What `order` returns is the same without it.
+    `prefetched` alone changes: orders drawn before they are asked for. What `order` returns is the same without it.
     """
 
     method: Method
@@ -111,7 +111,7 @@ class Setup:
     seeds: tuple[int, ...] = ()  # of each run, where there are several
     parts: tuple[Setup, ...] = ()  # the setup of each kind of client, where there are several
     members: int = 0  # clients of this part's kind; 0: all clients
-    ahead: dict[tuple[object, ...], schedule.Order] = field(default_factory=dict, init=False)
+    prefetched: dict[tuple[object, ...], schedule.Order] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Refuse a method that selects leaves which the network lacks, or names hooks that there are not.
@@ -192,24 +192,26 @@ class Setup:
 
     def order(self, client: int, stage: Stage, clock: Clock, purpose: str) -> schedule.Order:
         """The mini-batches of one client's stage in the round of `clock`, whatever the server sent."""
-        if (key := self._drawing(client, stage, clock, purpose)) in self.ahead:
-            return self.ahead.pop(key)
+        if (key := self._drawing(client, stage, clock, purpose)) in self.prefetched:
+            return self.prefetched.pop(key)
         keys = (clock.round, self.federation.ids[client], stage.order)
         generator = rng.torch_rng(self.seed_of(client), purpose, *keys)
         return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator)
 
-    def draw_ahead(self, ids: Tensor, clock: Clock) -> None:
+    def prefetch_batches(self, ids: Tensor, clock: Clock) -> None:
         """Draw the orders of clients `ids`, who train next, at `clock`: for the host while the device works.
 
         A CPU is the device itself: there they are drawn when they are needed.
         """
-        self.ahead.clear()
+        self.prefetched.clear()
         if self.federation.device.type == "cpu" or clock.round >= clock.rounds:
             return
-        for stage in Calls(self.method, clock, ids)("stages", self.method.stages, self.protocol.local, clock):
+        for stage in HookCaller(self.method, clock, ids)(
+            "stages", self.method.stages, self.protocol.local, clock
+        ):
             for client in ids.tolist():
                 drawing = client, stage, clock, "batches"
-                self.ahead[self._drawing(*drawing)] = self.order(*drawing)
+                self.prefetched[self._drawing(*drawing)] = self.order(*drawing)
 
     def _drawing(self, client: int, stage: Stage, clock: Clock, purpose: str) -> tuple[object, ...]:
         return purpose, clock, client, stage.order, schedule.local_work(stage, self.protocol.local)
@@ -326,7 +328,7 @@ def joined(
 
 
 @torch.no_grad()
-def opening(setup: Setup, ids: Tensor, clock: Clock) -> tuple[Tree, Tree]:
+def first_round_inputs(setup: Setup, ids: Tensor, clock: Clock) -> tuple[Tree, Tree]:
     """(message, memory) of clients `ids` [C] as a first round without any preparation has them."""
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
     server, memory = (setup.federation.placed(tree) for tree in (server, trees.take(memory, ids)))

@@ -23,8 +23,8 @@ from fedbench.engine import checkpoint
 from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Clock, Cohort, Meter, Preparation
 from fedbench.engine.history import TRAINED, History, Observer, Record
-from fedbench.engine.method import Calls
-from fedbench.engine.recording import Moment, Recorder
+from fedbench.engine.method import HookCaller
+from fedbench.engine.recording import Recorder, RoundContext
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged
 from fedbench.metrics import Tally, weighted
@@ -34,7 +34,7 @@ from fedbench.models.task import Task
 
 
 @dataclass(eq=False)
-class Preparing(Preparation):
+class EnginePreparation(Preparation):
     """A preparation on an engine."""
 
     setup: Setup
@@ -298,7 +298,7 @@ class Simulation:
     def begin(self) -> State:
         """Initialise and prepare the method, and score it untrained (round 0)."""
         setup, method = self.setup, self.setup.method
-        call = Calls(method, None, ())
+        call = HookCaller(method, None, ())
         server, memory = call(
             "init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init")
         )
@@ -347,9 +347,9 @@ class Simulation:
         if state.round != method.prepare_round:
             return
         with self.timed(state.seconds, "prepare"):
-            preparation = Preparing(setup, self.trainer, Clock(state.round, setup.protocol.rounds))
+            preparation = EnginePreparation(setup, self.trainer, Clock(state.round, setup.protocol.rounds))
             given = state.memory.take(setup.everyone)
-            call = Calls(method, preparation.clock if state.round else None, ())
+            call = HookCaller(method, preparation.clock if state.round else None, ())
             state.server, memory = call("prepare", method.prepare, preparation, state.server, dict(given))
             if not state.round:  # so far a method may choose other leaves
                 state.memory = self._memory(memory)
@@ -376,20 +376,20 @@ class Simulation:
         with self.timed(state.seconds, "server"):
             state.memory.put(cohort.ids, outcome.memory)
             method = self.setup.method
-            call = Calls(method, cohort.clock, cohort.ids)
+            call = HookCaller(method, cohort.clock, cohort.ids)
             state.server = call("aggregate", method.aggregate, state.server, outcome.uploads, cohort)
 
     @torch.no_grad()
     def _look(self, state: State, cohort: Cohort, message: Tree, outcome: Outcome) -> None:
         """Let the recorders that are due add to the run's arrays."""
         due = [each for each in self.recorders if each.due(state.round, self.setup.protocol.rounds)]
-        moment = Moment(self.setup, cohort, message, outcome.memory, outcome.uploads, state.server)
+        moment = RoundContext(self.setup, cohort, message, outcome.memory, outcome.uploads, state.server)
         for recorder in due:
             state.arrays = recorder.added(state.arrays, moment)
 
     def _message(self, state: State, cohort: Cohort) -> Tree:
         method = self.setup.method
-        return Calls(method, cohort.clock, cohort.ids)("send", method.send, state.server, cohort)
+        return HookCaller(method, cohort.clock, cohort.ids)("send", method.send, state.server, cohort)
 
     # ---- scoring
 
@@ -418,7 +418,7 @@ class Simulation:
             scores = tallies(setup, counts, everyone)
             if setup.protocol.test.sets != "local":
                 method = setup.method
-                model = Calls(method, clock, ())("common", method.common, state.server, setup.task)
+                model = HookCaller(method, clock, ())("common", method.common, state.server, setup.task)
                 scores |= {} if model is None else {"common": common_tally(setup, model, clock)}
         return scores
 

@@ -26,7 +26,7 @@ from fedbench.data.federation import Federation
 from fedbench.engine import schedule, trainer
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
 from fedbench.engine.looped import moved
-from fedbench.engine.method import Calls
+from fedbench.engine.method import HookCaller
 from fedbench.engine.optim import Optimizer
 from fedbench.engine.setup import Drawn, Setup
 from fedbench.engine.trainer import Counted, Counts, Engine, Outcome
@@ -385,15 +385,15 @@ class StackedTrainer(Engine):
         """Give up the captured programs, which are kept from round to round."""
         self._replayed.clear()
 
-    def launch(
+    def dispatch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
         return self.in_chunks(ids, message, memory, clock, lambda chunk: self._train(chunk, score))
 
-    def launch_scoring(
+    def dispatch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        """See Engine.launch_scoring."""
+        """See Engine.dispatch_scoring."""
 
         def scored(chunk: Chunk) -> Outcome:
             return Outcome({}, {}, torch.zeros(len(chunk.ids)), self._evaluate(chunk, score))
@@ -576,9 +576,9 @@ class StackedTrainer(Engine):
         inputs = (chunk.message, chunk.memory, chunk.sizes, chunk.steps, data, held)
         return call(name, vmap(one, in_dims=dims), *inputs, batched)
 
-    def calls(self, chunk: Chunk) -> Calls:
-        """Calls for all clients of a chunk."""
-        return Calls(self.setup.method, chunk.clock, chunk.ids)
+    def calls(self, chunk: Chunk) -> HookCaller:
+        """HookCaller for all clients of a chunk."""
+        return HookCaller(self.setup.method, chunk.clock, chunk.ids)
 
     def view(self, chunk: Chunk, row: int) -> Client:
         """One client of the chunk as its hooks see it."""

@@ -115,13 +115,13 @@ class Engine(Trainer):
     """A trainer of clients of one kind, which sets the device to all work, draws for the next round, and then waits."""
 
     @abstractmethod
-    def launch(
+    def dispatch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
         """`train`, not settled: the host has waited for nothing."""
 
     @abstractmethod
-    def launch_scoring(
+    def dispatch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
         """`evaluate`, with counts that may still be on the device."""
@@ -129,17 +129,17 @@ class Engine(Trainer):
     def train(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        launched, after = self.launch(ids, message, memory, clock, score), clock.next
-        self.setup.draw_ahead(self.setup.draw_cohort(after), after)
-        return settled([(self.setup, ids, launched)], clock)[0]
+        launched, after = self.dispatch(ids, message, memory, clock, score), clock.next
+        self.setup.prefetch_batches(self.setup.draw_cohort(after), after)
+        return synchronize([(self.setup, ids, launched)], clock)[0]
 
     def evaluate(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
-        return on_host(self.launch_scoring(ids, message, memory, clock, score), ids, clock)
+        return on_host(self.dispatch_scoring(ids, message, memory, clock, score), ids, clock)
 
 
-def settled(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) -> list[Outcome]:
+def synchronize(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) -> list[Outcome]:
     """What clients `ids` [C] of each setup came to, and send: the host waits here for the device, once for all parts.
 
     Raises:
@@ -215,14 +215,16 @@ class KindsTrainer(Trainer):
     ) -> Outcome:
         each = list(self._each(ids, message, memory))
         launched = [
-            (engine.setup, ids[chosen], engine.launch(ids[chosen], *given, clock, score))
+            (engine.setup, ids[chosen], engine.dispatch(ids[chosen], *given, clock, score))
             for chosen, engine, given in each
         ]
         after = self.setup.draw_cohort(clock.next)
         kind = self.setup.task.kind_of(after)
         for place, engine in enumerate(self.engines):
-            engine.setup.draw_ahead(after[kind == place], clock.next)
-        parts = [(chosen, part) for (chosen, _, _), part in zip(each, settled(launched, clock), strict=True)]
+            engine.setup.prefetch_batches(after[kind == place], clock.next)
+        parts = [
+            (chosen, part) for (chosen, _, _), part in zip(each, synchronize(launched, clock), strict=True)
+        ]
 
         def whole(tree: Callable[[Outcome], Tree]) -> Tree:
             return trees.spread([(chosen, tree(each)) for chosen, each in parts], len(ids))
@@ -235,7 +237,7 @@ class KindsTrainer(Trainer):
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
         parts = [
-            (chosen, engine.launch_scoring(ids[chosen], *given, clock, score))
+            (chosen, engine.dispatch_scoring(ids[chosen], *given, clock, score))
             for chosen, engine, given in self._each(ids, message, memory)
         ]
         return on_host(_whole(parts, len(ids)), ids, clock)

@@ -29,8 +29,8 @@ from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.looped import Known, LoopedTrainer, stack_counts
-from fedbench.engine.method import Calls, portable
+from fedbench.engine.looped import LoopedTrainer, SharedScores, stack_counts
+from fedbench.engine.method import HookCaller, portable
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Engine, Outcome
 
@@ -202,7 +202,7 @@ def serve(link: Connection, setup: Setup) -> None:
     torch.set_num_threads(1)
     trainer = LoopedTrainer(setup)
     leaves: dict[str, Tree] = {}
-    known, call = Known(), 0
+    known, call = SharedScores(), 0
     while True:
         try:
             name, payload = link.recv()
@@ -212,7 +212,7 @@ def serve(link: Connection, setup: Setup) -> None:
             leaves[name] = payload.leaves()
             continue
         if payload.call != call:
-            known, call = Known(), payload.call
+            known, call = SharedScores(), payload.call
         reply: tuple[str, Any]
         try:
             rows = range(len(payload.rows))
@@ -226,7 +226,7 @@ def serve(link: Connection, setup: Setup) -> None:
 
 
 def _one(
-    trainer: LoopedTrainer, order: Order, index: int, leaves: dict[str, Tree], known: Known
+    trainer: LoopedTrainer, order: Order, index: int, leaves: dict[str, Tree], known: SharedScores
 ) -> tuple[float, Any]:
     """Train or score one row; trees go to the shared buffers, numbers are returned (as plain lists)."""
     row, client = order.rows[index], order.ids[index]
@@ -236,7 +236,7 @@ def _one(
         view = trainer.setup.client(client, message, memory, order.clock)
         return float("nan"), _plain(trainer.evaluate_one(client, view, order.score, known))
     one = torch.tensor([client]), trees.expand(message, 1), trees.expand(memory, 1)
-    outcome = trainer.launch(*one, order.clock, order.score)
+    outcome = trainer.dispatch(*one, order.clock, order.score)
     for name, tree in (("upload", outcome.uploads), ("kept", outcome.memory)):
         for key, leaf in tree.items():
             leaves[name][key][row].copy_(leaf[0])
@@ -272,7 +272,7 @@ class WorkersTrainer(Engine):
         """End the processes."""
         self._end()
 
-    def launch(
+    def dispatch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
         self._share("message", message, spec_of(message))
@@ -288,7 +288,7 @@ class WorkersTrainer(Engine):
             stack_counts([counts for _, counts in replies]),
         )
 
-    def launch_scoring(
+    def dispatch_scoring(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
     ) -> Counts:
         self._share("message", message, spec_of(message))
@@ -302,9 +302,9 @@ class WorkersTrainer(Engine):
         """(upload, memory) of an untrained client, one row: tells the shapes the workers will write."""
         method, client = self.setup.method, int(ids[0])
         view = self.setup.client(client, trees.row(message, 0), trees.row(memory, 0), clock)
-        call = Calls(method, clock, [client])
-        work = trees.clone(call("start", method.start, call.view("start", view)))
-        upload, kept = call("finish", method.finish, work, call.view("finish", view))
+        call = HookCaller(method, clock, [client])
+        work = trees.clone(call("start", method.start, call.client_view("start", view)))
+        upload, kept = call("finish", method.finish, work, call.client_view("finish", view))
         return trees.expand(upload, 1), trees.expand(kept, 1)
 
     def _reserve(self, name: str, spec: Spec) -> None:

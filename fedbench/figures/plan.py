@@ -15,7 +15,7 @@ from fedbench import recorders
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import Sealed, as_npz, write_text
+from fedbench.core.files import ChecksummedFolder, as_npz, write_text
 from fedbench.plots import style
 from fedbench.runs import execution
 from fedbench.tables import plan as tables
@@ -330,9 +330,9 @@ def load_figure(place: Path) -> tuple[Drawn, Arrays]:
         raise files.damaged(f"{place.name}.json", "it is of another version") from error
 
 
-def files_of(place: Path) -> Sealed:
+def files_of(place: Path) -> ChecksummedFolder:
     """Return the files of the figures beside `place` (no suffix) that are read back."""
-    return Sealed(place.parent, f"python -m fedbench figure {place.name} makes it again")
+    return ChecksummedFolder(place.parent, f"python -m fedbench figure {place.name} makes it again")
 
 
 def _said(drawn: Drawn) -> bytes:

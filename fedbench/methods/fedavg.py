@@ -43,7 +43,7 @@ class FedAvg(Method):
         return ""
 
     @property
-    def averages(self) -> bool:
+    def is_averaging(self) -> bool:
         return "*" not in self.private
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:

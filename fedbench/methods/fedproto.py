@@ -44,7 +44,7 @@ class ClassMeans(Method):
     family: ClassVar[str] = "personalised"
 
     @property
-    def averages(self) -> bool:
+    def is_averaging(self) -> bool:
         return False
 
     @property

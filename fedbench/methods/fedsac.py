@@ -149,7 +149,7 @@ class MultimodalFedSaC(FedSaC):
         count = len(cohort.ids)
         S = torch.zeros(count, count, dtype=torch.float64, device=uploads["subspace/U"].device)
         same = torch.zeros(count, count, dtype=torch.bool)
-        for members, modality in cohort.alike():
+        for members, modality in cohort.by_kind():
             index = sent(members.nonzero().flatten(), S.device)
             own = trees.rows(modality.task.own(uploads), members)
             S[index[:, None], index] = self.similarities(server, own, modality)

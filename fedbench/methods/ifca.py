@@ -40,7 +40,7 @@ class IFCA(Method):
     paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
 
     @property
-    def averages(self) -> bool:
+    def is_averaging(self) -> bool:
         """A model is an average of those clients' that chose it."""
         return False
 

@@ -71,13 +71,13 @@ class PerKind(WrapperMethod):
         """Send each client what its kind's server sends."""
         parts = [
             (members, self.inner.send(trees.part(server, _space(subcohort.task)), subcohort))
-            for members, subcohort in cohort.alike()
+            for members, subcohort in cohort.by_kind()
         ]
         return trees.spread(parts, len(cohort.ids))
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Give each kind's server its own clients' uploads; one without a client in the cohort waits."""
-        for members, subcohort in cohort.alike():
+        for members, subcohort in cohort.by_kind():
             space, own = _space(subcohort.task), trees.rows(subcohort.task.own(uploads), members)
             updated = self.inner.aggregate(trees.part(server, space), own, subcohort)
             others = {key: leaf for key, leaf in server.items() if not key.startswith(f"{space}/")}

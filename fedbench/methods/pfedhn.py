@@ -58,7 +58,7 @@ class PFedHN(FedAvg):
         return f"{type(self).__name__} makes the leaves of one network"
 
     @property
-    def averages(self) -> bool:
+    def is_averaging(self) -> bool:
         return False
 
     @property

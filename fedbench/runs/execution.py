@@ -19,7 +19,7 @@ from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
 from fedbench.engine.hardware import pick_device, pick_trainer, set_threads, stacked_engine
 from fedbench.engine.history import Labels, Observer, Observers
-from fedbench.engine.method import Calls
+from fedbench.engine.method import HookCaller
 from fedbench.engine.recording import Arrays, check
 from fedbench.engine.seeds import joint_setup, together
 from fedbench.engine.setup import Setup, assemble
@@ -164,10 +164,10 @@ REFERENCE = "(the reference of IPR and RSD)"
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
-def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
+def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
     """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
 
-    `seating` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.execution.
+    `make_proxy` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.execution.
     `purpose` is shown beside the method's name: what the run is for.
 
     Raises:
@@ -182,7 +182,7 @@ def execute(run: RunConfig, seating: Callable[[Trainer], Trainer] | None = None,
                 if (status := _status(run, folder)) != "finished":
                     if status == "new":
                         folder.clear()
-                    row = experiment(run, key, folder, observer, seating, purpose)
+                    row = experiment(run, key, folder, observer, make_proxy, purpose)
         if status == "finished":
             require(run, folder, kept(folder), run.protocol.rounds)
             row = folder.result()
@@ -203,7 +203,7 @@ def experiment(
     key: str,
     folder: RunFolder,
     observer: Observer,
-    seating: Callable[[Trainer], Trainer] | None = None,
+    make_proxy: Callable[[Trainer], Trainer] | None = None,
     purpose: str = "",
 ) -> dict[str, Any]:
     """Run one experiment in `folder`, which is locked, from config to result; return the result's row.
@@ -223,7 +223,7 @@ def experiment(
 
     # The engine that trains clients, and the loop over rounds, which goes on where an interrupted one was saved.
     trainer = pick_trainer(setup, run.hardware)
-    trainer = trainer if seating is None else seating(trainer)
+    trainer = trainer if make_proxy is None else make_proxy(trainer)
     try:
         simulation = Simulation(setup, trainer, observer, run.recorders)
         saved_state = load_checkpoint(run, key, folder, setup)
@@ -318,7 +318,7 @@ def write(
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
     kinds = _kinds(run, setup)
     folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds))
-    method, call = setup.method, Calls(setup.method, None, ())
+    method, call = setup.method, HookCaller(setup.method, None, ())
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
     if matrix is not None:
         folder.write_collaboration(matrix.numpy())
@@ -389,14 +389,14 @@ def wait_while_in_use(
             pause(PATIENCE)
 
 
-def execute_together(runs: Sequence[RunConfig]) -> list[Run | Exception]:
+def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:
     """`execute` each of `runs`, all on the stacked engine; return the error of a run that failed in its place."""
     references = [run.local for run in runs if run.local is not None]
     lacking = {run_key(each): each for each in references if run_status(each, folder_of(each)) != "finished"}
     if (
         lacking
     ):  # once each, as runs may share one; an error comes up again, in the run that needs the reference
-        execute_together(list(lacking.values()))
+        execute_batched(list(lacking.values()))
 
     def joint(setups: Sequence[Setup]) -> Trainer:
         return by_kind(

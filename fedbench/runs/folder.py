@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from fedbench.core.errors import FedbenchError, FolderInUse
 from fedbench.core.files import (
     MANIFEST,
+    ChecksummedFolder,
     FolderLock,
-    Sealed,
     as_csv,
     as_json,
     as_npz,
@@ -62,12 +62,12 @@ class Savable(Protocol):
         """Write the client indices to `path` (.npz), atomically."""
 
 
-def files_of(folder: Path) -> Sealed:
+def files_of(folder: Path) -> ChecksummedFolder:
     """The files of a finished run."""
-    return Sealed(folder, f"make the run again after: rm -r {shlex.quote(str(folder))}")
+    return ChecksummedFolder(folder, f"make the run again after: rm -r {shlex.quote(str(folder))}")
 
 
-def numeric_rows(files: Sealed, name: str, *columns: str) -> list[dict[str, str]]:
+def numeric_rows(files: ChecksummedFolder, name: str, *columns: str) -> list[dict[str, str]]:
     """The rows of a CSV file of numbers, as text that is empty or a number; at least one, with all of `columns`.
 
     Raises:

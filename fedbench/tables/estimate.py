@@ -20,7 +20,7 @@ from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
-from fedbench.engine.hardware import Contender, client_bytes, free_bytes, pace
+from fedbench.engine.hardware import EngineCandidate, client_bytes, free_bytes, time_engines
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
@@ -93,8 +93,8 @@ class ResourceEstimate:
         """Return the seconds of a run, from those of a step."""
         where = _without_method(config)
         if where not in self._steps:
-            one = {"looped": Contender(LoopedTrainer)}
-            paces = [pace(replace(kind, method=FedAvg()), one)["looped"] for kind in setup.kinds]
+            one = {"looped": EngineCandidate(LoopedTrainer)}
+            paces = [time_engines(replace(kind, method=FedAvg()), one)["looped"] for kind in setup.kinds]
             self._steps[where] = sum(paces) / len(paces)
         batches = client_steps(setup, config) + scored_batches(setup, config) * FORWARD_SHARE
         return batches * self._steps[where]

@@ -69,9 +69,9 @@ def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _together(jobs: Sequence[Job]) -> None:
-    from fedbench.runs.execution import execute_together
+    from fedbench.runs.execution import execute_batched
 
-    for job, result in zip(jobs, execute_together([job.config for job in jobs]), strict=True):
+    for job, result in zip(jobs, execute_batched([job.config for job in jobs]), strict=True):
         if isinstance(result, Exception):
             with contextlib.suppress(Exception), job.folder.noting_failure():
                 raise result

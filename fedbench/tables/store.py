@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import Sealed, as_csv, as_json, as_npz
+from fedbench.core.files import ChecksummedFolder, as_csv, as_json, as_npz
 from fedbench.metrics import fairness
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
@@ -199,10 +199,12 @@ def seal(folder: Path) -> None:
     files_of(folder).adopt(TABLE, ROWS, CURVES, MATRICES, CLIENTS)
 
 
-def files_of(folder: Path) -> Sealed:
+def files_of(folder: Path) -> ChecksummedFolder:
     """Return the files of a table's folder that are read back."""
     name = shlex.quote(str(folder))
-    return Sealed(folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}")
+    return ChecksummedFolder(
+        folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}"
+    )
 
 
 def load_table(folder: Path) -> TableResult:

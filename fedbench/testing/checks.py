@@ -306,7 +306,7 @@ def check_worker_processes_can_run_it(subject: Subject) -> None:
     workers = object.__new__(WorkersTrainer)  # no processes are needed to ask
     workers.setup = chosen
     upload, kept = workers._specimen(*given)
-    trained = LoopedTrainer(copy).launch(*given)
+    trained = LoopedTrainer(copy).dispatch(*given)
     assert spec_of(upload, 4) == spec_of(trained.uploads, 4), "uploads change their layout by training"
     assert spec_of(kept, 4) == spec_of(trained.memory, 4), "memory changes its layout by training"
 

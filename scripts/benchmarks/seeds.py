@@ -12,7 +12,7 @@ import torch
 from benchmarks.rounds import Workload, timed
 from fedbench.config.schema import HardwareConfig
 from fedbench.engine.hardware import pick_trainer, stacked_engine
-from fedbench.engine.seeds import Seating, joint_setup, together
+from fedbench.engine.seeds import MakeProxy, joint_setup, together
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 
@@ -51,8 +51,8 @@ class Together(Runs):
             if isinstance(result, Exception):
                 raise result
 
-    def _step(self, index: int, seating: Seating) -> None:
-        self.simulations[index].trainer = seating(self.trainers[index])
+    def _step(self, index: int, make_proxy: MakeProxy) -> None:
+        self.simulations[index].trainer = make_proxy(self.trainers[index])
         self.simulations[index].step(self.states[index])
 
 

@@ -15,7 +15,7 @@ from fedbench.config.schema import LocalConfig
 from fedbench.core.trees import Tree
 from fedbench.engine import hardware, schedule
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.hardware import Contender, pace, run_steps
+from fedbench.engine.hardware import EngineCandidate, run_steps, time_engines
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup, drawn
 from fedbench.engine.simulation import Simulation
@@ -57,7 +57,7 @@ class Ticking:
                 ticking.now += len(losses)
                 return losses
 
-        self.contender = {"ticking": Contender(Engine)}
+        self.contender = {"ticking": EngineCandidate(Engine)}
 
 
 @pytest.mark.parametrize("epochs", [1, 5, 40])
@@ -66,7 +66,7 @@ def test_the_pace_is_a_rounds_time_over_its_steps(epochs: int, monkeypatch: pyte
     chosen = setup(FedAvg(), epochs=epochs)
     steps = max(chosen.steps(client) for client in range(5))
     ticking = Ticking(monkeypatch, once=7.0)
-    assert pace(chosen, ticking.contender)["ticking"] == pytest.approx((steps + 7) / steps)
+    assert time_engines(chosen, ticking.contender)["ticking"] == pytest.approx((steps + 7) / steps)
     assert ticking.calls == 3, "to warm up, a few steps, some more"
     assert ticking.now <= 3 * 7 + 2 * hardware.FEW + hardware.MORE
 
@@ -74,21 +74,21 @@ def test_the_pace_is_a_rounds_time_over_its_steps(epochs: int, monkeypatch: pyte
 def test_what_a_method_does_besides_is_part_of_a_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ditto trains two models, so a plain step costs two; FedRep's stages have epochs of their own."""
     contender = Ticking(monkeypatch).contender
-    assert pace(setup(Ditto(), epochs=20), contender)["ticking"] == pytest.approx(2.0)
+    assert time_engines(setup(Ditto(), epochs=20), contender)["ticking"] == pytest.approx(2.0)
     rep = FedRep(head_epochs=30, body_epochs=10)
-    assert pace(setup(rep, epochs=20), contender)["ticking"] == pytest.approx(2.0)
+    assert time_engines(setup(rep, epochs=20), contender)["ticking"] == pytest.approx(2.0)
 
 
 def test_a_cohort_together_is_counted_by_its_clients_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Ticking(monkeypatch).contender["ticking"].build
-    assert pace(setup(FedAvg()), {"four": Contender(engine, 4)})["four"] == pytest.approx(1.0)
+    assert time_engines(setup(FedAvg()), {"four": EngineCandidate(engine, 4)})["four"] == pytest.approx(1.0)
 
 
 def test_timing_happens_once_for_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ticking = Ticking(monkeypatch)
     contender = ticking.contender
-    first = pace(setup(FedAvg()), contender)
-    assert pace(setup(FedAvg(), seed=1, rounds=9), contender) == first
+    first = time_engines(setup(FedAvg()), contender)
+    assert time_engines(setup(FedAvg(), seed=1, rounds=9), contender) == first
     assert ticking.calls == 3
     others = [
         setup(FedAvg(), batch=4),
@@ -97,8 +97,8 @@ def test_timing_happens_once_for_the_same_work(monkeypatch: pytest.MonkeyPatch) 
         setup(FedAvg(), federation(dtype=torch.float32)),
     ]
     for other in others:
-        pace(other, contender)
-    pace(setup(FedAvg()), {"ticking": Contender(contender["ticking"].build, 2)})
+        time_engines(other, contender)
+    time_engines(setup(FedAvg()), {"ticking": EngineCandidate(contender["ticking"].build, 2)})
     assert ticking.calls == 3 * (2 + len(others))
 
 
@@ -114,7 +114,7 @@ def finished(chosen: Setup) -> Tree:
 @pytest.mark.parametrize("engine", [LoopedTrainer, lambda brief: StackedTrainer(brief, 3)])
 def test_real_engines_are_timed_and_the_run_is_not_touched(engine: Any) -> None:
     chosen, other = setup(Ditto()), setup(Ditto())
-    assert 0 < pace(chosen, {"engine": Contender(engine, 3)})["engine"] < 10
+    assert 0 < time_engines(chosen, {"engine": EngineCandidate(engine, 3)})["engine"] < 10
     assert chosen.source is drawn
     after, fresh = (finished(each) for each in (chosen, other))
     assert all(torch.equal(leaf, fresh[name]) for name, leaf in after.items())

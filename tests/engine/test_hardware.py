@@ -18,7 +18,7 @@ from fedbench.core.errors import ConfigError, Diverged
 from fedbench.core.trees import Tree
 from fedbench.engine import hardware
 from fedbench.engine import hardware as memory
-from fedbench.engine.hardware import Contender, pick_device, pick_trainer, run_steps
+from fedbench.engine.hardware import EngineCandidate, pick_device, pick_trainer, run_steps
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import StackedTrainer
@@ -75,10 +75,10 @@ def steps_take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Say how many seconds a step takes with each engine."""
 
     def say(**seconds: float) -> None:
-        def pace(_setup: Setup, contenders: dict[str, Contender]) -> dict[str, float]:
+        def pace(_setup: Setup, contenders: dict[str, EngineCandidate]) -> dict[str, float]:
             return {name: seconds[name] for name in contenders}
 
-        monkeypatch.setattr(hardware, "pace", pace)
+        monkeypatch.setattr(hardware, "time_engines", pace)
 
     return say
 
@@ -115,7 +115,7 @@ class Filled(FedAvg):
 def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same() -> None:
     chosen = setup(Filled())
     with pytest.raises(Diverged):
-        hardware.pace(chosen, {"looped": Contender(LoopedTrainer)})
+        hardware.time_engines(chosen, {"looped": EngineCandidate(LoopedTrainer)})
     assert type(picked(chosen)) is Workers
     chosen.federation.device = torch.device("cuda")
     assert type(picked(chosen, chunk=2)) is StackedTrainer

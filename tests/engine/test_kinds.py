@@ -54,10 +54,10 @@ class Recorder(LoopedTrainer):
         self.down: list[Tree] = []
         self.up: list[Tree] = []
 
-    def launch(
+    def dispatch(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
     ) -> Outcome:
-        outcome = super().launch(ids, message, memory, clock, score)
+        outcome = super().dispatch(ids, message, memory, clock, score)
         self.down.append(trees.clone(message))
         self.up.append(trees.clone(outcome.uploads))
         return outcome

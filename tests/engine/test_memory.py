@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.engine import hardware
-from fedbench.engine.hardware import Growth
+from fedbench.engine.hardware import MemoryModel
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
@@ -76,7 +76,7 @@ def chosen(
 )
 def test_a_few_clients_tell_what_a_cohort_takes(method: Method, options: Any) -> None:
     made = chosen(method, **options)
-    growth = Growth.of(made, profiled)
+    growth = MemoryModel.of(made, profiled)
     assert growth.bytes(5, 5) == pytest.approx(round_of(made, 5), rel=0.2)
     assert 0.8 * round_of(made, 2) <= growth.bytes(5, 2) <= 1.3 * round_of(made, 2)
 

@@ -16,7 +16,7 @@ from fedbench.core.cache import Arrays
 from fedbench.engine.contract import Clock, Meter
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Preparing, State, shared_key
+from fedbench.engine.simulation import EnginePreparation, State, shared_key
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab import fedcollab
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, Distances, train_discriminators
@@ -28,12 +28,12 @@ from tests.methods.toys import SIZES, gap, initial, setup
 PARAMETERS = 16 * 7 + 7 + 7 * 4 + 4
 
 
-def made(chosen: Setup | None = None) -> Preparing:
+def made(chosen: Setup | None = None) -> EnginePreparation:
     chosen = chosen or setup(FedAvg(), cohort=2)
-    return Preparing(chosen, LoopedTrainer(chosen), Clock(0, chosen.protocol.rounds))
+    return EnginePreparation(chosen, LoopedTrainer(chosen), Clock(0, chosen.protocol.rounds))
 
 
-def message(preparation: Preparing) -> trees.Tree:
+def message(preparation: EnginePreparation) -> trees.Tree:
     return trees.expand(initial(preparation.setup), len(SIZES))
 
 
@@ -94,7 +94,9 @@ def test_everyone_is_a_cohort_of_round_zero_with_fresh_randomness() -> None:
     assert [torch.rand(3, generator=each.generator).tolist() for each in (first, again)] == [drawn, drawn]
 
 
-def shared(preparation: Preparing, *given: object, value: float = 3.0) -> tuple[np.ndarray, list[bool]]:
+def shared(
+    preparation: EnginePreparation, *given: object, value: float = 3.0
+) -> tuple[np.ndarray, list[bool]]:
     """(what `once` returns, whether it was made)."""
     asked: list[bool] = []
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 from fedbench import recorders
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
-from fedbench.engine.recording import Moment, Recorder
+from fedbench.engine.recording import Recorder, RoundContext
 from fedbench.methods.parts import features
 from fedbench.recorders import RECORDERS, kernel, outputs, parse
 from fedbench.runs import execution
@@ -27,14 +27,14 @@ def only(name: str) -> Recorder:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Moment:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> RoundContext:
     """The last of two rounds of FedAvg with three of four clients, as a recorder sees it."""
-    kept: list[Moment] = []
+    kept: list[RoundContext] = []
 
     class Spy(Recorder):
         name = "spy"
 
-        def look(self, moment: Moment) -> dict[str, np.ndarray]:
+        def look(self, moment: RoundContext) -> dict[str, np.ndarray]:
             kept.append(moment)
             return {}
 
@@ -48,7 +48,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Moment:
     return moment
 
 
-def value(name: str, moment: Moment) -> Any:
+def value(name: str, moment: RoundContext) -> Any:
     return only(name).look(moment)["value"]
 
 
@@ -62,7 +62,7 @@ def test_linear_cka_is_its_definition_and_knows_no_rotation_or_scale() -> None:
     assert float(kernel(X) @ kernel(3 * X @ turn + 1)) == pytest.approx(1.0)
 
 
-def test_cka_compares_every_layer_of_those_who_took_part(seen: Moment) -> None:
+def test_cka_compares_every_layer_of_those_who_took_part(seen: RoundContext) -> None:
     found, ids = value("cka", seen), seen.cohort.ids.tolist()
     assert found.shape == (3, 4, 4), "the network has three linear maps"
     (absent,) = set(range(4)) - set(ids)
@@ -77,7 +77,7 @@ def test_cka_compares_every_layer_of_those_who_took_part(seen: Moment) -> None:
     assert inside.min() > 0
 
 
-def test_cosines_of_weights_updates_and_classifiers(seen: Moment) -> None:
+def test_cosines_of_weights_updates_and_classifiers(seen: RoundContext) -> None:
     i, j = (seen.cohort.ids.tolist()[place] for place in (0, 2))
     flat, sent = (trees.flatten(tree) for tree in (seen.models, seen.message))
     assert value("model_cosine", seen)[i, j] == pytest.approx(
@@ -92,7 +92,7 @@ def test_cosines_of_weights_updates_and_classifiers(seen: Moment) -> None:
     assert value("classifier_cosine", seen)[:, i, j] == pytest.approx(expected, abs=1e-6)
 
 
-def test_variance_of_updates_is_eq_10(seen: Moment) -> None:
+def test_variance_of_updates_is_eq_10(seen: RoundContext) -> None:
     names = ("head.weight", "head.bias")
     change = torch.cat([(seen.uploads[n] - seen.message[n]).flatten(1).double() for n in names], dim=1)
     mean = sum(change) / 3
@@ -100,7 +100,7 @@ def test_variance_of_updates_is_eq_10(seen: Moment) -> None:
     assert float(value("update_variance", seen)) == pytest.approx(expected)
 
 
-def test_similarity_is_of_soft_answers_to_one_feature(seen: Moment) -> None:
+def test_similarity_is_of_soft_answers_to_one_feature(seen: RoundContext) -> None:
     found, (a, b) = value("similarity", seen), seen.cohort.ids[:2].tolist()
     task = seen.setup.task
     first = task.stages[0]  # the whole of a network of linear maps is classifier
@@ -111,7 +111,7 @@ def test_similarity_is_of_soft_answers_to_one_feature(seen: Moment) -> None:
     assert np.array_equal(found, value("similarity", seen), equal_nan=True), "no draw of the run's is used up"
 
 
-def test_complementarity_is_of_the_clients_own_features(seen: Moment) -> None:
+def test_complementarity_is_of_the_clients_own_features(seen: RoundContext) -> None:
     a, b = seen.cohort.ids[:2].tolist()
     task, federation = seen.setup.task, seen.setup.federation
     bases = [

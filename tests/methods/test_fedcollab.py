@@ -8,7 +8,7 @@ import torch
 from fedbench.core import rng
 from fedbench.engine.contract import Clock, Meter
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.simulation import Preparing
+from fedbench.engine.simulation import EnginePreparation
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from tests.methods.toys import federation, setup
@@ -20,7 +20,7 @@ def test_discriminators_see_the_inputs_that_are_named() -> None:
     for inputs in ("unit", "normalised"):
         method = FedCollab(inputs=inputs, discriminator=config)
         chosen = setup(method, federation((16, 24, 32)))
-        preparation = Preparing(chosen, LoopedTrainer(chosen), Clock(0, chosen.protocol.rounds))
+        preparation = EnginePreparation(chosen, LoopedTrainer(chosen), Clock(0, chosen.protocol.rounds))
         population = preparation.population
         state = method.init(preparation.task, population, rng.torch_rng(0, "init"))
         with torch.no_grad():

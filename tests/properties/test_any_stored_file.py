@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedbench.core import cache, files
 from fedbench.core.errors import CheckpointError, Damaged, FedbenchError
-from fedbench.core.files import Sealed
+from fedbench.core.files import ChecksummedFolder
 from fedbench.data.partitions.file import read_arrays
 from fedbench.engine import checkpoint
 from fedbench.runs.folder import numeric_rows
@@ -64,8 +64,8 @@ SEALED = {
     "clients.csv": files.as_csv([{"client": i, "acc": 12.5 * i} for i in range(3)]),
     "tallies.npz": files.as_npz({"round": np.arange(3), "loss": np.array([0.5, np.nan, np.inf])}),
 }
-READ: dict[str, Callable[[Sealed, str], Any]] = {
-    "result.json": Sealed.json,
+READ: dict[str, Callable[[ChecksummedFolder, str], Any]] = {
+    "result.json": ChecksummedFolder.json,
     "clients.csv": lambda folder, name: numeric_rows(folder, name, "acc"),
     "tallies.npz": lambda folder, name: {key: each.tolist() for key, each in folder.npz(name).items()},
 }
@@ -75,7 +75,7 @@ READ: dict[str, Callable[[Sealed, str], Any]] = {
 @tried(8)
 def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
     with tempfile.TemporaryDirectory() as place:
-        folder = Sealed(Path(place), "make it again")
+        folder = ChecksummedFolder(Path(place), "make it again")
         folder.write(SEALED)
         whole = repr(READ[name](folder, name))
         path = Path(place) / (files.MANIFEST if of_manifest else name)
@@ -89,7 +89,9 @@ def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
 def test_any_file_of_a_version_without_checksums(damage: Damage, name: str) -> None:
     """Its content cannot be vouched for, but it is of the right kind or refused."""
     with holding(damage(SEALED[name]), name) as path:
-        found = read_or_refused(path, lambda file: READ[name](Sealed(file.parent, "again"), name), Damaged)
+        found = read_or_refused(
+            path, lambda file: READ[name](ChecksummedFolder(file.parent, "again"), name), Damaged
+        )
         if name == "clients.csv" and found is not None:
             assert all(float(row["acc"] or "nan") is not None for row in found)
 

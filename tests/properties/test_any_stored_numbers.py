@@ -12,7 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from fedbench.core import files
-from fedbench.core.files import Sealed
+from fedbench.core.files import ChecksummedFolder
 from fedbench.engine.history import History, Record
 from fedbench.metrics import Tally
 from tests.helpers.examples import tried
@@ -29,8 +29,8 @@ def test_what_is_written_as_csv_is_read_back(rows: list[dict[str, Any]]) -> None
     columns = list(dict.fromkeys(column for row in rows for column in row))
     assume(len(columns) > 1 or all(str(row.get(columns[0], "")) for row in rows))
     with tempfile.TemporaryDirectory() as folder:
-        Sealed(Path(folder), "again").write({"x.csv": files.as_csv(rows)})
-        found = Sealed(Path(folder), "again").csv("x.csv")
+        ChecksummedFolder(Path(folder), "again").write({"x.csv": files.as_csv(rows)})
+        found = ChecksummedFolder(Path(folder), "again").csv("x.csv")
     assert [list(row) for row in found] == [columns] * len(rows)
     for row, before in zip(found, rows, strict=True):
         for column, text in row.items():
@@ -90,7 +90,7 @@ def test_a_sealed_folder_holds_what_was_written_last_wherever_the_writer_stops(
         known |= each
     for stop in range(len(last) + 2):
         with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-            folder = Sealed(Path(place), "again")
+            folder = ChecksummedFolder(Path(place), "again")
             for each in before:
                 folder.write(each)
             written = []

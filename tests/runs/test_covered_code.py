@@ -35,7 +35,7 @@ SILENT = (  # packages and modules that a run executes and that decide none of i
 )
 CHOOSING = {  # how an engine is chosen; all give the same numbers
     Definition("fedbench.engine.schedule", "all_steps"),
-    Definition("fedbench.engine.setup", "opening"),
+    Definition("fedbench.engine.setup", "first_round_inputs"),
     Definition("fedbench.engine.workers", "available_workers"),
     Definition("fedbench", "__getattr__"),
 }

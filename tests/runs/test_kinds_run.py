@@ -14,7 +14,7 @@ from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.partition import Partition
 from fedbench.runs.config import RunConfig, resolve, run_key
-from fedbench.runs.execution import build, execute, execute_together, split_data
+from fedbench.runs.execution import build, execute, execute_batched, split_data
 from fedbench.tables import spec
 from tests.helpers.labelled_formats import LABELLED
 from tests.helpers.tiers import tiered
@@ -191,7 +191,7 @@ def test_several_seeds_as_one_give_what_each_gives_alone(
 ) -> None:
     method = ["method=fedsac_multimodal", "protocol.score=both", "hardware.engine=stacked"]
     seeds = [[*method, f"seed={seed}"] for seed in (0, 1)]
-    joint = execute_together([config(*each, folder=tmp_path / "joint") for each in seeds])
+    joint = execute_batched([config(*each, folder=tmp_path / "joint") for each in seeds])
     for each, found in zip(seeds, joint, strict=True):
         alone = execute(config(*each, folder=tmp_path / "alone"))
         assert not isinstance(found, Exception)

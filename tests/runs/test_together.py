@@ -15,7 +15,7 @@ from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.runs import execution as run
 from fedbench.runs import execution as runs_together
-from fedbench.runs.execution import execute_together
+from fedbench.runs.execution import execute_batched
 from fedbench.testing.checks import rerun
 from tests.runs.seeds import configs, finished, same
 
@@ -48,7 +48,7 @@ from tests.runs.seeds import configs, finished, same
     ids=["cohort", "memory", "prepared", "relabelled", "rotated", "one reference", "trained before"],
 )
 def test_results_of_separate_runs(chosen: list[str], tmp_path: Path) -> None:
-    together = finished(execute_together(configs(tmp_path / "together", *chosen)))
+    together = finished(execute_batched(configs(tmp_path / "together", *chosen)))
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
         same(ours, run.execute(config))
     assert together[0].row["acc"] != together[1].row["acc"]
@@ -70,7 +70,7 @@ def test_the_seeds_train_in_one_chunk(
         return train(self, ids, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StackedTrainer, "train", watched)
-    finished(execute_together(configs(tmp_path, *chosen, "partition=homo", "partition.num_clients=7")))
+    finished(execute_batched(configs(tmp_path, *chosen, "partition=homo", "partition.num_clients=7")))
     assert cohorts == [14] * calls
 
 
@@ -87,7 +87,7 @@ def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
     chosen = ["method=local", "partition=homo", "partition.num_clients=7"]
     with monkeypatch.context() as patch:
         patch.setattr(runs_together, "stacked_engine", lambda whole, _: StackedTrainer(whole, 99, capture))
-        together = finished(execute_together(configs(tmp_path / "together", *chosen)))
+        together = finished(execute_batched(configs(tmp_path / "together", *chosen)))
     assert set(captured) == {14}
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
         same(ours, run.execute(config))
@@ -117,6 +117,6 @@ def test_a_run_is_charged_its_share_of_the_time(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Request, "served_by", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
-    for result in finished(execute_together(configs(tmp_path, "method=local", "partition=homo"))):
+    for result in finished(execute_batched(configs(tmp_path, "method=local", "partition=homo"))):
         assert result.row["seconds_train"] == pytest.approx(3 / 2)
         assert result.row["seconds_evaluate"] == pytest.approx(4 / 2)

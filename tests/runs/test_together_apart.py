@@ -15,7 +15,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.runs import execution
 from fedbench.runs import execution as run
-from fedbench.runs.execution import execute_together
+from fedbench.runs.execution import execute_batched
 from fedbench.runs.run import Run
 from tests.helpers.runs import interrupt_after
 from tests.runs.seeds import SEEDS, configs, finished, same
@@ -38,7 +38,7 @@ def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(Request, "served_by", watched)
-        together = finished(execute_together(configs(tmp_path / "together", *chosen)))
+        together = finished(execute_batched(configs(tmp_path / "together", *chosen)))
     alone = sizes[-1] // 2
     assert sizes[-3:] == [alone, alone, 2 * alone], "the second catches up, then both train as one"
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
@@ -56,7 +56,7 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr(Request, "served_by", failing)
-        good, bad = execute_together(configs(tmp_path / "together", *chosen))
+        good, bad = execute_batched(configs(tmp_path / "together", *chosen))
     assert isinstance(bad, Diverged)
     assert isinstance(good, Run)
     same(good, run.execute(configs(tmp_path / "alone", *chosen)[0]))
@@ -71,7 +71,7 @@ def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(execution, "joint_setup", failing)
-        together = finished(execute_together(configs(tmp_path / "together", *chosen)))
+        together = finished(execute_batched(configs(tmp_path / "together", *chosen)))
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
         same(ours, run.execute(config))
 
@@ -90,7 +90,7 @@ def test_an_interruption_unlocks_every_folder(
 
     monkeypatch.setattr(*where, interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:  # its traceback keeps every frame alive
-        execute_together(configs(tmp_path, *chosen))
+        execute_batched(configs(tmp_path, *chosen))
     assert threading.active_count() == before
     for config in configs(tmp_path, *chosen):
         with execution.folder_of(config):

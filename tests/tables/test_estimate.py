@@ -78,7 +78,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         methods.append(type(setup.method).__name__)  # type: ignore[attr-defined]
         return dict.fromkeys(contenders, 1.0)
 
-    monkeypatch.setattr(estimate, "pace", pace)
+    monkeypatch.setattr(estimate, "time_engines", pace)
     return methods
 
 

@@ -70,8 +70,8 @@ class WrapperMethod(Method):
         return cast("Method", self._base)
 
     @property
-    def averages(self) -> bool:
-        return self.inner.averages
+    def is_averaging(self) -> bool:
+        return self.inner.is_averaging
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -146,7 +146,7 @@ class Coalitions(WrapperMethod):
         if rows is not None:
             # Some inner methods grouped or compared all clients; their servers hear from the members alone.
             return functional.normalize(rows * (coalition.unsqueeze(1) == coalition), p=1, dim=1)
-        if not self.inner.averages:
+        if not self.inner.is_averaging:
             return None
         return torch.from_numpy(size_weights(coalition.numpy(), population.sizes.numpy()))
 
