@@ -56,9 +56,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
     from fedbench.sweeps.session import swept, tidy
 
     listed = [
-        f"{key}={','.join(map(_text, value))}"
-        if isinstance(value, (list, tuple))
-        else f"{key}={_text(value)}"
+        f"{key}={','.join(map(_text, value))}" if isinstance(value, (list, tuple)) else f"{key}={_text(value)}"
         for key, value in values.items()
     ]
     arguments = ["-m", *overrides, *listed]

@@ -47,17 +47,13 @@ def parse(entries: Sequence[str]) -> tuple[Recorder, ...]:
     """
     rounds: dict[str, list[int]] = {}
     for entry in map(str, entries):
-        name, _, first = (f"{list(rounds)[-1]}@{entry}" if entry.isdigit() and rounds else entry).partition(
-            "@"
-        )
+        name, _, first = (f"{list(rounds)[-1]}@{entry}" if entry.isdigit() and rounds else entry).partition("@")
         if first and not first.isdigit():
             raise ConfigError(f"record={entry}: rounds are numbers, as in record=[{name}@1,50,100]")
         if name in rounds and not entry.isdigit():
             raise ConfigError(f"record: '{name}' is named twice; list its rounds, as in record=[{name}@1,50]")
         rounds.setdefault(name, []).extend([int(first)] if first else [])
-    return tuple(
-        RECORDERS.build({"name": name, "rounds": sorted(set(chosen))}) for name, chosen in rounds.items()
-    )
+    return tuple(RECORDERS.build({"name": name, "rounds": sorted(set(chosen))}) for name, chosen in rounds.items())
 
 
 def listed(wanted: Iterable[Recorder], kept: Mapping[str, np.ndarray], rounds: int) -> list[str]:
@@ -97,8 +93,7 @@ class CKA(Recorder):
             pool = torch.arange(len(federation.y), device=federation.device)
         x, _ = federation.gather(pool[:: max(1, len(pool) // SAMPLES)][:SAMPLES])
         each = [
-            outputs(moment.setup.task, trees.row(moment.models, client), x)
-            for client in range(len(moment.cohort.ids))
+            outputs(moment.setup.task, trees.row(moment.models, client), x) for client in range(len(moment.cohort.ids))
         ]
         layers = [torch.stack([kernel(model[layer]) for model in each]) for layer in range(len(each[0]))]
         return {VALUE: moment.square(torch.stack([kernels @ kernels.t() for kernels in layers]))}

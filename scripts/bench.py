@@ -124,9 +124,7 @@ def store(result: Result, out: Path) -> None:
 
 def main() -> int:
     """Run the chosen parts, print and store what came out."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = [name for name in PARTS if name != "SCALE"]
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=default)
     parser.add_argument("--quick", action="store_true", help="less, where a CPU takes minutes")

@@ -99,9 +99,7 @@ EVIDENCE: dict[str, Callable[[], Iterator[Line]]] = {"fold_groups": fold_groups,
 
 def main() -> None:
     """Write what is asked for, by default all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=" or ".join(EVIDENCE))
     for name in parser.parse_args().names or EVIDENCE:
         if name not in EVIDENCE:

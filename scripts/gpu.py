@@ -97,9 +97,7 @@ def left_by(chosen: Setup, hardware: HardwareConfig) -> dict[str, torch.Tensor]:
 def main() -> int:
     """Compare, a line each as it is found; return 1 if one says that something is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "names", nargs="*", metavar="PRESET", help="of conf/method; without: all, and networks"
-    )
+    parser.add_argument("names", nargs="*", metavar="PRESET", help="of conf/method; without: all, and networks")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, default=Path("gpu-check/engines.jsonl"))
     given = parser.parse_args()

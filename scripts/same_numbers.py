@@ -136,8 +136,7 @@ def compare(old: Found, new: Found) -> tuple[dict[Change, int], dict[Change, lis
             if now not in (None, then):
                 took_part.setdefault((part, then, now), []).append(key)
     apart = {
-        change: sorted(new[key][0] for key in keys if old[key][2] != new[key][2])
-        for change, keys in took_part.items()
+        change: sorted(new[key][0] for key in keys if old[key][2] != new[key][2]) for change, keys in took_part.items()
     }
     same = {change: len(keys) for change, keys in took_part.items() if not apart[change]}
     return same, {change: runs for change, runs in apart.items() if runs}
@@ -145,9 +144,7 @@ def compare(old: Found, new: Found) -> tuple[dict[Change, int], dict[Change, lis
 
 def recorded(results: Path) -> set[tuple[str, str]]:
     """(part, hash) of all code that made what is in the text files below `results`."""
-    texts = (
-        file.read_text(encoding="utf-8") for file in results.rglob("*") if file.suffix in (".csv", ".json")
-    )
+    texts = (file.read_text(encoding="utf-8") for file in results.rglob("*") if file.suffix in (".csv", ".json"))
     return {found for text in texts for found in CODE.findall(text)}
 
 
@@ -177,11 +174,7 @@ def main(arguments: list[str]) -> int:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(earlier, filter="data")
         same, apart = compare(*both.map(numbers_of, (Path(earlier), ROOT)))
-    same = {
-        each: count
-        for each, count in same.items()
-        if fingerprint.changed(":".join(each[:2]), ":".join(each[::2]))
-    }
+    same = {each: count for each, count in same.items() if fingerprint.changed(":".join(each[:2]), ":".join(each[::2]))}
     with fingerprint.SAME_NUMBERS.open(encoding="utf-8", newline="") as handle:
         head, *lines = csv.reader(handle)
     for (part, then, now), count in sorted(same.items()):
@@ -190,9 +183,7 @@ def main(arguments: list[str]) -> int:
     kept = needed(lines, recorded(ROOT / "results"))
     with fingerprint.SAME_NUMBERS.open("w", encoding="utf-8", newline="") as handle:
         csv.writer(handle, lineterminator="\n").writerows([head, *kept])
-    print(
-        f"{fingerprint.SAME_NUMBERS}: {len(same)} changes were the same, {len(kept)} lines lead from results"
-    )
+    print(f"{fingerprint.SAME_NUMBERS}: {len(same)} changes were the same, {len(kept)} lines lead from results")
     for (part, then, now), each in sorted(apart.items()):
         print(f"{part} {then} -> {now} gives other numbers: {'; '.join(each)}")
     return 1 if apart else 0

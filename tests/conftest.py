@@ -58,13 +58,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A conf/ folder whose four component groups are the toys above; the rest of it is the real one."""
     folder = tmp_path / "conf"
     real = groups.conf_dir()
-    texts = {
-        file.relative_to(real).with_suffix("").as_posix(): file.read_text() for file in real.rglob("*.yaml")
-    }
+    texts = {file.relative_to(real).with_suffix("").as_posix(): file.read_text() for file in real.rglob("*.yaml")}
     kept = {
-        name: text
-        for name, text in texts.items()
-        if name.split("/")[0] not in toys.COMPONENTS or name == "model/auto"
+        name: text for name, text in texts.items() if name.split("/")[0] not in toys.COMPONENTS or name == "model/auto"
     }
     for name, text in {**kept, **toys.YAMLS}.items():
         file = folder / f"{name}.yaml"

@@ -37,9 +37,7 @@ def finished(runs: Path) -> fedbench.Run:
     return fedbench.run("method=oracle", *SHORT, runs_dir=runs, save_models=True)
 
 
-def test_a_run_is_the_command_lines(
-    finished: fedbench.Run, runs: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_the_command_lines(finished: fedbench.Run, runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["method=oracle", *SHORT, f"runs_dir={runs}"]) == 0
     assert "finished earlier" in capfd.readouterr().out
     again = fedbench.run("method=oracle", *SHORT, runs_dir=runs)

@@ -16,8 +16,8 @@ from fedbench.engine.method import Method
 from fedbench.tables.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
-# BUDGET: raised only by who says what goes. 31,000 lines in 160 files are meant.
-FEDBENCH_LINES, FEDBENCH_FILES, SCRIPTS_LINES = 36_000, 370, 2_500
+# BUDGET: raised only by who says what goes.
+FEDBENCH_LINES, FEDBENCH_FILES, SCRIPTS_LINES = 31_000, 160, 2_500
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
 # that the loop, the execution of runs and the commands use.

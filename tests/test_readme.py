@@ -38,9 +38,7 @@ def block(language: str, marker: str, page: str = README) -> str:
     return str(found[0])
 
 
-def test_the_method_of_the_readme_runs_and_does_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_method_of_the_readme_runs_and_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "l2_fedavg.py").write_text(block("python", "class ShrinkingFedAvg"), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(METHODS._entries, "shrinking", "l2_fedavg:ShrinkingFedAvg")
@@ -60,16 +58,12 @@ def losses(tmp_path: Path, method: dict[str, object]) -> list[float]:
     return pd.read_csv(result.folder / "rounds.csv")["train_loss"].dropna().tolist()
 
 
-def test_the_server_of_the_docs_runs_and_does_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_of_the_docs_runs_and_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "momentum.py").write_text(block("python", "class FedAvgM", PAGES["docs/writing-a-method.md"]))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(METHODS._entries, "fedavgm", "momentum:FedAvgM")
     plain = losses(tmp_path, {"name": "fedavg"})
-    made = {
-        share: losses(tmp_path, {"name": "fedavgm", "private": [], "momentum": share}) for share in (0.0, 0.9)
-    }
+    made = {share: losses(tmp_path, {"name": "fedavgm", "private": [], "momentum": share}) for share in (0.0, 0.9)}
     assert made[0.0] == pytest.approx(plain, rel=1e-4)  # its limit is FedAvg
     assert made[0.9][:2] == pytest.approx(plain[:2], rel=1e-4), "the first step has no velocity yet"
     assert made[0.9][2] < plain[2] - 0.005, "then it moves on"
@@ -103,9 +97,7 @@ def test_what_is_named_is_there(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^(?:.*`)?make ([a-z0-9-]+)", text, re.MULTILINE):
         name = re.sub("^(reproduce|figure)-", "", target).replace("-", "_")
-        assert name in (*spec.names(), *spec_names()) or re.search(rf"^{target}:", makefile, re.MULTILINE), (
-            target
-        )
+        assert name in (*spec.names(), *spec_names()) or re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 def test_quickstart_is_the_readme_s_command() -> None:

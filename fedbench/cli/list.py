@@ -62,9 +62,7 @@ def methods() -> Listing:
                 "client → server": _sent(type(method), "Upload"),
             }
         )
-    title = (
-        "Methods, and the leaves that cross the network (* is the model; N clients, K classes, d features)"
-    )
+    title = "Methods, and the leaves that cross the network (* is the model; N clients, K classes, d features)"
     return Listing(title, tuple(rows[0]), rows)
 
 
@@ -81,9 +79,7 @@ def presets() -> Listing:
         config = groups.load("method", name)
         usual = str(config["name"])
         variant = name != usual and usual in groups.names("method")
-        parts = {
-            key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value
-        }
+        parts = {key: value for key, value in config.items() if isinstance(value, Mapping) and "name" not in value}
         whole = {key: value for key, value in config.items() if key not in parts}
         changes = groups.different(config, groups.load("method", usual)) if variant else {}
         switched = {key: "null" if value is None else value for key, value in changes.items()}
@@ -94,9 +90,7 @@ def presets() -> Listing:
         rows.append({"method": name, "parameters": text, "domains": "" if variant else own})
         for key, part in ({} if variant else parts).items():
             theirs = ", ".join(each.removeprefix(f"{key}.") for each in said if each.startswith(f"{key}."))
-            rows.append(
-                {"method": f"{name}, {key}.*", "parameters": groups.parameters(part), "domains": theirs}
-            )
+            rows.append({"method": f"{name}, {key}.*", "parameters": groups.parameters(part), "domains": theirs})
     title = "Parameters of the methods; any of them is a key: method.mu=1"
     return Listing(title, ("method", "parameters", "domains"), rows)
 
@@ -189,9 +183,7 @@ def _tables() -> Listing:
             if text.startswith("dataset=")
         )
         ready = [d for d in used if groups.registry("dataset").build(groups.load("dataset", d)).state().ready]
-        unsupported = sum(
-            bool(row.unsupported or column.unsupported) for row in table.rows for column in table.columns
-        )
+        unsupported = sum(bool(row.unsupported or column.unsupported) for row in table.rows for column in table.columns)
         size = f"{len(table.rows)} × {len(table.columns)}"
         rows.append(
             {
@@ -241,9 +233,7 @@ KINDS: dict[str, Callable[[], Listing]] = {
         components, "partition", "Partitions; a number behind a family's name is its parameter: dir0.1"
     ),
     "models": partial(components, "model", "Models"),
-    "protocols": partial(
-        components, "protocol", "Protocols; parameters that differ from the schema's defaults"
-    ),
+    "protocols": partial(components, "protocol", "Protocols; parameters that differ from the schema's defaults"),
     "tables": _tables,
     "figures": _figures,
     "recorders": _recorders,
@@ -259,9 +249,7 @@ def list_command(arguments: Sequence[str]) -> int:
     """Print one table, for people or as Markdown; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fedbench list", description="Show what can be chosen.")
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument(
-        "--markdown", action="store_true", help="as Markdown, without what depends on this machine"
-    )
+    parser.add_argument("--markdown", action="store_true", help="as Markdown, without what depends on this machine")
     given = parser.parse_args(arguments)
     table = listing(given.kind)
     if given.markdown:

@@ -91,9 +91,7 @@ def describe(data: Dataset) -> str:
     return text
 
 
-def states(
-    root: str | None = None, configs: Sequence[dict[str, Any]] | None = None
-) -> list[tuple[str, str, str]]:
+def states(root: str | None = None, configs: Sequence[dict[str, Any]] | None = None) -> list[tuple[str, str, str]]:
     """(name, state, where it is or how to get it) of the data sets that `configs` describe, else of all.
 
     A state is "ready", "ready, read at first use" or "missing".
@@ -154,13 +152,9 @@ def prepare_command(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="data sets, each followed by its options key=value"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="data sets, each followed by its options key=value")
     parser.add_argument("--root", help="folder to download to; runs then need dataset.root=DIR")
-    parser.add_argument(
-        "--check", action="store_true", help="show the state of these, or of every data set, and stop"
-    )
+    parser.add_argument("--check", action="store_true", help="show the state of these, or of every data set, and stop")
     given = parser.parse_args(arguments)
     out, err = Output(soft_wrap=True), Console(stderr=True)
     if not given.names and not given.check:

@@ -67,9 +67,7 @@ def _command(name: str, arguments: Sequence[str]) -> int:
 # What follows a command: KEY=VALUE arguments, and the words that a shell offers to complete.
 
 
-def split_arguments(
-    arguments: Sequence[str], keys: Collection[str]
-) -> tuple[dict[str, str], list[str], list[str]]:
+def split_arguments(arguments: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], list[str], list[str]]:
     """Return the values of `keys`, the other KEY=VALUE arguments, and the words without a "="."""
     values, others, words = {}, [], []
     for text in arguments:

@@ -83,9 +83,7 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
     texts, others, words = split_arguments(given, keys)
     values: dict[str, Any] = {"overrides": [_of_every_run(text) for text in others]}
     for key, text in texts.items():
-        values[key] = (
-            [part.strip() for part in text.strip("[]").split(",")] if key in LISTS else _value(key, text)
-        )
+        values[key] = [part.strip() for part in text.strip("[]").split(",")] if key in LISTS else _value(key, text)
     if "seeds" in values:
         values["seeds"] = _seeds(values["seeds"])
     return typed(Selection, values, "the command line"), words
@@ -103,11 +101,7 @@ def _value(key: str, text: str) -> Any:
 def _seeds(given: Any) -> list[int]:
     """Return `seeds=5` as the first five; `seeds=[0,3]` as it is."""
     listed = list(range(given)) if type(given) is int else given
-    if (
-        not isinstance(listed, list)
-        or not listed
-        or not all(type(each) is int and each >= 0 for each in listed)
-    ):
+    if not isinstance(listed, list) or not listed or not all(type(each) is int and each >= 0 for each in listed):
         raise ConfigError(f"seeds={given}: how many (seeds=5, at least 1), or which (seeds=[0,3])")
     return listed
 
@@ -120,9 +114,7 @@ def _of_every_run(override: str) -> str:
     """
     key, _, given = override.lstrip("+~").partition("=")
     if key == "seed":
-        raise ConfigError(
-            f"{override}: a cell has a run for each of its seeds; use seeds=[{given.strip('[]')}]"
-        )
+        raise ConfigError(f"{override}: a cell has a run for each of its seeds; use seeds=[{given.strip('[]')}]")
     if key == "force":
         raise ConfigError(
             f"{override}: what is finished is not run again here; stale=rerun repeats what other code made, and "
@@ -220,9 +212,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
         f"{at_once} at once"
     )
     if plan.spec.paper and plan.provenance.is_paper_setting and len(plan.seeds) < LEAST_SEEDS:
-        console.print(
-            f"one seed gives no verdicts but inconclusive; a test needs {LEAST_SEEDS} (seeds={LEAST_SEEDS})"
-        )
+        console.print(f"one seed gives no verdicts but inconclusive; a test needs {LEAST_SEEDS} (seeds={LEAST_SEEDS})")
     reasons: dict[str, list[CellRuns]] = {}
     for cell in plan.cells:
         if cell.reason and cell.reason != PENDING:
@@ -289,9 +279,7 @@ def figure_command(arguments: Sequence[str]) -> int:
         return OK if arguments else REFUSED
     selection, names = select(arguments, FIGURE_KEYS)
     if not names:
-        raise ConfigError(
-            "which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help"
-        )
+        raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
     specs = plan.ordered_specs() if "all" in names else [plan.load_spec(name) for name in names]
     selection = replace(selection, figures=tuple(spec.name for spec in specs))
     folder = Path(selection.results) / "figures"

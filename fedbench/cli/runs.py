@@ -60,9 +60,7 @@ def collect_command(arguments: Sequence[str]) -> int:
         prog="python -m fedbench collect", description=COLLECT_HELP, epilog=COLLECT_EXAMPLE
     )
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help=".parquet or .csv (default: CSV on standard output)"
-    )
+    parser.add_argument("--out", metavar="FILE", type=Path, help=".parquet or .csv (default: CSV on standard output)")
     parser.add_argument("--no-config", action="store_true", help="only the result rows")
     given = parser.parse_args(arguments)
     return _collect(given.runs, given.out, not given.no_config)
@@ -155,9 +153,7 @@ def tta_command(arguments: Sequence[str]) -> int:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders of finished runs")
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--reference", type=float, metavar="PERCENT", help="the accuracy to reach")
-    chosen.add_argument(
-        "--baseline", type=Path, metavar="RUN", help="the run whose best accuracy is to be reached"
-    )
+    chosen.add_argument("--baseline", type=Path, metavar="RUN", help="the run whose best accuracy is to be reached")
     parser.add_argument("--set", default="local", help="local, global or common (the one global model)")
     given = parser.parse_args(arguments)
     show_times(given.runs, given.reference, given.baseline, given.set)
@@ -208,9 +204,7 @@ def times_to_accuracy(
     for run, time in zip(finished, times, strict=True):
         ratio = improvement(times[0], time) if baseline else None
         mark = STALE if changed_since(run.folder) else ""
-        name = (
-            f"{run.row['method']}, {run.row['dataset']}, {run.row['partition']}, seed {run.row['seed']}{mark}"
-        )
+        name = f"{run.row['method']}, {run.row['dataset']}, {run.row['partition']}, seed {run.row['seed']}{mark}"
         cells = (
             (f"> {time.horizon}", "-", "-")
             if time.rounds is None
@@ -357,9 +351,7 @@ def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     return found
 
 
-def save_figures(
-    figures: Mapping[str, Figure], place: Path, formats: Sequence[str] = ("svg", "png")
-) -> list[Path]:
+def save_figures(figures: Mapping[str, Figure], place: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Write each figure to PLACE-NAME.FORMAT; returns the paths without their ends."""
     place.parent.mkdir(parents=True, exist_ok=True)
     written = [place.with_name(f"{place.name}-{name}") for name in figures]

@@ -127,9 +127,7 @@ def one_of(default: Any, *others: Any) -> Any:
     """`default`, or one of the `others`."""
     options = tuple(dict.fromkeys((default, *others)))
     text = ", ".join(map(str, options))
-    domain = Domain(
-        f"be one of {text}", " or ".join(map(str, options)), lambda value: value in options, options
-    )
+    domain = Domain(f"be one of {text}", " or ".join(map(str, options)), lambda value: value in options, options)
     return _field(default, domain)
 
 

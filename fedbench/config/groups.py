@@ -148,9 +148,7 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> str:
         if key in HIDDEN or value in (None, [], ""):
             continue
         if isinstance(value, Mapping):
-            words.append(
-                f"{key}={value['name']}" if "name" in value else parameters(value, f"{prefix}{key}.")
-            )
+            words.append(f"{key}={value['name']}" if "name" in value else parameters(value, f"{prefix}{key}."))
         else:
             words.append(f"{prefix}{key}={_plain(value)}")
     return ", ".join(word for word in words if word)

@@ -29,9 +29,7 @@ def parse_cohort(text: str) -> int | Fraction:
     """
     match = COHORT_FORM.fullmatch("100%" if text == ALL_CLIENTS else text)
     if match is None:
-        raise ConfigError(
-            f"protocol.cohort is a count (5), a share (10%) or all, got {text}{_share_meant(text)}"
-        )
+        raise ConfigError(f"protocol.cohort is a count (5), a share (10%) or all, got {text}{_share_meant(text)}")
     count, percent = match.groups()
     size = int(count) if count else Fraction(percent) / 100
     if size == 0 or (percent and size > 1):

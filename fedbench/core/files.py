@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-TEMPORARY = (
-    ".tmp"  # prefix of files being written (safetensors' own too); what outlives its writer is garbage
-)
+TEMPORARY = ".tmp"  # prefix of files being written (safetensors' own too); what outlives its writer is garbage
 
 
 @contextlib.contextmanager

@@ -22,9 +22,7 @@ from fedbench.core.errors import FedbenchError
 
 BEGAN = time.time()  # nothing that decides numbers was imported before
 OWN = __name__.partition(".")[0]
-INSTALLED = {
-    Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
-}
+INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 BINDING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -74,9 +72,7 @@ def file_of(module: str) -> Path:
         FedbenchError: there is no such module, or it has no source.
     """
     if (file := _file(module)) is None:
-        raise FedbenchError(
-            f"module {module} has no source file, so results cannot name the code that made them"
-        )
+        raise FedbenchError(f"module {module} has no source file, so results cannot name the code that made them")
     return file
 
 
@@ -240,9 +236,7 @@ class _Walk:
         if target.name or not self._is_own(target.module):
             return self._refer(target) if self._is_own(target.module) else ".".join(filter(None, target))
         if isinstance(node, ast.Name):  # a module that is passed on: all of it counts
-            return ",".join(
-                self._refer(Definition(target.module, name)) for name in _module(target.module).definitions
-            )
+            return ",".join(self._refer(Definition(target.module, name)) for name in _module(target.module).definitions)
         return ""
 
     def _target(self, node: ast.expr, scope: Scope) -> Definition | None:

@@ -72,13 +72,9 @@ class Dataset:
         if self.text is None:
             return []
         if self.text.ndim != 3 or len(self.text) != len(self.x) or self.text.dtype != np.int32:
-            return [
-                f"text must be int32 [{len(self.x)}, captions, words], got {self.text.dtype} {self.text.shape}"
-            ]
+            return [f"text must be int32 [{len(self.x)}, captions, words], got {self.text.dtype} {self.text.shape}"]
         if self.text.min() < 0 or self.text.max() >= len(self.vocabulary):
-            return [
-                f"tokens span {self.text.min()}..{self.text.max()}, the vocabulary has {len(self.vocabulary)}"
-            ]
+            return [f"tokens span {self.text.min()}..{self.text.max()}, the vocabulary has {len(self.vocabulary)}"]
         return []
 
     def __len__(self) -> int:

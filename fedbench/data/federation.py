@@ -148,18 +148,13 @@ class Federation:
             whole.x = torch.cat([part.x for part in parts])
             whole.y = torch.cat([part.y for part in parts])
         shifts = [index * len(part.y) if apart else 0 for index, part in enumerate(parts)]
-        whole.sets = {
-            name: Ragged.joined([part.sets[name] for part in parts], shifts) for name in parts[0].sets
-        }
+        whole.sets = {name: Ragged.joined([part.sets[name] for part in parts], shifts) for name in parts[0].sets}
         whole.ids = [key for part in parts for key in part.ids]
         whole.population = whole._population()
         return whole
 
     def _owned(self, partition: Partition) -> list[np.ndarray]:
-        return [
-            np.concatenate(parts)
-            for parts in zip(partition.train, partition.val, partition.test, strict=True)
-        ]
+        return [np.concatenate(parts) for parts in zip(partition.train, partition.val, partition.test, strict=True)]
 
     def _rotate(self, partition: Partition, degrees: np.ndarray) -> None:
         """Turn every client's images in place, once: each belongs to one client."""
@@ -314,9 +309,7 @@ def _augmentation(kind: str, number: int) -> Augmentation:
     return Crop(number) if kind == "crop" else Rotate(number)
 
 
-def draw_augmentation(
-    chain: Sequence[Augmentation], generator: torch.Generator, shape: tuple[int, ...]
-) -> Tree:
+def draw_augmentation(chain: Sequence[Augmentation], generator: torch.Generator, shape: tuple[int, ...]) -> Tree:
     """Parameters of every transform for `shape` = (steps, batch) images: one leaf [*shape, ...] each."""
     return {str(place): transform.draw(generator, shape) for place, transform in enumerate(chain)}
 

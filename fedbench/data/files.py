@@ -73,9 +73,7 @@ def download(remote: Remote, folder: Path, report: Report = silent) -> Path:
         found = md5_of(part, report)
         if found != remote.md5:
             part.unlink()
-            raise DataCorrupt(
-                f"{remote.urls[0]} is not the published file: its md5 is {found}, expected {remote.md5}"
-            )
+            raise DataCorrupt(f"{remote.urls[0]} is not the published file: its md5 is {found}, expected {remote.md5}")
         part.replace(target)
     return target
 
@@ -423,6 +421,4 @@ class FileSource(DataSource):
                     part.fetch(root, report)
         except (OSError, DataMissing) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise DataMissing(
-                f"data set '{self.name}' could not be downloaded to {root}: {reason}"
-            ) from error
+            raise DataMissing(f"data set '{self.name}' could not be downloaded to {root}: {reason}") from error

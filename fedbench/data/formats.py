@@ -126,9 +126,7 @@ def _encode(text: str, _: object) -> bytes:
     return text.encode("latin1")
 
 
-ADMITTED_IN_PICKLES: dict[
-    tuple[str, str], Any
-] = {  # as Python 2, NumPy 1 and NumPy 2 write it; never imported
+ADMITTED_IN_PICKLES: dict[tuple[str, str], Any] = {  # as Python 2, NumPy 1 and NumPy 2 write it; never imported
     ("numpy", "ndarray"): "numpy.ndarray",
     ("numpy", "dtype"): _Bytes,
     ("numpy.core.multiarray", "_reconstruct"): _Array,
@@ -166,9 +164,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     return {key: value.values if isinstance(value, _Array) else value for key, value in named.items()}
 
 
-def read_batch(
-    path: Path, labels: Mapping[str, int]
-) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+def read_batch(path: Path, labels: Mapping[str, int]) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
     """Images [n, 3, 32, 32] of one CIFAR batch, and each kind of `labels` [n] (its key -> number of classes).
 
     Raises:
@@ -260,9 +256,7 @@ def images_in(folder: Path) -> list[Path]:
         DataCorrupt: the folder is missing or holds no image.
     """
     try:
-        names = sorted(
-            entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(IMAGE_SUFFIXES)
-        )
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(IMAGE_SUFFIXES))
     except OSError as error:
         raise DataCorrupt(f"{folder} is missing; fetch the data set again") from error
     if not names:

@@ -163,8 +163,7 @@ def _refuse_contradictions(spec: PartitionSpec, dataset: Dataset, test: TestConf
     if test.sets != "local" and pooled:
         source = f"partition {spec.label} trains" if spec.pools else "protocol.test.pool=true trains"
         raise ConfigError(
-            f"{source} on the test split too, so it cannot be the global test set; "
-            "use protocol.test.sets=local"
+            f"{source} on the test split too, so it cannot be the global test set; use protocol.test.sets=local"
         )
     if test.sets != "local" and dataset.num_train == len(dataset):
         raise ConfigError(f"{dataset.name} has no test split; use protocol.test.sets=local")
@@ -230,9 +229,7 @@ def _check(partition: Partition, dataset: Dataset, shared: bool) -> None:
     if names is not None and not 0 <= names.min() <= names.max() < dataset.classes:
         raise ConfigError(f"partition {label}: label_map must hold labels below {dataset.classes}")
     _check_leaks(partition, len(dataset))
-    owned = [
-        np.concatenate(parts) for parts in zip(*(getattr(partition, name) for name in SETS), strict=True)
-    ]
+    owned = [np.concatenate(parts) for parts in zip(*(getattr(partition, name) for name in SETS), strict=True)]
     for samples in owned if shared else [used]:
         if len(np.unique(samples)) != len(samples):
             raise ConfigError(f"partition {label} hands out a sample more than once")

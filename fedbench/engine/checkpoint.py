@@ -24,9 +24,7 @@ FORMAT = "fedbench-checkpoint-1"
 _FIELDS = ("format", "key", "meta", "checksum")
 
 
-def save(
-    path: Path | str, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any], *, key: str = ""
-) -> None:
+def save(path: Path | str, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any], *, key: str = "") -> None:
     """Write `tree` and the JSON-able `meta` to `path`; the previous file stays until this one is complete.
 
     Tensors may be non-contiguous, expanded, aliases of each other or on any device; each is stored in full.
@@ -69,9 +67,7 @@ def load(path: Path | str, *, key: str | None = None) -> tuple[Tree, dict[str, A
             # Cloned: the tensors of safetensors are views of the mapped file.
             tree = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # whatever a foreign parser raises on damaged bytes, the file is unreadable
-        raise _unusable(
-            path, f"cannot be read ({str(error).splitlines()[0] if str(error) else 'damaged'})"
-        ) from error
+        raise _unusable(path, f"cannot be read ({str(error).splitlines()[0] if str(error) else 'damaged'})") from error
     if any(field not in metadata for field in _FIELDS) or metadata["format"] != FORMAT:
         raise _unusable(path, f"is not in the format {FORMAT}")
     if _checksum(metadata, tree) != metadata["checksum"]:

@@ -55,16 +55,12 @@ class ClientMemory(Mapping[str, Tensor]):
         if not rows:
             return
         if others := sorted(set(rows) - set(self.initial)):
-            raise ValueError(
-                f"clients keep {sorted(self.initial)} between rounds, there is no place for {others}"
-            )
+            raise ValueError(f"clients keep {sorted(self.initial)} between rounds, there is no place for {others}")
         if len(rows) < len(self.initial):
             rows = {**self.take(ids), **rows}
         if not self._rows:
             home = self._home()
-            self._rows = {
-                k: torch.empty(v.shape, dtype=v.dtype, device=home) for k, v in self.initial.items()
-            }
+            self._rows = {k: torch.empty(v.shape, dtype=v.dtype, device=home) for k, v in self.initial.items()}
         for name, leaf in self._rows.items():
             row = rows[name].detach().to(leaf.dtype)
             leaf[sent(ids, leaf.device)] = sent(row, leaf.device)
@@ -120,9 +116,7 @@ class ClientMemory(Mapping[str, Tensor]):
         """
         if "slots" in tree:
             raise CheckpointError("the checkpoint is of an earlier version; delete it to start over")
-        shared = {
-            k: v.to(device).expand(clients, *v.shape[1:]) for k, v in trees.part(tree, "shared").items()
-        }
+        shared = {k: v.to(device).expand(clients, *v.shape[1:]) for k, v in trees.part(tree, "shared").items()}
         own = trees.map_leaves(lambda v: v.to(device), trees.part(tree, "own"))
         memory = cls({**shared, **own}, clients, device)
         memory.put(tree["clients"], trees.part(tree, "rows"))

@@ -164,9 +164,7 @@ class Conformance:
     smallest: int = 1  # training samples a client needs; a smaller one raises ConfigError
     draws_by_position: str = ""  # why relabelled clients meet other draws of the server
     sends_by_cohort: str = ""  # why the message to a client depends on who else is in the cohort
-    settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # fields that toys need, as {"solver.restarts": 3}
+    settings: Mapping[str, Any] = field(default_factory=dict)  # fields that toys need, as {"solver.restarts": 3}
 
 
 @dataclass
@@ -230,9 +228,7 @@ class Preparation(Protocol):
         As its network reads them: normalised, or pixels in [0, 1] (`unit`).
         """
 
-    def once(
-        self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]
-    ) -> Arrays:
+    def once(self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]) -> Arrays:
         """What `make` returns; if a run before had the same from the same `given`, that, kept in the cache.
 
         `given` is all that the result depends on (tensors, or what `repr` tells apart), `code` the function that makes

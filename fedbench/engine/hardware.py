@@ -186,9 +186,7 @@ def timed(layer: Conv2d, shape: tuple[int, ...], device: torch.device) -> dict[s
     )
 
     def measure() -> dict[str, NDArray[np.float64]]:
-        model = {
-            name: torch.randn(clients, *leaf.shape, device=device) for name, leaf in layer.named_parameters()
-        }
+        model = {name: torch.randn(clients, *leaf.shape, device=device) for name, leaf in layer.named_parameters()}
         x = torch.randn(shape, device=device)
         return {name: np.array(_seconds(_pass(layer, name), model, x)) for name in LOWERINGS}
 
@@ -276,12 +274,8 @@ class MemoryModel:
         def taken(ids: Tensor, chunk: int) -> int:
             trainer = StackedTrainer(setup, chunk, capture)
             message, memory = first_round_inputs(setup, ids, clock)
-            given = [
-                leaf for tree in (message, memory) for leaf in tree.values() if not trees.is_shared(leaf)
-            ]
-            return sum(map(trees.leaf_bytes, given)) + peak(
-                lambda: trainer.train(ids, message, memory, clock)
-            )
+            given = [leaf for tree in (message, memory) for leaf in tree.values() if not trees.is_shared(leaf)]
+            return sum(map(trees.leaf_bytes, given)) + peak(lambda: trainer.train(ids, message, memory, clock))
 
         alone, more = taken(large[:1], 1), len(large) - 1
         training, trained = ((taken(large, chunk) - alone) // more for chunk in (len(large), 1))
@@ -342,8 +336,7 @@ def _container_bytes(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """
     try:
         limit, used, stat = (
-            (folder / name).read_text(encoding="ascii")
-            for name in ("memory.max", "memory.current", "memory.stat")
+            (folder / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current", "memory.stat")
         )
         cached = next(int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file "))
         return [max(0, int(limit) - int(used) + cached)]
@@ -414,9 +407,7 @@ def _picked(setup: Setup, config: HardwareConfig) -> Engine:
     if config.engine == "stacked":
         return stacked_engine(setup, config)
     if device.type != "cpu":
-        raise ConfigError(
-            "hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU"
-        )
+        raise ConfigError("hardware.engine=workers runs on a CPU; use hardware.engine=stacked or looped on a GPU")
     return WorkersTrainer(setup, config.workers or available_workers())
 
 

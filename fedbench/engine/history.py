@@ -113,9 +113,7 @@ class History:
         rows = []
         for record in self._records:
             columns = {
-                f"acc_on_{name}": 100 * tally.accuracy()
-                for name, tally in record.tallies.items()
-                if name != COMMON
+                f"acc_on_{name}": 100 * tally.accuracy() for name, tally in record.tallies.items() if name != COMMON
             }
             for client, accuracies in enumerate(zip(*columns.values(), strict=True)):
                 values = dict(zip(columns, map(float, accuracies), strict=True))
@@ -151,9 +149,7 @@ class History:
         return tensors, {"sets": names, "phases": phases}
 
     @classmethod
-    def restore(
-        cls, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any], prefix: str = "history/"
-    ) -> History:
+    def restore(cls, tree: Mapping[str, torch.Tensor], meta: Mapping[str, Any], prefix: str = "history/") -> History:
         """The history that `state` stored; other entries of `tree` are ignored."""
         arrays = {k[len(prefix) :]: leaf.cpu().numpy() for k, leaf in tree.items() if k.startswith(prefix)}
         tallies: dict[int, dict[str, Tally]] = {int(done): {} for done in arrays["round"]}

@@ -78,21 +78,14 @@ GATHERED_BYTES = 2**22
 class LoopedTrainer(Engine):
     """Trains clients one by one with minimal overhead."""
 
-    def dispatch(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         views = self._views(ids, message, memory, clock)
         each = [self.train_one(client, view, score) for client, view in zip(ids.tolist(), views, strict=True)]
         return gather(each)
 
-    def dispatch_scoring(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Counts:
+    def dispatch_scoring(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         known, views = SharedScores(), self._views(ids, message, memory, clock)
-        each = [
-            self.evaluate_one(client, view, score, known)
-            for client, view in zip(ids.tolist(), views, strict=True)
-        ]
+        each = [self.evaluate_one(client, view, score, known) for client, view in zip(ids.tolist(), views, strict=True)]
         return stack_counts(each)
 
     def _views(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock) -> Iterator[Client]:
@@ -112,9 +105,7 @@ class LoopedTrainer(Engine):
         losses = self.descend(client, work, view, stages, "batches")
         with torch.no_grad():
             upload, kept = call("finish", method.finish, work, call.client_view("finish", view))
-        loss = (
-            torch.stack(losses).mean().double() if losses else torch.full_like(view.size, torch.nan).double()
-        )
+        loss = torch.stack(losses).mean().double() if losses else torch.full_like(view.size, torch.nan).double()
         if not score:
             return Outcome(upload, kept, loss)
         with torch.no_grad():
@@ -136,9 +127,7 @@ class LoopedTrainer(Engine):
         return call("predict", self.count, client, model, score, known)
 
     @torch.enable_grad()
-    def descend(
-        self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
-    ) -> list[Tensor]:
+    def descend(self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str) -> list[Tensor]:
         """Train `work` in place through `stages`; returns the loss of every step that had one."""
         losses: list[Tensor] = []
         lay_out(work, self.filters)
@@ -191,9 +180,7 @@ class LoopedTrainer(Engine):
         return torch.channels_last if fast else torch.contiguous_format
 
     @torch.no_grad()
-    def count(
-        self, client: int, model: Tree, score: Sequence[str], known: SharedScores | None = None
-    ) -> Counts:
+    def count(self, client: int, model: Tree, score: Sequence[str], known: SharedScores | None = None) -> Counts:
         """(correct, total) per class of `model` on each set in `score`, float64 [K]."""
         counts: dict[int, Counted] = {} if known is None else known.of(model)
         parts = self.setup.scored.parts_of(client) if "global" in score else []

@@ -201,17 +201,13 @@ class HookCaller:
         """`client` as `hook` is given it: with its samples only if the method announced that the hook reads them."""
         if hook == "draw" and client.on_host is not None:
             client = replace(client, message=cast("Tree", client.on_host))
-        return (
-            client if hook in self.method.reads_data else replace(client, fetch=None, fetch_validation=None)
-        )
+        return client if hook in self.method.reads_data else replace(client, fetch=None, fetch_validation=None)
 
     def _told(
         self, hook: str, function: Callable[..., object], args: Sequence[object], error: Exception
     ) -> Iterator[str]:
         ids = [int(client) for client in self.ids]
-        who = (
-            f"client {ids[0]}" if len(ids) == 1 else f"{len(ids)} clients, {', '.join(map(str, ids[:NAMED]))}"
-        )
+        who = f"client {ids[0]}" if len(ids) == 1 else f"{len(ids)} clients, {', '.join(map(str, ids[:NAMED]))}"
         if len(ids) > NAMED:
             who += ", ..."
         when = "" if self.clock is None else f" in round {self.clock.round + 1}"

@@ -127,9 +127,7 @@ def check(recorder: Recorder, setup: Setup) -> None:
     try:
         recorder.fits(_trial(setup))
     except ConfigError as error:
-        raise ConfigError(
-            f"record={recorder.name} does not fit {type(setup.method).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"record={recorder.name} does not fit {type(setup.method).__name__}: {error}") from error
 
 
 def _trial(setup: Setup) -> RoundContext:
@@ -142,6 +140,4 @@ def _trial(setup: Setup) -> RoundContext:
         upload, own = setup.method.finish(setup.method.start(view), view)
         ended.append((upload, own))
     uploads, kept = (trees.stack(list(each)) for each in zip(*ended, strict=True))
-    return RoundContext(
-        setup, setup.cohort(ids, clock), message, kept, uploads, setup.federation.placed(server)
-    )
+    return RoundContext(setup, setup.cohort(ids, clock), message, kept, uploads, setup.federation.placed(server))

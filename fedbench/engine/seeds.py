@@ -36,9 +36,7 @@ def joint_setup(setups: Sequence[Setup]) -> Setup:
         Federation.joined([each.federation for each in setups]),
         sum(e.members for e in setups),
     )
-    return replace(
-        setups[0], federation=federation, seeds=tuple(each.seed for each in setups), members=members
-    )
+    return replace(setups[0], federation=federation, seeds=tuple(each.seed for each in setups), members=members)
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,7 @@ def split(outcome: Outcome, sizes: Sequence[int]) -> list[Outcome]:
 
     counts = {name: (cut(correct), cut(total)) for name, (correct, total) in outcome.counts.items()}
     return [
-        Outcome(
-            upload, memory, loss, {name: (correct[k], total[k]) for name, (correct, total) in counts.items()}
-        )
+        Outcome(upload, memory, loss, {name: (correct[k], total[k]) for name, (correct, total) in counts.items()})
         for k, (upload, memory, loss) in enumerate(
             zip(trees_of(outcome.uploads), trees_of(outcome.memory), cut(outcome.loss), strict=True)
         )
@@ -130,14 +126,10 @@ class TrainerProxy(Trainer):
         self._ask = ask
         self._others = 0.0  # seconds
 
-    def train(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         return self._answered(Request(True, ids, message, memory, clock, tuple(score)))
 
-    def evaluate(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Counts:
+    def evaluate(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         return self._answered(Request(False, ids, message, memory, clock, tuple(score))).counts
 
     def clock(self) -> float:

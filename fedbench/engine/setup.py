@@ -81,9 +81,7 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
     noise = call("draw", setup.method.draw, generator, len(order), call.client_view("draw", view))
     if setup.augmentations:
         generator = rng.torch_rng(seed, purpose + "/augment", *keys)
-        changes = draw_augmentation(
-            setup.augmentations, generator, (len(order), setup.protocol.local.batch_size)
-        )
+        changes = draw_augmentation(setup.augmentations, generator, (len(order), setup.protocol.local.batch_size))
         noise = {**noise, **trees.join(augment=changes)}
     return order, noise
 
@@ -105,9 +103,7 @@ class Setup:
     federation: Federation
     protocol: ProtocolConfig
     seed: int
-    source: BatchSource = field(
-        default=drawn
-    )  # of mini-batches; a trial takes some of those that are `drawn`
+    source: BatchSource = field(default=drawn)  # of mini-batches; a trial takes some of those that are `drawn`
     seeds: tuple[int, ...] = ()  # of each run, where there are several
     parts: tuple[Setup, ...] = ()  # the setup of each kind of client, where there are several
     members: int = 0  # clients of this part's kind; 0: all clients
@@ -206,9 +202,7 @@ class Setup:
         self.prefetched.clear()
         if self.federation.device.type == "cpu" or clock.round >= clock.rounds:
             return
-        for stage in HookCaller(self.method, clock, ids)(
-            "stages", self.method.stages, self.protocol.local, clock
-        ):
+        for stage in HookCaller(self.method, clock, ids)("stages", self.method.stages, self.protocol.local, clock):
             for client in ids.tolist():
                 drawing = client, stage, clock, "batches"
                 self.prefetched[self._drawing(*drawing)] = self.order(*drawing)
@@ -307,9 +301,7 @@ def assemble(
         check_input(task, min(int(n) % batch or batch for n in sizes))
     if len(tasks) == 1:
         return Setup(method, tasks[0], federations[0], protocol, seed)
-    return joined(
-        method, JointTask(tasks, list(networks), torch.from_numpy(kind)), federations, protocol, seed
-    )
+    return joined(method, JointTask(tasks, list(networks), torch.from_numpy(kind)), federations, protocol, seed)
 
 
 def joined(

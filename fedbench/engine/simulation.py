@@ -81,9 +81,7 @@ class EnginePreparation(Preparation):
         x, y = federation.gather(owned)
         return Batch(federation.unit(owned) if unit else x, y)
 
-    def once(
-        self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]
-    ) -> Arrays:
+    def once(self, code: Callable[..., object], given: Sequence[object], make: Callable[[Meter], Arrays]) -> Arrays:
         began, fresh = time.perf_counter(), []
 
         def made() -> Arrays:
@@ -163,9 +161,7 @@ def common_tally(setup: Setup, model: Tree, clock: Clock) -> Tally:
     return Tally(np.array([correct]), np.array([total]))
 
 
-def latest(
-    known: Mapping[str, Tally], fresh: Mapping[str, Tally], ids: Tensor, clients: int
-) -> dict[str, Tally]:
+def latest(known: Mapping[str, Tally], fresh: Mapping[str, Tally], ids: Tensor, clients: int) -> dict[str, Tally]:
     """Scores after training of all `clients`: those of `ids` are `fresh`, the others keep what is `known` of them."""
     merged: dict[str, Tally] = {}
     for name, tally in fresh.items():
@@ -265,9 +261,7 @@ def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
         bytes_down=meta["bytes_down"],
         prepared=tuple(meta["prepared"]),
         seconds=dict(meta["seconds"]),
-        scores={
-            n: Tally(scores[f"{n}/correct"].numpy(), scores[f"{n}/total"].numpy()) for n in meta["scores"]
-        },
+        scores={n: Tally(scores[f"{n}/correct"].numpy(), scores[f"{n}/total"].numpy()) for n in meta["scores"]},
         arrays={name: leaf.numpy() for name, leaf in trees.part(tree, "arrays").items()},
         history=History.restore(tree, meta["history"]),
     )
@@ -299,9 +293,7 @@ class Simulation:
         """Initialise and prepare the method, and score it untrained (round 0)."""
         setup, method = self.setup, self.setup.method
         call = HookCaller(method, None, ())
-        server, memory = call(
-            "init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init")
-        )
+        server, memory = call("init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
         state = State(server, self._memory(memory))
         self.prepare(state)
@@ -408,8 +400,7 @@ class Simulation:
         everyone = setup.everyone
         with self.timed(state.seconds, "evaluate"):
             parts = [
-                self._score_some(state, ids, clock)
-                for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once)))
+                self._score_some(state, ids, clock) for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once)))
             ]
             counts = {
                 name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts]))

@@ -99,9 +99,7 @@ class BatchPlan:
         indices = owned.values[sent(positions + owned.offsets[list(ids)].view(-1, 1, 1), device)]
         active = [count for count in (sizes > 0).sum(0).tolist() if count]
         full = ((sizes == width) | (sizes == 0)).all(0).tolist()[: len(active)]
-        noise = {
-            key: sent(_stacked([leaves[key] for _, leaves in drawn], steps), device) for key in drawn[0][1]
-        }
+        noise = {key: sent(_stacked([leaves[key] for _, leaves in drawn], steps), device) for key in drawn[0][1]}
         return cls(active, full, indices, sent(mask, device), noise)
 
 
@@ -139,9 +137,7 @@ class Program:
     def __post_init__(self) -> None:
         setup, chunk = self.stacking.setup, self.chunk
         self.hook = self.stage.hook
-        names_only = Client(
-            setup.task, chunk.clock, {}, {}, chunk.sizes[0], chunk.steps[0], setup.protocol.optimizer
-        )
+        names_only = Client(setup.task, chunk.clock, {}, {}, chunk.sizes[0], chunk.steps[0], setup.protocol.optimizer)
         self.moves = moved(self.stage, self.work, names_only)
         self.total = torch.zeros_like(chunk.sizes, dtype=torch.float64)  # [C], losses of all steps so far
 
@@ -334,9 +330,7 @@ def _take_out(own: Program, given: Program, begin: int, end: int) -> None:
 
 def _alike(one: Program, other: Program) -> bool:
     """Whether two programs differ in nothing but the values of their tensors."""
-    kinds = [
-        {name: (leaf.shape, leaf.dtype) for name, leaf in each.inputs().items()} for each in (one, other)
-    ]
+    kinds = [{name: (leaf.shape, leaf.dtype) for name, leaf in each.inputs().items()} for each in (one, other)]
     return kinds[0] == kinds[1] and one.chunk.dims == other.chunk.dims and _same(one.stage, other.stage)
 
 
@@ -385,14 +379,10 @@ class StackedTrainer(Engine):
         """Give up the captured programs, which are kept from round to round."""
         self._replayed.clear()
 
-    def dispatch(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         return self.in_chunks(ids, message, memory, clock, lambda chunk: self._train(chunk, score))
 
-    def dispatch_scoring(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Counts:
+    def dispatch_scoring(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         """See Engine.dispatch_scoring."""
 
         def scored(chunk: Chunk) -> Outcome:
@@ -438,10 +428,7 @@ class StackedTrainer(Engine):
     def _plan(self, chunk: Chunk, stage: Stage, purpose: str) -> BatchPlan:
         """The mini-batches that the clients of `chunk` draw; to be replayed, with room for any round's."""
         setup = self.setup
-        drawn = [
-            setup.batches(client, stage, self.view(chunk, row), purpose)
-            for row, client in enumerate(chunk.ids)
-        ]
+        drawn = [setup.batches(client, stage, self.view(chunk, row), purpose) for row, client in enumerate(chunk.ids)]
         room = (0, 0)
         if self.capture is not None:
             largest = int(setup.population.sizes.max())
@@ -488,9 +475,7 @@ class StackedTrainer(Engine):
 
         counts = {name: joined(name) for name in outcomes[0].counts}
         loss = merged([{"loss": o.loss} for o in outcomes])["loss"]
-        return Outcome(
-            merged([o.uploads for o in outcomes]), merged([o.memory for o in outcomes]), loss, counts
-        )
+        return Outcome(merged([o.uploads for o in outcomes]), merged([o.memory for o in outcomes]), loss, counts)
 
     def _fitting(self, order: Tensor, run: Callable[[Tensor], Outcome]) -> list[Outcome]:
         """`run` on the rows in `order`, chunk by chunk; one that memory does not hold is halved, and so are all later.
@@ -521,9 +506,7 @@ class StackedTrainer(Engine):
                 torch.cuda.empty_cache()
         return outcomes
 
-    def _chunk(
-        self, ids: Tensor, message: Tree, memory: Tree, on_host: list[trees.OnHost], clock: Clock
-    ) -> Chunk:
+    def _chunk(self, ids: Tensor, message: Tree, memory: Tree, on_host: list[trees.OnHost], clock: Clock) -> Chunk:
         device = self.setup.federation.device
         dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
         return Chunk(
@@ -537,9 +520,7 @@ class StackedTrainer(Engine):
             clock,
         )
 
-    def map(
-        self, hook: ClientHook, name: str, function: Callable[..., Any], chunk: Chunk, **batched: Any
-    ) -> Any:
+    def map(self, hook: ClientHook, name: str, function: Callable[..., Any], chunk: Chunk, **batched: Any) -> Any:
         """Vmap `function(client, **batched)`, which runs `hook`, known as `name`, over the clients of a chunk."""
         setup, federation, call = self.setup, self.setup.federation, self.calls(chunk)
         train = partial(federation.indices, "train")

@@ -81,9 +81,7 @@ class Trainer(ABC):
         self.setup = setup
 
     @abstractmethod
-    def train(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         """Local work of clients `ids` [C] given messages and memories [C, ...], with gradients on or off.
 
         `score` names the sets (local, val, global) on which each client's trained model is scored.
@@ -93,9 +91,7 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def evaluate(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Counts:
+    def evaluate(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         """Scores of the personal models of clients `ids` [C] as received.
 
         Raises:
@@ -115,27 +111,19 @@ class Engine(Trainer):
     """A trainer of clients of one kind, which sets the device to all work, draws for the next round, and then waits."""
 
     @abstractmethod
-    def dispatch(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         """`train`, not settled: the host has waited for nothing."""
 
     @abstractmethod
-    def dispatch_scoring(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Counts:
+    def dispatch_scoring(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         """`evaluate`, with counts that may still be on the device."""
 
-    def train(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         launched, after = self.dispatch(ids, message, memory, clock, score), clock.next
         self.setup.prefetch_batches(self.setup.draw_cohort(after), after)
         return synchronize([(self.setup, ids, launched)], clock)[0]
 
-    def evaluate(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Counts:
+    def evaluate(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         return on_host(self.dispatch_scoring(ids, message, memory, clock, score), ids, clock)
 
 
@@ -145,9 +133,7 @@ def synchronize(parts: Sequence[tuple[Setup, Tensor, Outcome]], clock: Clock) ->
     Raises:
         Diverged: a client's loss, upload, memory or scores are not finite.
     """
-    flat = [
-        [norms_by_client(each.uploads, each.memory), each.loss, *_flat(each.counts)] for _, _, each in parts
-    ]
+    flat = [[norms_by_client(each.uploads, each.memory), each.loss, *_flat(each.counts)] for _, _, each in parts]
     home = iter(fetched([leaf for part in flat for leaf in part]))
     found = []
     for (setup, ids, outcome), part in zip(parts, flat, strict=True):
@@ -210,9 +196,7 @@ class KindsTrainer(Trainer):
         super().__init__(setup)
         self.engines = tuple(engines)
 
-    def train(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         each = list(self._each(ids, message, memory))
         launched = [
             (engine.setup, ids[chosen], engine.dispatch(ids[chosen], *given, clock, score))
@@ -222,9 +206,7 @@ class KindsTrainer(Trainer):
         kind = self.setup.task.kind_of(after)
         for place, engine in enumerate(self.engines):
             engine.setup.prefetch_batches(after[kind == place], clock.next)
-        parts = [
-            (chosen, part) for (chosen, _, _), part in zip(each, synchronize(launched, clock), strict=True)
-        ]
+        parts = [(chosen, part) for (chosen, _, _), part in zip(each, synchronize(launched, clock), strict=True)]
 
         def whole(tree: Callable[[Outcome], Tree]) -> Tree:
             return trees.spread([(chosen, tree(each)) for chosen, each in parts], len(ids))
@@ -233,9 +215,7 @@ class KindsTrainer(Trainer):
         loss = whole(lambda each: {"loss": each.loss})["loss"]
         return Outcome(whole(lambda each: each.uploads), whole(lambda each: each.memory), loss, counts)
 
-    def evaluate(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Counts:
+    def evaluate(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         parts = [
             (chosen, engine.dispatch_scoring(ids[chosen], *given, clock, score))
             for chosen, engine, given in self._each(ids, message, memory)
@@ -246,9 +226,7 @@ class KindsTrainer(Trainer):
         for engine in self.engines:
             engine.close()
 
-    def _each(
-        self, ids: Tensor, message: Tree, memory: Tree
-    ) -> Iterator[tuple[Tensor, Engine, tuple[Tree, Tree]]]:
+    def _each(self, ids: Tensor, message: Tree, memory: Tree) -> Iterator[tuple[Tensor, Engine, tuple[Tree, Tree]]]:
         """(which of the cohort, their engine, their messages and memories) of each kind in the cohort."""
         kind = self.setup.task.kind_of(ids)
         for place, engine in enumerate(self.engines):
@@ -262,9 +240,7 @@ def _whole(parts: Sequence[tuple[Tensor, Counts]], count: int) -> Counts:
     """The counts of `count` clients from those of each kind."""
     names = parts[0][1].keys()
     halves = [
-        trees.spread(
-            ((chosen, {name: counts[name][half] for name in names}) for chosen, counts in parts), count
-        )
+        trees.spread(((chosen, {name: counts[name][half] for name in names}) for chosen, counts in parts), count)
         for half in (0, 1)
     ]
     return {name: (halves[0][name], halves[1][name]) for name in names}

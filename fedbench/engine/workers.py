@@ -68,9 +68,7 @@ def start(
     _name_a_known_start_method()
     context = torch_multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
-    with _unheard(
-        signal.SIGINT, signal.SIGTERM
-    ):  # which a terminal sends to all, also to one that still imports
+    with _unheard(signal.SIGINT, signal.SIGTERM):  # which a terminal sends to all, also to one that still imports
         forkserver.ensure_running()
     processes: list[Any] = []
     links: list[Connection] = []
@@ -264,17 +262,13 @@ class WorkersTrainer(Engine):
         self._buffers: dict[str, SharedTree] = {}
         self._calls = 0
         self._processes, self._links = start(serve, setup, workers, __package__ + ".worker")
-        self._end = weakref.finalize(
-            self, end, self._processes, self._links
-        )  # also at the end of the program
+        self._end = weakref.finalize(self, end, self._processes, self._links)  # also at the end of the program
 
     def close(self) -> None:
         """End the processes."""
         self._end()
 
-    def dispatch(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         self._share("message", message, spec_of(message))
         self._share("memory", memory, spec_of(memory))
         upload, kept = self._specimen(ids, message, memory, clock)
@@ -288,9 +282,7 @@ class WorkersTrainer(Engine):
             stack_counts([counts for _, counts in replies]),
         )
 
-    def dispatch_scoring(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]
-    ) -> Counts:
+    def dispatch_scoring(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         self._share("message", message, spec_of(message))
         self._share("memory", memory, spec_of(memory))
         return stack_counts([counts for _, counts in self._deal("evaluate", ids, clock, score)])
@@ -331,9 +323,7 @@ class WorkersTrainer(Engine):
         scored = 0 if verb == "train" else sum(len(self.setup.scored.indices(name, client)) for name in score)
         return trained + scored
 
-    def _deal(
-        self, verb: str, ids: Tensor, clock: Clock, score: Sequence[str]
-    ) -> list[tuple[Tensor, Counts]]:
+    def _deal(self, verb: str, ids: Tensor, clock: Clock, score: Sequence[str]) -> list[tuple[Tensor, Counts]]:
         """Hand out blocks as workers become free; (loss, counts) of each row in order."""
         self._calls += 1
         workers = len(self._links)

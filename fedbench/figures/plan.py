@@ -106,9 +106,7 @@ def load_spec(name: str) -> FigureSpec:
     if name not in spec_names():
         raise unknown("figure", name, spec_names())
     path = Path(groups.conf_dir()) / "figure" / f"{name}.yaml"
-    return parse_spec(
-        cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(path), resolve=True)), name
-    )
+    return parse_spec(cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(path), resolve=True)), name)
 
 
 def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
@@ -273,9 +271,7 @@ class Drawn:
         return f"{self.mirrors}: {self.title}. {self.data}; {seeds}.{note} {self.command}"
 
 
-def save_figure(
-    folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")
-) -> Drawn:
+def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> Drawn:
     """Write the arrays of a figure and what is said of them, and draw it."""
     spec = plan.spec
     changed = f" with {' '.join(plan.selection.changed)}" if plan.selection.changed else ""
@@ -364,9 +360,7 @@ def write_overview(folder: Path) -> None:
 def overview_text(found: Sequence[Drawn]) -> str:
     """Return the page: a line a figure, with the paper's claim and what was run."""
     lacking = sorted(set(spec_names()) - {each.name for each in found})
-    counts = ", ".join(
-        f"{sum(each.scale == scale for each in found)} {words}" for scale, words in RUN.items()
-    )
+    counts = ", ".join(f"{sum(each.scale == scale for each in found)} {words}" for scale, words in RUN.items())
     lines = [HEAD, f"{len(found)} figures: {counts}."]
     if lacking:
         lines.append(f"Not made yet: {', '.join(lacking)}.")

@@ -77,9 +77,7 @@ class CFL(Coalitions):
                 server = self._split(server, updates, cohort, k, *lengths)
         return super().aggregate(server, uploads, cohort)
 
-    def _updates(
-        self, server: Tree, models: Tensor, cohort: Cohort
-    ) -> list[tuple[int, Tensor, float, float, float]]:
+    def _updates(self, server: Tree, models: Tensor, cohort: Cohort) -> list[tuple[int, Tensor, float, float, float]]:
         """Return for each cluster k its members' updates [M, P], and the lengths of their mean, the longest, the peak.
 
         `models` [C, P] are the cohort's weights.
@@ -130,9 +128,7 @@ class CFL(Coalitions):
         clients = len(server["coalition"])
         distances = server.get("distances")
         distances = (
-            torch.full((clients, clients), torch.nan, dtype=torch.float64)
-            if distances is None
-            else distances.clone()
+            torch.full((clients, clients), torch.nan, dtype=torch.float64) if distances is None else distances.clone()
         )
         ids = sent(ids, distances.device)
         distances[ids[:, None], ids] = sent(torch.from_numpy(1 - similarity), distances.device)

@@ -77,10 +77,7 @@ class FedDyn(Method):
         mean = trees.mean(uploads, torch.full((count,), 1 / count, dtype=torch.float64))
         model = trees.part(server, "model")
         share = count / len(cohort.served)
-        drift = {
-            name: leaf + share * (mean[name] - model[name])
-            for name, leaf in trees.part(server, "drift").items()
-        }
+        drift = {name: leaf + share * (mean[name] - model[name]) for name, leaf in trees.part(server, "drift").items()}
         moved = {name: mean[name] + leaf for name, leaf in drift.items()}
         return trees.join(model={**mean, **moved}, drift=drift)
 

@@ -73,9 +73,7 @@ def combined(own: Tree, models: Tree, weights: Tensor) -> Tree:
     """Return `own`, moved towards the `models` [M, ...] by the shares of their positive weights."""
     positive = weights.clamp(min=0)
     share = positive / positive.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-    moved = {
-        name: own[name] + torch.tensordot(share, leaf - own[name], dims=1) for name, leaf in models.items()
-    }
+    moved = {name: own[name] + torch.tensordot(share, leaf - own[name], dims=1) for name, leaf in models.items()}
     return {**own, **moved}
 
 
@@ -131,9 +129,7 @@ class FedFomo(Method):
         """Store the models, add the reported weights to P."""
         models = trees.plain(uploads)
         ids = sent(cohort.ids, server["P"].device)
-        rows = server["P"][ids].scatter_add(
-            1, uploads["reported/peers"], uploads["reported/weights"].to(torch.float64)
-        )
+        rows = server["P"][ids].scatter_add(1, uploads["reported/peers"], uploads["reported/weights"].to(torch.float64))
         return trees.put(server, cohort.ids, {**trees.join(model=models), "P": rows})
 
     def collaboration(self, server: Tree, population: Population) -> Tensor:

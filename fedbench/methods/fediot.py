@@ -42,9 +42,7 @@ class FedIoT(Method):
     Upload: * [...], without the classifier layer; decoder/**
     """
 
-    labelled: float = share(
-        0.1, above=True
-    )  # of the clients' training samples, which the server has with labels
+    labelled: float = share(0.1, above=True)  # of the clients' training samples, which the server has with labels
     steps: int = at_least(0, 200)  # of the classifier each round
     batch: int = at_least(1, 64)  # samples of each kind a step
     lr: float = positive(1e-3)  # of the classifier (Adam)
@@ -58,9 +56,7 @@ class FedIoT(Method):
 
     @property
     def conformance(self) -> Conformance:
-        return Conformance(
-            draws_by_position="the server's labelled samples are drawn among those of all clients"
-        )
+        return Conformance(draws_by_position="the server's labelled samples are drawn among those of all clients")
 
     # ---- server
 

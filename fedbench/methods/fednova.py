@@ -41,9 +41,7 @@ class FedNova(FedAvg):
         shared, private = super().finish(work, client)
         weights = client.task.weights(shared)
         scale = accumulation(client.steps, client.optimizer, "fednova")
-        change = {
-            name: (client.message[name] - weights[name]) / scale.to(weights[name].dtype) for name in weights
-        }
+        change = {name: (client.message[name] - weights[name]) / scale.to(weights[name].dtype) for name in weights}
         statistics = {name: leaf for name, leaf in shared.items() if name not in weights}
         return {**trees.join(change=change, statistics=statistics), "steps": scale}, private
 

@@ -87,9 +87,7 @@ class FedReMa(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.keep_momentum and self.alternate:
-            raise ConfigError(
-                "method.keep_momentum=true is of training all at once; use method.alternate=false"
-            )
+            raise ConfigError("method.keep_momentum=true is of training all at once; use method.alternate=false")
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -98,9 +96,7 @@ class FedReMa(Method):
     @property
     def conformance(self) -> Conformance:
         drawn = self.probe_per_client or self.shuffle
-        reason = (
-            "a probe is drawn for each place in the cohort, and classifiers are shuffled" if drawn else ""
-        )
+        reason = "a probe is drawn for each place in the cohort, and classifiers are shuffled" if drawn else ""
         return Conformance(draws_by_position=reason)
 
     # ---- server
@@ -108,9 +104,7 @@ class FedReMa(Method):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start in the period, without choices or class means."""
         server, memory = client_models(task, self.private, population, generator)
-        stage = classifier_stage(
-            task, self.classifier
-        )  # refuses what is no classifier before anything trains
+        stage = classifier_stage(task, self.classifier)  # refuses what is no classifier before anything trains
         if hidden := task.select(memory, self.classifier):
             raise ConfigError(f"method.private keeps {hidden[0]} from the server, which compares classifiers")
         server["W"] = torch.eye(population.clients, dtype=torch.float64)
@@ -310,9 +304,7 @@ def classifier_stage(task: Task, selectors: tuple[str, ...]) -> str:
     """
     stage = task.first_stage(selectors)
     if stage is None:
-        raise ConfigError(
-            f"method.classifier={list(selectors)} does not select the last stages of the network"
-        )
+        raise ConfigError(f"method.classifier={list(selectors)} does not select the last stages of the network")
     return stage
 
 

@@ -40,9 +40,7 @@ class FedRoD(Method):
     Upload: * [...]
     """
 
-    alone: bool = added(
-        False
-    )  # the personal head predicts by itself and moves the body; false: on top of h_G
+    alone: bool = added(False)  # the personal head predicts by itself and moves the body; false: on top of h_G
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"

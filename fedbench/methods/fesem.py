@@ -57,9 +57,7 @@ class FeSEM(Coalitions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.drawn and self.pretrain_rounds:
-            raise ConfigError(
-                "method.drawn needs method.pretrain_rounds=0: centres trained alone start alike"
-            )
+            raise ConfigError("method.drawn needs method.pretrain_rounds=0: centres trained alone start alike")
 
     @property
     def inner(self) -> Method:
@@ -99,8 +97,7 @@ class FeSEM(Coalitions):
         """Update centres by the cohort's models (M step), then the cohort's assignment to centres (E step)."""
         server = super().aggregate(server, uploads, cohort)
         models, centres = (
-            clustered.weight_vectors(each, cohort.task, self.compared)
-            for each in (uploads, trees.part(server, "base"))
+            clustered.weight_vectors(each, cohort.task, self.compared) for each in (uploads, trees.part(server, "base"))
         )
         nearest = torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
         coalition = server["coalition"].clone()

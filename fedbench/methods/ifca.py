@@ -65,9 +65,7 @@ class IFCA(Method):
 
     def start(self, client: Client) -> Tree:
         """Return the model with the least training loss, and which it is."""
-        losses = [
-            features.mean_loss(trees.row(client.message, j), client.data, client.task) for j in range(self.k)
-        ]
+        losses = [features.mean_loss(trees.row(client.message, j), client.data, client.task) for j in range(self.k)]
         choice = torch.stack(losses).argmin()
         rows = trees.map_leaves(lambda leaf: leaf.index_select(0, choice.view(1))[0], client.message)
         return {**rows, "choice": choice}

@@ -47,7 +47,5 @@ class KMeans(Coalitions):
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train every client alone, group the results; all groups start from the initial weights."""
         message = self.send(server, preparation.everyone)
-        coalition = cluster_local_models(
-            preparation, message, memory, self.k, self.pretrain_rounds, self.compared
-        )
+        coalition = cluster_local_models(preparation, message, memory, self.k, self.pretrain_rounds, self.compared)
         return server_of_groups(server_of(server, 0), coalition, self.k), memory

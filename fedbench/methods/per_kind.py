@@ -97,9 +97,7 @@ class PerKind(WrapperMethod):
     def record(self, server: Tree) -> Mapping[str, Tensor]:
         """Return what the method inside keeps, of each kind."""
         spaces = self._spaces(server)
-        return self.combined_records(
-            {space.removeprefix("base"): trees.part(server, space) for space in spaces}
-        )
+        return self.combined_records({space.removeprefix("base"): trees.part(server, space) for space in spaces})
 
     def _spaces(self, server: Tree) -> list[str]:
         return list(dict.fromkeys(key.partition("/")[0] for key in server if "/" in key))

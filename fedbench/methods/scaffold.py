@@ -79,8 +79,7 @@ class Scaffold(Method):
         factor = accumulation(client.steps, client.optimizer, "scaffold") * client.optimizer.lr
         shared = trees.part(client.message, "control")
         return {
-            name: leaf - shared[name] - change[name] / factor.to(leaf.dtype)
-            for name, leaf in client.memory.items()
+            name: leaf - shared[name] - change[name] / factor.to(leaf.dtype) for name, leaf in client.memory.items()
         }
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:

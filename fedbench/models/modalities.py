@@ -182,9 +182,7 @@ class TextCNN(Model):
                 f"{dataset.name} has {len(dataset.vocabulary)} words; set model.vocabulary to at least that"
             )
         tokens = dataset.text.astype(np.float32).reshape(len(dataset), 1, 1, -1)
-        return dataclasses.replace(
-            dataset, x=tokens, mean=(0.0,), std=(1.0,), scale=1.0, text=None, vocabulary=()
-        )
+        return dataclasses.replace(dataset, x=tokens, mean=(0.0,), std=(1.0,), scale=1.0, text=None, vocabulary=())
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """Stages: embedding, conv, pool, head.
@@ -193,9 +191,7 @@ class TextCNN(Model):
             ConfigError: samples that are no captions.
         """
         if len(shape) != 3 or shape[:2] != (1, 1):
-            raise ConfigError(
-                f"model=textcnn reads token numbers of shape [1, 1, L], not images {list(shape)}"
-            )
+            raise ConfigError(f"model=textcnn reads token numbers of shape [1, 1, L], not images {list(shape)}")
         layers: list[nn.Module] = []
         half = self.width // 2
         channels = half

@@ -232,9 +232,7 @@ def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
     """The same convolution for another number of input channels, drawn anew; itself where nothing changes."""
     if convolution.in_channels == channels:
         return convolution
-    geometry: dict[str, Any] = {
-        name: getattr(convolution, name) for name in ("kernel_size", "stride", "padding")
-    }
+    geometry: dict[str, Any] = {name: getattr(convolution, name) for name in ("kernel_size", "stride", "padding")}
     other = nn.Conv2d(channels, convolution.out_channels, bias=convolution.bias is not None, **geometry)
     nn.init.kaiming_normal_(other.weight, mode="fan_out", nonlinearity="relu")
     if other.bias is not None:
@@ -306,9 +304,7 @@ class LibraryModel(Model):
         try:
             net.load_state_dict(kept)
         except (RuntimeError, AttributeError, TypeError) as error:
-            raise DataCorrupt(
-                f"{self.weights} is no state dict of {self.library}'s {self.architecture}"
-            ) from error
+            raise DataCorrupt(f"{self.weights} is no state dict of {self.library}'s {self.architecture}") from error
         return {f"body.{name}": leaf for name, leaf in replace_batch_norm(net).state_dict().items()}
 
     def lacking(self) -> str:

@@ -61,9 +61,7 @@ def f4(a: Arrays) -> Figure:
     image = axis.imshow(types, aspect="auto")
     middle = types.max() / 2
     for (row, column), value in np.ndenumerate(types):
-        axis.text(
-            column, row, str(value), ha="center", va="center", color="white" if value < middle else "black"
-        )
+        axis.text(column, row, str(value), ha="center", va="center", color="white" if value < middle else "black")
     ranges = [np.flatnonzero((maps == each).all(1)) for each in types]
     axis.set_yticks(range(len(types)), [f"clients {own.min()}-{own.max()}" for own in ranges])
     axis.set(xlabel="label", xticks=range(types.shape[1]))
@@ -85,9 +83,7 @@ def f5(a: Arrays) -> Figure:
     figure, axes = style.panels(1, across, height=1.9)
     for axis, (name, matrix) in zip(axes[0], found.items(), strict=True):
         image = axis.imshow(matrix, vmin=0.0)
-        axis.set(
-            title=name, xlabel="client", xticks=range(0, len(matrix), 5), yticks=range(0, len(matrix), 5)
-        )
+        axis.set(title=name, xlabel="client", xticks=range(0, len(matrix), 5), yticks=range(0, len(matrix), 5))
         axis.spines[:].set_visible(False)
         figure.colorbar(image, ax=axis, shrink=0.75, location="bottom", pad=0.03)
     return figure

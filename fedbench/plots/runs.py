@@ -262,9 +262,7 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
         for row, column in np.ndindex(len(up), len(across)):
             value = cells[row][column]
             text = "-" if math.isnan(value) else f"{value:.2f}"
-            axis.text(
-                column, row, text, ha="center", va="center", color="white" if value < middle else "black"
-            )
+            axis.text(column, row, text, ha="center", va="center", color="white" if value < middle else "black")
         axis.set_xticks(range(len(across)), across)
         axis.set_yticks(range(len(up)), up)
         axis.set_xlabel(short(x))

@@ -30,9 +30,7 @@ def _members(axis: Axes, a: Arrays) -> None:
         look = style.line_style(index)
         own = places[cluster == index]
         axis.scatter(own[:, 0], own[:, 1], s=14, color=look["color"], marker=look["marker"], linewidths=0)
-        axis.scatter(
-            middles[index, 0], middles[index, 1], s=32, color=look["color"], marker="x", linewidths=1.4
-        )
+        axis.scatter(middles[index, 0], middles[index, 1], s=32, color=look["color"], marker="x", linewidths=1.4)
     style.draw_simplex(axis)
 
 
@@ -54,9 +52,7 @@ def f3(a: Arrays) -> Figure:
     figure, ((axis,),) = style.panels(height=2.9)
     for index, cloud in enumerate(draws):
         x, y = style.simplex_to_plane(cloud).T
-        axis.scatter(
-            x, y, s=2, color=style.line_style(index)["color"], alpha=0.35, linewidths=0, rasterized=True
-        )
+        axis.scatter(x, y, s=2, color=style.line_style(index)["color"], alpha=0.35, linewidths=0, rasterized=True)
     _members(axis, a)
     return figure
 
@@ -68,9 +64,7 @@ def f4(a: Arrays) -> Figure:
 
 def f5(a: Arrays) -> Figure:
     """Draw accuracy over the simplex: of all clients, and of two clients of different clusters."""
-    points, overall, local = (
-        a[f"array/record/simplex/{part}/0/0"][0, 0] for part in ("points", "global", "local")
-    )
+    points, overall, local = (a[f"array/record/simplex/{part}/0/0"][0, 0] for part in ("points", "global", "local"))
     positions, cluster, centres = _clients(a)
     chosen = apart(cluster, centres)
     figure, axes = style.panels(1, 3, height=2.3)
@@ -82,12 +76,8 @@ def f5(a: Arrays) -> Figure:
         axis.set_title(title)
         figure.colorbar(image, ax=axis, shrink=0.7, label="accuracy, %", orientation="horizontal", pad=0.02)
         if client is not None:
-            axis.scatter(
-                *style.simplex_to_plane(positions[client]), s=30, color="white", edgecolors="black", zorder=3
-            )
-            axis.scatter(
-                *style.simplex_to_plane(centres[cluster[client]]), s=40, color="#D00000", marker="x", zorder=3
-            )
+            axis.scatter(*style.simplex_to_plane(positions[client]), s=30, color="white", edgecolors="black", zorder=3)
+            axis.scatter(*style.simplex_to_plane(centres[cluster[client]]), s=40, color="#D00000", marker="x", zorder=3)
     return figure
 
 

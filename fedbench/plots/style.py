@@ -120,9 +120,7 @@ def spread(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
     return np.asarray(np.sqrt((apart**2).sum(axis) / np.maximum(count - 1, 1)))
 
 
-def draw_lines(
-    axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense: bool = True, start: int = 0
-) -> None:
+def draw_lines(axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense: bool = True, start: int = 0) -> None:
     """Draw lines of `values` [L, S, X]: mean over seeds S, a band (`dense`) or bars of one standard deviation."""
     place = np.asarray(x, dtype=np.float64)
     for index, (label, line) in enumerate(zip(labels, values, strict=True), start):
@@ -238,9 +236,7 @@ def draw_simplex(axis: Axes) -> None:
     """Draw the edges of the simplex, and names of its corners."""
     edge = simplex_to_plane(np.eye(3))[[0, 1, 2, 0]]
     axis.plot(edge[:, 0], edge[:, 1], color=INK, linewidth=0.8)
-    for name, (x, y), (dx, dy) in zip(
-        "123", simplex_to_plane(np.eye(3)), ((-6, -6), (6, -6), (0, 6)), strict=True
-    ):
+    for name, (x, y), (dx, dy) in zip("123", simplex_to_plane(np.eye(3)), ((-6, -6), (6, -6), (0, 6)), strict=True):
         axis.annotate(
             rf"$\alpha_{name}$", (x, y), xytext=(dx, dy), textcoords="offset points", ha="center", va="center"
         )

@@ -66,9 +66,7 @@ def behind(
         cell = cells.get(SEPARATOR.join((point["row"], point["column"])))
         if cell is None:
             continue
-        run = found.setdefault(cell, {}).setdefault(
-            point["seed"], {"round": [], **{name: [] for name in sets}}
-        )
+        run = found.setdefault(cell, {}).setdefault(point["seed"], {"round": [], **{name: [] for name in sets}})
         run["round"].append(_number(point["round"]))
         for name in sets:
             run[name].append(_number(point.get(name, "")))
@@ -110,9 +108,7 @@ def _matrix(weights: Arrays, seed: str) -> dict[str, Any]:
 
 def packed(content: Any) -> str:
     """Return text, or anything JSON can hold, as base64 of gzip; the same content gives the same text."""
-    text = (
-        content if isinstance(content, str) else json.dumps(content, allow_nan=False, separators=(",", ":"))
-    )
+    text = content if isinstance(content, str) else json.dumps(content, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
@@ -197,15 +193,12 @@ def build(results: Path, out: Path) -> int:
     """
     folders = store.folders(results)
     if not folders:
-        raise FedbenchError(
-            f"no filled table below {results}; python -m fedbench reproduce table=NAME makes one"
-        )
+        raise FedbenchError(f"no filled table below {results}; python -m fedbench reproduce table=NAME makes one")
     tables = {folder.name: store.load(folder)[0] for folder in folders}
     rows = {folder.name: store.load_rows(folder) for folder in folders}
     clients = clients_of(folders, rows)
     views = [
-        _folder_view(folder, tables[folder.name], rows[folder.name], clients[folder.name], out)
-        for folder in folders
+        _folder_view(folder, tables[folder.name], rows[folder.name], clients[folder.name], out) for folder in folders
     ]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -253,9 +246,7 @@ def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[
     ]
     by_key = {key: kept[table][name] for table, name, key in named if name in kept[table]}
     return {
-        folder.name: {
-            name: by_key[key] for table, name, key in named if table == folder.name and key in by_key
-        }
+        folder.name: {name: by_key[key] for table, name, key in named if table == folder.name and key in by_key}
         for folder in folders
     }
 
@@ -275,9 +266,7 @@ def _folder_view(
 def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
     """Return what the page can be filtered by: a name, its label and its options."""
     papers = {each.paper: text.PAPERS.get(each.paper, each.paper) or OWN for each in views}
-    datasets = sorted(
-        {name for each in views for column in each.content["columns"] for name in column["datasets"]}
-    )
+    datasets = sorted({name for each in views for column in each.content["columns"] for name in column["datasets"]})
     methods = sorted({row["label"] for each in views for row in each.content["rows"]}, key=str.casefold)
     return [
         {"name": "paper", "label": "Paper", "options": sorted(papers.items())},
@@ -490,11 +479,7 @@ def column_heading(table: TableResult, column: ColumnSpec, runs: ResultRows) -> 
     if not substitute:
         return column.label, ""
     parts = dict.fromkeys(run.get("partition", "") for run in runs if run.get("column") == column.label)
-    paper = (
-        column.label
-        if not column.group or column.group in column.label
-        else f"{column.group}, {column.label}"
-    )
+    paper = column.label if not column.group or column.group in column.label else f"{column.group}, {column.label}"
     return ", ".join([substitute, *filter(None, parts)]), f"in place of {paper}"
 
 
@@ -513,9 +498,7 @@ def _commands(table: TableResult, whole: TableSpec) -> dict[str, str]:
     found = {}
     for i, row in enumerate(table.spec.rows):
         for j, column in enumerate(table.spec.columns):
-            seeds = {
-                seed for m in table.spec.metrics for seed in table.cell(row.label, column.label, m.name).seeds
-            }
+            seeds = {seed for m in table.spec.metrics for seed in table.cell(row.label, column.label, m.name).seeds}
             found[f"{i}-{j}"] = text.command(every, row.label, column.label, tuple(sorted(seeds)))
     return found
 
@@ -537,11 +520,7 @@ def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
     """Return the data set that was run: the column's own, or the one in its place."""
     if table.provenance.substitute:
         return (table.provenance.substitute,)
-    chosen = [
-        text.partition("=")[2]
-        for text in (*table.spec.base, *column.overrides)
-        if text.startswith("dataset=")
-    ]
+    chosen = [text.partition("=")[2] for text in (*table.spec.base, *column.overrides) if text.startswith("dataset=")]
     return tuple(chosen[-1:] or [column.published[key] for key in ("dataset",) if key in column.published])
 
 
@@ -565,9 +544,7 @@ def rank_diagram(table: TableResult, name: str) -> RankDiagram | None:
     order = sorted(found.ranks.items(), key=lambda pair: pair[1])
     told = ", ".join(f"{row} {rank:.1f}" for row, rank in order)
     words = f"Average ranks by {metric.label}, critical difference {found.critical:.2f}: {told}"
-    return RankDiagram(
-        f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue().encode()).decode()}", words
-    )
+    return RankDiagram(f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue().encode()).decode()}", words)
 
 
 @dataclass(frozen=True)
@@ -617,9 +594,7 @@ def overview(tables: Mapping[str, TableResult], rows: Mapping[str, ResultRows]) 
     settings: dict[tuple[str, str], list[str]] = {}
     for name, table in tables.items():
         if name not in (*told, *empty):
-            settings.setdefault((table.spec.paper, ", ".join(_differences(table)) or PUBLISHED), []).append(
-                name
-            )
+            settings.setdefault((table.spec.paper, ", ".join(_differences(table)) or PUBLISHED), []).append(name)
     for (paper, setting), rest in settings.items():
         values = {(each.keys, each.metric): each for each in found if each.folder in rest}
         lines.append(_overview_line(tables, rows, paper, setting, rest, list(values.values())))
@@ -675,9 +650,7 @@ def _differences(table: TableResult) -> Iterator[str]:
 
 
 def _open(table: TableResult) -> int:
-    return sum(
-        1 for cell in table.cells if cell.published and cell.values and verdict_of(table, cell).kind == NONE
-    )
+    return sum(1 for cell in table.cells if cell.published and cell.values and verdict_of(table, cell).kind == NONE)
 
 
 def _cost(rows: Mapping[str, ResultRows], folders: Sequence[str]) -> tuple[int, float]:

@@ -177,9 +177,7 @@ def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
     return run
 
 
-@functools.lru_cache(
-    maxsize=256
-)  # a plan asks for the same few thousands of times, and each takes milliseconds
+@functools.lru_cache(maxsize=256)  # a plan asks for the same few thousands of times, and each takes milliseconds
 def _schema(group: str, values: str) -> Any:
     """The schema of `group` with values given as JSON: it depends on nothing else, as a component may on files."""
     if group == "settings":

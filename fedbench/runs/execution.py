@@ -61,9 +61,7 @@ def folder_of(run: RunConfig) -> RunFolder:
     """Return where the run's files are."""
     try:
         data = fingerprint.content(run.dataset)
-    except (
-        FedbenchError
-    ):  # raised again where samples are needed; what was found with them may still be shown
+    except FedbenchError:  # raised again where samples are needed; what was found with them may still be shown
         data = ""
     return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
 
@@ -237,9 +235,7 @@ def experiment(
         saved, rule = time.monotonic(), run.settings.checkpoint
         with held() as signals:
             while not simulation.done(state):
-                if (
-                    not signals.asked
-                ):  # which it may be before the first round, by another run of this process
+                if not signals.asked:  # which it may be before the first round, by another run of this process
                     simulation.step(state)
                 by_time = 0 < rule.seconds <= time.monotonic() - saved
                 by_round = rule.rounds > 0 and state.round % rule.rounds == 0
@@ -372,9 +368,7 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
     return folder.accuracies(), run_key(reference)
 
 
-def wait_while_in_use(
-    make: Callable[[], ResultT], tell: Callable[[FolderInUse], None] | None = None
-) -> ResultT:
+def wait_while_in_use(make: Callable[[], ResultT], tell: Callable[[FolderInUse], None] | None = None) -> ResultT:
     """Return what `make` returns, which is called again as long as another process is at the run that it needs.
 
     `tell` is called once, before the first wait.
@@ -393,15 +387,11 @@ def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:
     """`execute` each of `runs`, all on the stacked engine; return the error of a run that failed in its place."""
     references = [run.local for run in runs if run.local is not None]
     lacking = {run_key(each): each for each in references if run_status(each, folder_of(each)) != "finished"}
-    if (
-        lacking
-    ):  # once each, as runs may share one; an error comes up again, in the run that needs the reference
+    if lacking:  # once each, as runs may share one; an error comes up again, in the run that needs the reference
         execute_batched(list(lacking.values()))
 
     def joint(setups: Sequence[Setup]) -> Trainer:
-        return by_kind(
-            setups[0], [alike(each) for each in zip(*(setup.kinds for setup in setups), strict=True)]
-        )
+        return by_kind(setups[0], [alike(each) for each in zip(*(setup.kinds for setup in setups), strict=True)])
 
     def alike(setups: Sequence[Setup]) -> Engine:
         return stacked_engine(joint_setup(setups), runs[0].hardware)

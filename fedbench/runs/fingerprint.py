@@ -66,9 +66,7 @@ def warn_of_edits(run: RunConfig) -> None:
     """Say so where code was edited after this process began, as in a notebook: what runs is what it was then."""
     for part, roots in roots_of(run).items():
         if source.edited(_closure(part, roots)):
-            warn_once(
-                f"the code of {part} was edited after this process began, which runs what it was: start again"
-            )
+            warn_once(f"the code of {part} was edited after this process began, which runs what it was: start again")
 
 
 def roots_of(run: RunConfig) -> dict[str, tuple[str, ...]]:

@@ -212,13 +212,9 @@ class RunFolder:
         """
         row = files_of(self.path).json(RESULT)
         if row.get("key") != self.key:
-            raise FedbenchError(
-                f"{self.path} belongs to another configuration; delete the folder to run this one"
-            )
+            raise FedbenchError(f"{self.path} belongs to another configuration; delete the folder to run this one")
         if self.data and row.get("data", self.data) != self.data:
-            raise FedbenchError(
-                f"{self.path} was made with other samples; delete the folder to run with these"
-            )
+            raise FedbenchError(f"{self.path} was made with other samples; delete the folder to run with these")
         return row
 
     def accuracies(self) -> NDArray[np.float64]:

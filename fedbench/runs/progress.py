@@ -164,9 +164,7 @@ def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set
     return {key for key, mean in means.items() if mean == target}
 
 
-def _grouped(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
+def _grouped(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
     """Rows by their values of `names`, in order of first appearance."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:

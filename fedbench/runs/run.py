@@ -52,9 +52,7 @@ class Run:
 
     folder: Path
     earlier: bool = False  # it was there when it was asked for
-    code_changed: tuple[
-        str, ...
-    ] = ()  # the parts of the code that are not what made it, when it was asked for
+    code_changed: tuple[str, ...] = ()  # the parts of the code that are not what made it, when it was asked for
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -134,9 +132,7 @@ class Run:
         from fedbench.engine import checkpoint
 
         if not (self.folder / MODEL).is_file():
-            raise FedbenchError(
-                f"{self.folder} kept no models; run it again with save_models=true and force=true"
-            )
+            raise FedbenchError(f"{self.folder} kept no models; run it again with save_models=true and force=true")
         return checkpoint.load(self.folder / MODEL)[0]
 
     def column(self, name: str) -> float:
@@ -175,11 +171,7 @@ class Run:
             ("traffic up, down", f"{human_bytes(row['bytes_up'])}, {human_bytes(row['bytes_down'])}"),
             *([("time", human_seconds(seconds))] if seconds is not None else []),
             ("folder", str(self.folder)),
-            *(
-                [("made by other code", f"{', '.join(self.code_changed)} changed")]
-                if self.code_changed
-                else []
-            ),
+            *([("made by other code", f"{', '.join(self.code_changed)} changed")] if self.code_changed else []),
         ]
 
     def __repr__(self) -> str:

@@ -86,9 +86,7 @@ def scratch(config: Any) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for parent in list(folder.parents)[
-            :2
-        ]:  # .sweeps/ and the folder of runs, unless something is in them
+        for parent in list(folder.parents)[:2]:  # .sweeps/ and the folder of runs, unless something is in them
             with contextlib.suppress(OSError):
                 parent.rmdir()
 
@@ -107,9 +105,7 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
     if earlier := sum(outcome.earlier for outcome in finished):
         print(f"{earlier} of {len(outcomes)} runs were there already; force=true repeats them")
     if lost := len(outcomes) - len(finished):
-        print(
-            f"{lost} of {len(outcomes)} runs failed; what failed is said above, and the same command tries it again"
-        )
+        print(f"{lost} of {len(outcomes)} runs failed; what failed is said above, and the same command tries it again")
 
 
 def outcome_of(job: JobReturn) -> JobOutcome:
@@ -119,9 +115,7 @@ def outcome_of(job: JobReturn) -> JobOutcome:
     except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
         overrides = list(job.overrides or ())
         code, failure = messages.told(error, " ".join(overrides))
-        return JobOutcome(
-            dict(text.lstrip("+").split("=", 1) for text in overrides), code=code, failure=failure
-        )
+        return JobOutcome(dict(text.lstrip("+").split("=", 1) for text in overrides), code=code, failure=failure)
     return outcome
 
 
@@ -129,10 +123,7 @@ def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
     """Return what tells runs of a sweep apart besides their groups' options and seeds: "mu=0.1", for example."""
     keys = dict.fromkeys(key for run in overrides for key in run if "." in key)
     varied = [key for key in keys if len({run.get(key) for run in overrides}) > 1]
-    return [
-        " ".join(f"{key.removeprefix('method.')}={run[key]}" for key in varied if key in run)
-        for run in overrides
-    ]
+    return [" ".join(f"{key.removeprefix('method.')}={run[key]}" for key in varied if key in run) for run in overrides]
 
 
 def _compare(outcomes: Sequence[JobOutcome]) -> None:
@@ -236,9 +227,7 @@ def _make_way(folder: Path, keys: set[str]) -> None:
         if keys & set(pd.read_csv(file, usecols=["key"])["key"]):
             return
     free = next(
-        path
-        for n in itertools.count(1)
-        if not (path := folder.with_name(f"{folder.name}-before-{n}")).exists()
+        path for n in itertools.count(1) if not (path := folder.with_name(f"{folder.name}-before-{n}")).exists()
     )
     folder.rename(free)
     print(f"{folder} held another sweep; it is in {free} now")
@@ -305,9 +294,7 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
     lines: list[dict[str, Any]] = []
     groups = runs.groupby(list(keys), sort=False, dropna=False) if keys else [((), runs)]
     for values, group in groups:
-        line: dict[str, Any] = dict(
-            zip(keys, values if isinstance(values, tuple) else (values,), strict=True)
-        )
+        line: dict[str, Any] = dict(zip(keys, values if isinstance(values, tuple) else (values,), strict=True))
         line["seeds"] = len(group)
         for name in metrics:
             numbers = pd.to_numeric(group[name], errors="coerce")
@@ -326,10 +313,7 @@ def markdown(lines: pd.DataFrame, keys: Sequence[str], same: Mapping[str, str]) 
     names = [name for name in lines.columns if f"{name}_std" in lines.columns and lines[name].notna().any()]
     rows = [[*keys, "seeds", *names], ["---"] * (len(keys) + 1 + len(names))]
     for line in lines.to_dict("records"):
-        spread = [
-            _mean_std(line[name], line[f"{name}_std"], STALE if line["code_changed"] else "")
-            for name in names
-        ]
+        spread = [_mean_std(line[name], line[f"{name}_std"], STALE if line["code_changed"] else "") for name in names]
         rows.append([*(str(line[key]) for key in keys), str(line["seeds"]), *spread])
     grid = "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |\n" for row in rows)
     settings = "all runs: " + ", ".join(f"`{key}={value}`" for key, value in same.items()) if same else ""

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
-def split(
-    overrides: Sequence[Override], distributions: Any
-) -> tuple[list[str], list[list[str]], dict[str, Any]]:
+def split(overrides: Sequence[Override], distributions: Any) -> tuple[list[str], list[list[str]], dict[str, Any]]:
     """Return (overrides of every run, the combinations of swept seeds, key -> Optuna's distribution)."""
     fixed, seeds, space = {}, [], {}
     for override in overrides:
@@ -107,9 +105,7 @@ def tune(sweeper: Any, overrides: Sequence[Override], tuning: Tuning) -> dict[st
     """
     optuna = _optuna()
     if not sweeper.config.protocol.test.val_fraction > 0:
-        raise ConfigError(
-            "tuning needs validation samples, never the test set: add protocol.test.val_fraction=0.2"
-        )
+        raise ConfigError("tuning needs validation samples, never the test set: add protocol.test.val_fraction=0.2")
     fixed, repeats, space = split(overrides, optuna.distributions)
     if not space:
         raise ConfigError("nothing to tune: give a key several values, as method.mu='interval(0.01,1)'")
@@ -147,9 +143,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise ConfigError(
-            "hydra/sweeper=optuna needs Optuna: pip install 'fedbench-harness[optuna]'"
-        ) from error
+        raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'fedbench-harness[optuna]'") from error
     return optuna
 
 
@@ -208,8 +202,6 @@ def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     )
     folder.mkdir(parents=True, exist_ok=True)
     session.write_frame(frame, folder / "trials.csv")
-    write_text(
-        folder / "best.txt", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params) + "\n"
-    )
+    write_text(folder / "best.txt", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params) + "\n")
     session.write_picture(tuning_trials(frame, params, name), folder)
     return folder

@@ -83,11 +83,7 @@ def compare(ours: Sample, theirs: Sample, margin: float, *, bound: bool = False)
     inner = float(stats.t.ppf(1 - LEVEL, df)) * error + theirs.rounding
     outer = float(stats.t.ppf(1 - LEVEL / 2, df)) * error + theirs.rounding
     low, high = difference - outer, difference + outer
-    p = (
-        2 * float(stats.t.sf(abs(difference) / error, df))
-        if error
-        else float(abs(difference) <= theirs.rounding)
-    )
+    p = 2 * float(stats.t.sf(abs(difference) / error, df)) if error else float(abs(difference) <= theirs.rounding)
     inside = difference - inner > -margin and (bound or difference + inner < margin)
     outside = high < -margin or (low > margin and not bound)
     outcome = EQUIVALENT if inside else DIFFERENT if outside else INCONCLUSIVE
@@ -136,9 +132,7 @@ def hedges_g(ours: Sample, theirs: Sample) -> float:
     return (ours.mean - theirs.mean) / spread * (1 - 3 / (4 * df - 1))
 
 
-def _error(
-    ours: Sample, theirs: Sample, n: _Count | None = None, k: _Count | None = None
-) -> tuple[_Count, _Count]:
+def _error(ours: Sample, theirs: Sample, n: _Count | None = None, k: _Count | None = None) -> tuple[_Count, _Count]:
     """Return (standard error of the difference, degrees of freedom), with `n` and `k` for the samples' own seeds."""
     n, k = (np.asarray(own if other is None else other, float) for own, other in ((ours.n, n), (theirs.n, k)))
     if ours.std is None or ours.n < LEAST_SEEDS:

@@ -226,9 +226,7 @@ class Plan:
 def provenance(table: TableSpec, selection: Selection) -> Provenance:
     """Return what of the selection a reader of the table must know."""
     varied = tuple(
-        text
-        for text in selection.changed
-        if text in table.left_open or text.partition("=")[0] in table.left_open
+        text for text in selection.changed if text in table.left_open or text.partition("=")[0] in table.left_open
     )
     changed = tuple(text for text in selection.changed if text not in varied)
     trained = load_scale(selection.scale).trained
@@ -291,15 +289,11 @@ def _cell_runs(
     every = sorted({*shown, *to_run})
     overrides = (*row.overrides, *column.own(row.label))
     jobs = _jobs(*compose_cell(table, column, overrides, selection), every, row.study)
-    baselines = (
-        _jobs(*compose_cell(table, column, row.baseline, selection), every, "") if row.baseline else ()
-    )
+    baselines = _jobs(*compose_cell(table, column, row.baseline, selection), every, "") if row.baseline else ()
     return replace(cell, jobs=jobs, baselines=baselines, seeds=frozenset(to_run))
 
 
-def _jobs(
-    overrides: Sequence[str], plain: dict[str, Any], seeds: Sequence[int], study: str
-) -> tuple[Job, ...]:
+def _jobs(overrides: Sequence[str], plain: dict[str, Any], seeds: Sequence[int], study: str) -> tuple[Job, ...]:
     config = from_plain(plain)
     return tuple(Job((*overrides, f"seed={seed}"), config.changed(seed=seed), study) for seed in seeds)
 
@@ -331,11 +325,7 @@ def of_runs(plan: Plan, identities: Collection[str]) -> str:
     """Return the cells that runs with these identities fill."""
     return named(
         plan,
-        [
-            cell
-            for cell in plan.cells
-            if any(job.identity in identities for job in (*cell.jobs, *cell.baselines))
-        ],
+        [cell for cell in plan.cells if any(job.identity in identities for job in (*cell.jobs, *cell.baselines))],
     )
 
 

@@ -355,8 +355,6 @@ def _column(layout: Layout, column: ColumnSpec) -> Table:
         for text in texts:
             beside = "" if text.published == "-" else f" ({text.published})"
             sign = SIGNS.get(text.verdict.kind, "")
-            cells.append(
-                Words.assemble((text.ours, BEST.get(text.place, "")), beside, f" {sign}" if sign else "")
-            )
+            cells.append(Words.assemble((text.ours, BEST.get(text.place, "")), beside, f" {sign}" if sign else ""))
         drawn.add_row(row.label, *cells)
     return drawn

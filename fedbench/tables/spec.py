@@ -70,13 +70,9 @@ def parse_margins(content: Mapping[str, Any], metrics: list[str], where: str) ->
             raise unknown(f"metric in the margins of {where}", str(metric), metrics)
         margin = typed(Margin, entry, f"{where}, margin of {metric}")
         if not 0 < margin.value < math.inf:
-            raise ConfigError(
-                f"{where}: the margin of {metric} is {margin.value:g}; it must be above 0, and finite"
-            )
+            raise ConfigError(f"{where}: the margin of {metric} is {margin.value:g}; it must be above 0, and finite")
         if not margin.why.strip():
-            raise ConfigError(
-                f"{where}: say why the margin of {metric} is {margin.value:g} (margins.{metric}.why)"
-            )
+            raise ConfigError(f"{where}: say why the margin of {metric} is {margin.value:g} (margins.{metric}.why)")
         found[metric] = margin
     return found
 
@@ -111,9 +107,7 @@ class RowSpec:
     unsupported: str = ""  # why the row cannot be run
     # Why its verdicts are counted apart: its setting was chosen after seeing outcomes.
     exploratory: str | None = None
-    exploratory_but: tuple[
-        str, ...
-    ] = ()  # overrides of the command line with which that choice decides nothing
+    exploratory_but: tuple[str, ...] = ()  # overrides of the command line with which that choice decides nothing
     note: str = ""
 
 
@@ -144,9 +138,7 @@ class Finding:
     """What came out, in words; said only below a table that was made so."""
 
     text: str
-    changed: tuple[
-        str, ...
-    ] = ()  # overrides of the command line with which it holds; none: the paper's setting
+    changed: tuple[str, ...] = ()  # overrides of the command line with which it holds; none: the paper's setting
 
 
 # The published values, 904 of them, as the papers print them (published.csv beside this file).
@@ -270,12 +262,8 @@ class TableSpec:
     left_open: tuple[str, ...] = ()
     varies: str = ""  # the table whose published values stand here too, beside runs at other settings
     margins: dict[str, Margin] = field(default_factory=dict)  # metric -> in place of the default
-    groups: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # name -> labels or globs of rows judged jointly
-    exploratory: dict[str, str] = field(
-        default_factory=dict
-    )  # override of what is left open -> why it was chosen
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> labels or globs of rows judged jointly
+    exploratory: dict[str, str] = field(default_factory=dict)  # override of what is left open -> why it was chosen
     notes: tuple[str, ...] = ()  # what holds at every scale: settings, what the paper leaves open
     findings: tuple[Finding, ...] = ()
 
@@ -393,9 +381,7 @@ def _group(name: str, patterns: object, where: str) -> tuple[str, ...]:
 
 def _reason(given: object, where: str) -> None:
     if not isinstance(given, str) or not given.strip():
-        raise ConfigError(
-            f"{where} is marked exploratory without a reason; say what was seen before it was chosen"
-        )
+        raise ConfigError(f"{where} is marked exploratory without a reason; say what was seen before it was chosen")
 
 
 def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple[LineT, ...]:

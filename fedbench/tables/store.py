@@ -99,9 +99,7 @@ class TableResult:
     spec: TableSpec
     cells: tuple[Cell, ...]
     provenance: Provenance = field(default_factory=Provenance)
-    clients: Mapping[str, int] = field(
-        default_factory=dict
-    )  # column -> clients of its runs, where they are known
+    clients: Mapping[str, int] = field(default_factory=dict)  # column -> clients of its runs, where they are known
     # (row, column) -> what is not as in the table's other rows or today's code (fedbench.tables.store)
     stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
@@ -202,9 +200,7 @@ def seal(folder: Path) -> None:
 def files_of(folder: Path) -> ChecksummedFolder:
     """Return the files of a table's folder that are read back."""
     name = shlex.quote(str(folder))
-    return ChecksummedFolder(
-        folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}"
-    )
+    return ChecksummedFolder(folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}")
 
 
 def load_table(folder: Path) -> TableResult:
@@ -226,9 +222,7 @@ def load_table(folder: Path) -> TableResult:
         cells = tuple(
             dataclasses.replace(
                 _cell(cell),
-                published=table.published(
-                    rows[cell["row"]], columns[cell["column"]], metrics[cell["metric"]]
-                ),
+                published=table.published(rows[cell["row"]], columns[cell["column"]], metrics[cell["metric"]]),
             )
             for cell in content["cells"]
         )
@@ -364,9 +358,7 @@ class StoredTable:
         """Return the seeds of which a cell has a value in any metric; none if the row or column is another today."""
         return tuple(sorted({seed for cell in self._cells(row, column) for seed in cell.seeds}))
 
-    def value(
-        self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str
-    ) -> float | None:
+    def value(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec, key: str, base: str) -> float | None:
         """Return the metric of the run `key`, nan if censored; None if not recorded. `base`: see CellRuns.keys."""
         for cell in self._cells(row, column):
             if cell.metric == metric.name and key in cell.keys and self._measured_so(metric, row, column):
@@ -377,9 +369,7 @@ class StoredTable:
     def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
         """Return the thinned learning curve of a run, as stored."""
         wanted = (row, column, str(seed))
-        return [
-            dict(point) for point in self.curves if (point["row"], point["column"], point["seed"]) == wanted
-        ]
+        return [dict(point) for point in self.curves if (point["row"], point["column"], point["seed"]) == wanted]
 
     def matrix(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
         """Return the collaboration matrix [N, N] of a run."""
@@ -394,10 +384,7 @@ class StoredTable:
         today = metric.measured(row, column)
         if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:
             return False
-        return any(
-            old.name == metric.name and _alike(old.measured(*stored), today)
-            for old in self.table.spec.metrics
-        )
+        return any(old.name == metric.name and _alike(old.measured(*stored), today) for old in self.table.spec.metrics)
 
     def _cells(self, row: RowSpec, column: ColumnSpec) -> list[Cell]:
         if self.table is None or (stored := _lines(self.table.spec, row, column)) is None:

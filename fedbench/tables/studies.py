@@ -236,9 +236,7 @@ class StatisticsSimilarity(Similarity):
         task = models.setup.task
         statistics = {name: leaf for name, leaf in models.after.items() if task.is_buffer(name)}
         if not statistics:
-            raise ConfigError(
-                "the study 'wdb' needs a model with batch normalisation, such as model=lenet5_bn"
-            )
+            raise ConfigError("the study 'wdb' needs a model with batch normalisation, such as model=lenet5_bn")
         return 1 / fedap.distances(statistics)[first, second]
 
 
@@ -280,9 +278,7 @@ class Stopwatch(LoopedTrainer):
         self.uploads: Tree = {}
         self._steps = 0.0
 
-    def train(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         outcome = super().train(ids, message, memory, clock, score)
         self.uploads = outcome.uploads
         return outcome
@@ -294,12 +290,8 @@ class Stopwatch(LoopedTrainer):
         self.laps.append(Lap(self.setup.federation.size(client), self._steps, seconds))
         return outcome
 
-    def descend(
-        self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
-    ) -> list[Tensor]:
-        losses, seconds = self.timed(
-            lambda: super(Stopwatch, self).descend(client, work, view, stages, purpose)
-        )
+    def descend(self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str) -> list[Tensor]:
+        losses, seconds = self.timed(lambda: super(Stopwatch, self).descend(client, work, view, stages, purpose))
         self._steps += seconds
         return losses
 
@@ -320,9 +312,7 @@ class Stopwatch(LoopedTrainer):
 def play(config: RunConfig) -> tuple[Stopwatch, State]:
     """Return all rounds of a run, timed; clients are scored before the first and after the last only."""
     setup = build(config)
-    setup = replace(
-        setup, protocol=replace(setup.protocol, score="received", eval_every=setup.protocol.rounds)
-    )
+    setup = replace(setup, protocol=replace(setup.protocol, score="received", eval_every=setup.protocol.rounds))
     watch = Stopwatch(setup)
     simulation = Simulation(setup, watch)
     state = simulation.begin()

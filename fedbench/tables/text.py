@@ -79,9 +79,7 @@ class Layout:
         spec = self.table.spec
         begun = {cell.column for cell in self.table.cells if not _pending(cell)}
         rows = [row.label for row in spec.rows if row not in self.rows]
-        columns = [
-            each.label for each in spec.columns if each not in self.columns and each.label not in begun
-        ]
+        columns = [each.label for each in spec.columns if each not in self.columns and each.label not in begun]
         sides = (("rows", rows), ("columns", columns))
         said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
         return f"Left out, as {PENDING}: {said}." if said else ""
@@ -291,10 +289,7 @@ def sentences(layout: Layout) -> Iterator[str]:
     yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
     yield from _partitions(table)
     yield from _count_notes(table)
-    if any(
-        len(cell.values) < LEAST_SEEDS and verdict_of(table, cell).kind == INCONCLUSIVE
-        for cell in table.cells
-    ):
+    if any(len(cell.values) < LEAST_SEEDS and verdict_of(table, cell).kind == INCONCLUSIVE for cell in table.cells):
         yield f"Values of one seed are inconclusive: a test needs {LEAST_SEEDS}."
     yield from _leaning(layout)
     yield from _worth(layout)
@@ -385,10 +380,7 @@ def _worth(layout: Layout) -> Iterator[str]:
     labels = {metric.name: metric.label for metric in layout.table.spec.metrics}
     for column in layout.table.spec.columns:
         here = [each for each in layout.matches if each.column == column.label]
-        told = [
-            _passing(labels[metric], list(each))
-            for metric, each in groupby(here, key=lambda each: each.metric)
-        ]
+        told = [_passing(labels[metric], list(each)) for metric, each in groupby(here, key=lambda each: each.metric)]
         if len({each.published for each in here}) > 1:
             yield (
                 f"What a verdict is worth, {column.label}, each row against the published values of all rows "
@@ -470,9 +462,7 @@ def _absent(layout: Layout) -> list[str]:
     """Return which rows and columns are left out, and why."""
     shown = {column.label for column in layout.columns}
     reasons = {
-        column.label: _reason(layout.table, column)
-        for column in layout.table.spec.columns
-        if column.label not in shown
+        column.label: _reason(layout.table, column) for column in layout.table.spec.columns if column.label not in shown
     }
     said = [f"No run of column {label}: {reason}." for label, reason in reasons.items() if reason]
     return [*filter(None, [layout.left_out]), *said]

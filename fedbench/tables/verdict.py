@@ -50,9 +50,7 @@ class Verdict:
 
     kind: str  # of KINDS
     difference: float = math.nan  # ours - published; nan if either is missing
-    text: str = (
-        ""  # as printed: "equivalent", "inconclusive, 12 seeds would decide", or why there is no verdict
-    )
+    text: str = ""  # as printed: "equivalent", "inconclusive, 12 seeds would decide", or why there is no verdict
     comparison: Comparison | None = None  # the test, where there is one
     seeds: float = math.nan  # of ours that would decide an inconclusive test; inf: none up to 1000 would
     exploratory: str = ""  # why it is counted apart; "" if it is not
@@ -94,12 +92,8 @@ def against(table: TableResult, cell: Cell, published: Published) -> Comparison 
 
 def samples_of(table: TableResult, cell: Cell, published: Published) -> tuple[Sample, Sample]:
     """Return (ours, theirs) as the test sees them."""
-    theirs = Sample(
-        published.mean, published.std, table.spec.published_seeds, 0.5 * 10.0**-published.decimals
-    )
-    return measured(table, cell.column, cell.metric, cell.values), spread(
-        table, cell.column, cell.metric, theirs
-    )
+    theirs = Sample(published.mean, published.std, table.spec.published_seeds, 0.5 * 10.0**-published.decimals)
+    return measured(table, cell.column, cell.metric, cell.values), spread(table, cell.column, cell.metric, theirs)
 
 
 def measured(table: TableResult, column: str, metric: str, values: Sequence[float]) -> Sample:
@@ -117,9 +111,7 @@ def spread(table: TableResult, column: str, metric: str, sample: Sample) -> Samp
 def counts(table: TableResult, *, exploratory: bool = False) -> Counter[str]:
     """Return how many published values of `table` have which kind of verdict: those counted apart, or all others."""
     judged = [(cell, verdict_of(table, cell)) for cell in table.cells if cell.published]
-    return Counter(
-        each.kind for cell, each in judged if bool(table.exploratory(cell.row, cell.column)) == exploratory
-    )
+    return Counter(each.kind for cell, each in judged if bool(table.exploratory(cell.row, cell.column)) == exploratory)
 
 
 def _barred(table: TableResult, cell: Cell) -> str:
@@ -194,8 +186,7 @@ def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paire
             found.append(Paired(column.label, row.label, len(seeds), mean, mean - half, mean + half, p))
     adjusted = holm([each.p for each in found])
     return [
-        Paired(e.column, e.row, e.seeds, e.difference, e.low, e.high, p)
-        for e, p in zip(found, adjusted, strict=True)
+        Paired(e.column, e.row, e.seeds, e.difference, e.low, e.high, p) for e, p in zip(found, adjusted, strict=True)
     ]
 
 
@@ -260,9 +251,7 @@ class Agreement:
     column: str
     metric: str
     rows: int  # that have both a value and a published one
-    tau: (
-        float  # Kendall's tau-b of our order and the paper's; nan for fewer than three rows or a constant one
-    )
+    tau: float  # Kendall's tau-b of our order and the paper's; nan for fewer than three rows or a constant one
     best_ours: tuple[str, ...] = ()  # among those rows; several if they tie
     best_published: tuple[str, ...] = ()
     headline: bool | None = None  # whether the headline row is best; None if it, or every rival, is missing
@@ -397,9 +386,7 @@ def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
     seeds = sorted(set.intersection(*(set(cell.seeds) for cell in cells))) if cells else []
     if len(cells) < 2 or len(seeds) < LEAST_SEEDS:
         return None
-    ours = np.array(
-        [[dict(zip(cell.seeds, cell.values, strict=True))[seed] for seed in seeds] for cell in cells]
-    )
+    ours = np.array([[dict(zip(cell.seeds, cell.values, strict=True))[seed] for seed in seeds] for cell in cells])
     column, metric = cells[0].column, cells[0].metric
     theirs = [samples_of(table, cell, cell.published)[1] for cell in cells if cell.published]
     spreads = [each.std for each in theirs if each.std is not None]

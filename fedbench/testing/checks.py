@@ -131,9 +131,7 @@ def check_a_client_is_sent_the_same_in_whatever_company(subject: Subject) -> Non
         part = chosen.method.send(state.server, chosen.cohort(torch.tensor(ids), clock, "evaluate"))
         assert layout(part, 1) == layout(whole, 1), f"clients {ids} are sent other leaves than among all"
         apart = gap(part, {name: leaf[ids] for name, leaf in whole.items()})
-        assert apart < 1e-9, (
-            f"clients {ids} are sent what differs by {apart:.1g} from what they get among all"
-        )
+        assert apart < 1e-9, f"clients {ids} are sent what differs by {apart:.1g} from what they get among all"
 
 
 def check_trees_keep_their_names_shapes_and_precision(subject: Subject) -> None:

@@ -163,9 +163,7 @@ class Meter(LoopedTrainer):
 
     up = down = 0
 
-    def train(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         """As the looped engine, counted."""
         outcome = super().train(ids, message, memory, clock, score)
         for client in range(len(ids)):
@@ -293,6 +291,4 @@ def with_settings(method: Method, settings: Mapping[str, Any]) -> Method:
 
 def _replaced(component: Any, path: str, value: Any) -> Any:
     name, _, rest = path.partition(".")
-    return dataclasses.replace(
-        component, **{name: _replaced(getattr(component, name), rest, value) if rest else value}
-    )
+    return dataclasses.replace(component, **{name: _replaced(getattr(component, name), rest, value) if rest else value})

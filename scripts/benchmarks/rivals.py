@@ -111,18 +111,14 @@ def equal_work(answers: dict[str, Answer]) -> None:
         raise AssertionError(f"unequal results, accuracies {found}")
 
 
-def compared(
-    name: str, rival: dict[str, Any], theirs: Answer, taken: list[dict[str, Answer]]
-) -> dict[str, Any]:
+def compared(name: str, rival: dict[str, Any], theirs: Answer, taken: list[dict[str, Answer]]) -> dict[str, Any]:
     """A workload's row; `ratio` is fedbench's speed over the rival's, of their fastest rounds after the warm-up.
 
     Whatever else the machine does in a round only makes it longer. The mean of the fastest of fedbench's two parts
     counts, as the fastest of twice the rounds would flatter it.
     """
     before, after = taken
-    equal_work(
-        {**{f"fedbench, {engine}": each for engine, each in (before | after).items()}, "rival": theirs}
-    )
+    equal_work({**{f"fedbench, {engine}": each for engine, each in (before | after).items()}, "rival": theirs})
     cores = {"looped": 1, "workers": available_workers(), "captured": rival["processes"]}
     fastest = {e: statistics.fmean(min(part[e].seconds[1:]) for part in taken) for e in after}
     own = [_told(after[e], [s for part in taken for s in part[e].seconds[1:]], fastest[e]) for e in after]
@@ -176,9 +172,7 @@ def alone(name: str, given: argparse.Namespace, ranks: bool) -> Answer:
         begin = [sys.executable, *(launch if ranks and given.processes > 1 else []), sys.argv[0]]
         environment = {**os.environ, **QUIET, **FAIR, "FLWR_HOME": folder}
         environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent)])
-        environment |= (
-            {"CUDA_VISIBLE_DEVICES": ""} if given.device == "cpu" else {}
-        )  # else pfl takes what it sees
+        environment |= {"CUDA_VISIBLE_DEVICES": ""} if given.device == "cpu" else {}  # else pfl takes what it sees
         subprocess.run([*begin, name, *options, f"--answer={answer}"], env=environment, check=True)
         return Answer(**json.loads(answer.read_text(encoding="utf-8")))
 
@@ -188,9 +182,7 @@ def others(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, An
 
     def same(row: dict[str, Any], each: dict[str, Any]) -> bool:
         keys = ("rival", "processes")
-        return row["workload"] == new["workload"] and [each[k] for k in keys] == [
-            new["rivals"][0][k] for k in keys
-        ]
+        return row["workload"] == new["workload"] and [each[k] for k in keys] == [new["rivals"][0][k] for k in keys]
 
     found = [{**row, "rivals": [each for each in row["rivals"] if not same(row, each)]} for row in rows]
     return [row for row in found if row["rivals"]]

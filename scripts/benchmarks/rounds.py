@@ -64,9 +64,7 @@ class Workload:
     small_cohort: int | None = None  # clients a round with --quick
     test: int = 10  # test samples, where accuracies are compared too
 
-    def setup(
-        self, device: torch.device, *, quick: bool = False, dtype: torch.dtype = torch.float32
-    ) -> Setup:
+    def setup(self, device: torch.device, *, quick: bool = False, dtype: torch.dtype = torch.float32) -> Setup:
         """Return data, network and method; procedural images stand for the data, whose values cost nothing."""
         cohort = [f"protocol.cohort={self.small_cohort}"] if quick and self.small_cohort else []
         config = resolve(compose([*self.overrides, *UNSCORED, *cohort]))

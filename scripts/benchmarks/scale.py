@@ -98,9 +98,7 @@ def registered(clients: int, cohort: int, method: str, model: str, device: torch
     none = [np.zeros(0, dtype=np.int64)] * clients
     tests = list((POOL + np.arange(clients) % 10)[:, None])
     federation = Federation(data, Partition("scale", 0, data.name, 10, list(owned), none, tests), device)
-    return Setup(
-        config.method, config.model.task(federation.shape, federation.classes), federation, protocol, 0
-    )
+    return Setup(config.method, config.model.task(federation.shape, federation.classes), federation, protocol, 0)
 
 
 def allocated(work: Any, device: str) -> int:
@@ -123,16 +121,11 @@ def allocated(work: Any, device: str) -> int:
 def markdown(result: dict[str, Any]) -> str:
     """One machine's cases, with the conditions they were measured under."""
     cells = {
-        part: [
-            [f"{r[key]:,.4g}" if isinstance(r[key], float) else f"{r[key]:,}" for key in COLUMNS]
-            for r in rows
-        ]
+        part: [[f"{r[key]:,.4g}" if isinstance(r[key], float) else f"{r[key]:,}" for key in COLUMNS] for r in rows]
         for part, rows in result.items()
         if part in ("by_clients", "by_cohort", "stateful")
     }
-    about = (
-        f"{result['machine']}, device {result['device']}, torch {result['version_torch']}, {result['date']}"
-    )
+    about = f"{result['machine']}, device {result['device']}, torch {result['version_torch']}, {result['date']}"
     lines = [
         f"{about}, commit {result['commit'][:12]}",
         "",

@@ -40,9 +40,7 @@ CASES = {  # each paper's method and protocol, on Fashion-MNIST where it used an
         *("method=pfedsim", "partition=dir0.1", HUNDRED, "partition.min_size=40"),
         *("model=lenet5_bn", "protocol=pfedsim"),
     ),
-    "SosicFL": (
-        *("method=sosicfl", "partition=fold5", HUNDRED, "model=simple_cnn", "protocol=sosicfl_simplecnn"),
-    ),
+    "SosicFL": (*("method=sosicfl", "partition=fold5", HUNDRED, "model=simple_cnn", "protocol=sosicfl_simplecnn"),),
     "FedReMa": FEDREMA,
     "FedReMa, 100 clients": (*FEDREMA, HUNDRED, "partition.size=400"),
     "FedSaC": (*FEDSAC, "partition=dir0.1"),
@@ -63,9 +61,7 @@ def discriminators(device: str) -> dict[str, Any] | None:
     """Seconds of FedCollab's 190 discriminators on Fashion-MNIST's label shift; None without the data set."""
     if not has_images():
         return None
-    setup = build(resolve(compose(["method=fedcollab", FASHION, "model=mlp", f"hardware.device={device}"])))[
-        0
-    ]
+    setup = build(resolve(compose(["method=fedcollab", FASHION, "model=mlp", f"hardware.device={device}"])))[0]
     state = Simulation(setup, LoopedTrainer(setup)).begin()
     return {"pairs": 190, "seconds": round(state.seconds["prepare"], 2)}
 
@@ -80,8 +76,7 @@ def run(n: int, device: torch.device) -> dict[str, Any]:
     task = LeNet5().task((3, 32, 32), CLASSES)
     shapes = {name: leaf.shape for name, leaf in task.init(generator).items()}
     heads = {
-        name: torch.randn(n, *shapes[name], generator=generator).to(device)
-        for name in task.select(shapes, ("@head",))
+        name: torch.randn(n, *shapes[name], generator=generator).to(device) for name in task.select(shapes, ("@head",))
     }
     rng = np.random.default_rng(n)
     types = np.arange(n) % 4
@@ -95,9 +90,7 @@ def run(n: int, device: torch.device) -> dict[str, Any]:
         "fedsac_weights": lambda: project(p - (0.9 * C - 1.4 * S) / 2),
         "pfedsim_similarity": lambda: PFedSim().similarity(heads, task),
         "fedrema_matching": lambda: segment(S, last_gap=True, keep_below=False),
-        "fedcollab_solver": lambda: solve(
-            sizes, distances, 10.0, restarts=RESTARTS, rng=np.random.default_rng(0)
-        ),
+        "fedcollab_solver": lambda: solve(sizes, distances, 10.0, restarts=RESTARTS, rng=np.random.default_rng(0)),
     }
     seconds = {name: [timed(call, device)[0] for _ in range(REPEATS)] for name, call in calls.items()}
     return {"clients": n, **{k: float(f"{statistics.median(v):.3g}") for k, v in seconds.items()}}
@@ -126,9 +119,7 @@ def phases(name: str, device: str, settings: tuple[str, ...] = ()) -> dict[str, 
             rounds += 1
     finally:
         trainer.close()
-    seconds = {
-        each: (state.seconds[each] - before[each]) / rounds for each in ("train", "server", "evaluate")
-    }
+    seconds = {each: (state.seconds[each] - before[each]) / rounds for each in ("train", "server", "evaluate")}
     a_round = seconds | {"evaluate": seconds["evaluate"] / protocol.eval_every}
     total = sum(a_round.values())
     return {

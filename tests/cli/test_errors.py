@@ -78,9 +78,7 @@ def test_bad_input_has_a_one_line_message(toy: Path, arguments: list[str], messa
     assert len(line) < 300
 
 
-@pytest.mark.parametrize(
-    "arguments", [["method=fedavgg"], ["-m", "method=fedavg,fedavgg"], ["protocol.rounds=0"]]
-)
+@pytest.mark.parametrize("arguments", [["method=fedavgg"], ["-m", "method=fedavg,fedavgg"], ["protocol.rounds=0"]])
 def test_bad_input_exits_with_one_line_and_leaves_nothing(
     toy: Path, executed: FakeRunner, elsewhere: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:

@@ -66,8 +66,7 @@ def test_parameters_are_what_is_set() -> None:
         "inner": {"rate": 2.0, "deep": {"k": 3}},
     }
     assert (
-        groups.parameters(config)
-        == "lr=0.1, flag=false, globs=[@head, a.*], base=fedavg, inner.rate=2, inner.deep.k=3"
+        groups.parameters(config) == "lr=0.1, flag=false, globs=[@head, a.*], base=fedavg, inner.rate=2, inner.deep.k=3"
     )
 
 

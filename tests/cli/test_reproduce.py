@@ -100,10 +100,7 @@ def test_one_seed_at_the_papers_setting_is_said_to_give_no_test(
     monkeypatch.setattr("fedbench.tables.plan._lacking", lambda *_: "data missing (run this to get it)")
     for seeds, told in ((1, True), (2, False)):
         assert (
-            program.main(
-                ["reproduce", "table=fedcollab_t3", f"seeds={seeds}", f"results={tmp_path}", "--dry-run"]
-            )
-            == 0
+            program.main(["reproduce", "table=fedcollab_t3", f"seeds={seeds}", f"results={tmp_path}", "--dry-run"]) == 0
         )
         assert ("a test needs 2 (seeds=2)" in capsys.readouterr().out) == told
 
@@ -153,9 +150,7 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
         (["scale=quick"], "table"),
     ],
 )
-def test_wrong_requests_are_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_requests_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["reproduce", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -69,9 +69,7 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(
     assert main(command) == 0
     assert json.loads(checkpoint.with_name("result.json").read_text())["rounds"] == 4
     main([*RUN, "protocol.rounds=4", f"runs_dir={tmp_path}/whole"])
-    whole, parts = (
-        next((tmp_path / name).rglob("tallies.npz")).read_bytes() for name in ("whole", "some runs")
-    )
+    whole, parts = (next((tmp_path / name).rglob("tallies.npz")).read_bytes() for name in ("whole", "some runs"))
     assert whole == parts
 
 

@@ -18,9 +18,7 @@ from fedbench.runs.config import SCHEMAS, RunConfig, from_plain, resolve, run_ke
 CONF = groups.conf_dir()
 GROUPS = (*REGISTRIES, *SCHEMAS)
 FILES = sorted(
-    file.relative_to(CONF).with_suffix("").as_posix()
-    for group in GROUPS
-    for file in CONF.glob(f"{group}/*.yaml")
+    file.relative_to(CONF).with_suffix("").as_posix() for group in GROUPS for file in CONF.glob(f"{group}/*.yaml")
 )
 ELSEWHERE = ("table", "figure", "scale", "experiment", "hydra")  # tested in tests of their own
 PARTIAL = {"model/auto"}  # points at another file's component and leaves its fields to their defaults
@@ -43,9 +41,7 @@ def options(group: str) -> list[str]:
 def test_no_file_escapes_these_tests() -> None:
     found = [Path(folder, name).relative_to(CONF) for folder, _, names in os.walk(CONF) for name in names]
     assert {file.suffix for file in found} == {".yaml"}
-    assert (
-        len([file for file in found if file.parts[0] not in ELSEWHERE]) == len(FILES) + 1
-    )  # and config.yaml
+    assert len([file for file in found if file.parts[0] not in ELSEWHERE]) == len(FILES) + 1  # and config.yaml
     assert sorted({name.partition("/")[0] for name in FILES}) == sorted(GROUPS)
 
 
@@ -98,9 +94,7 @@ def test_every_registered_component_has_a_file(group: str) -> None:
 
 @pytest.mark.parametrize("base", [name for name in options("method") if name != "fedcollab"])
 def test_every_method_composes_inside_fedcollab(base: str) -> None:
-    early = {"sosicfl_code": "start_round=0"}.get(
-        base
-    )  # which prepares late: see tests/methods/test_sosicfl_start.py
+    early = {"sosicfl_code": "start_round=0"}.get(base)  # which prepares late: see tests/methods/test_sosicfl_start.py
     run = resolved("method=fedcollab", f"method/base={base}", *([f"method.base.{early}"] if early else []))
     alone = resolved(f"method={base}", *([f"method.{early}"] if early else []))
     assert run.plain["method"]["base"] == alone.plain["method"]

@@ -96,9 +96,7 @@ def test_every_parameter_says_its_domain(cls: type) -> None:
         assert declared or not field.init, f"{owner.__name__}.{field.name}"
         if DOMAIN in field.metadata and field.default is not None:
             values = field.default if isinstance(field.default, tuple) else (field.default,)
-            assert all(map(declared.holds, values)), (
-                f"{owner.__name__}.{field.name}: its default lies outside"
-            )
+            assert all(map(declared.holds, values)), f"{owner.__name__}.{field.name}: its default lies outside"
 
 
 def test_a_refusal_names_the_key_the_rule_and_the_value() -> None:

@@ -48,9 +48,7 @@ def test_a_cohort_is_a_count_or_a_share(given: str, of_twenty: int) -> None:
 
 def test_a_cohort_has_the_key_that_was_recorded() -> None:
     """A share up to 1 and a count above, as numbers; one client had none."""
-    keyed = {
-        given: schema.cohort_key(given) for given in ("all", "100%", "10%", "7%", "12.5%", "2", "30", "1")
-    }
+    keyed = {given: schema.cohort_key(given) for given in ("all", "100%", "10%", "7%", "12.5%", "2", "30", "1")}
     assert keyed == {
         "all": 1.0,
         "100%": 1.0,

@@ -18,9 +18,7 @@ FILES = [
     for group in (*stated.COMPONENTS, "experiment")
     for file in sorted((stated.CONF / group).glob("*.yaml"))
 ]
-GRIDS = [
-    (group, file.stem) for group in stated.GRIDS for file in sorted((stated.CONF / group).glob("*.yaml"))
-]
+GRIDS = [(group, file.stem) for group in stated.GRIDS for file in sorted((stated.CONF / group).glob("*.yaml"))]
 
 
 def by_preset(statements: list[Statement]) -> dict[str, list[tuple[Statement, str]]]:
@@ -52,9 +50,7 @@ def values(statement: Statement, place: str) -> list[tuple[str, Any]]:
     if group in stated.GRIDS:
         found = grids.matches(place)
         assert found, f"{statement.line}: nothing is called '{place}'"
-        return [
-            (place, grids.grid(group, name)[where].get(statement.key, "not set")) for name, where in found
-        ]
+        return [(place, grids.grid(group, name)[where].get(statement.key, "not set")) for name, where in found]
     return [(place, stated.applied(place.split())[statement.key])]
 
 
@@ -66,9 +62,7 @@ def test_every_value_of_a_preset_is_stated(group: str, option: str) -> None:
     assert missing == {}, f"{preset}: say in docs/settings.csv where these come from"
 
 
-@pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group, name in FILES if name.endswith("_code")]
-)
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, name in FILES if name.endswith("_code")])
 def test_where_the_authors_code_differs_is_a_reading(group: str, name: str) -> None:
     base = stated.parent(group, name).get("inherits")
     if base is None:  # a partition of its own, which the tables' readings name

@@ -156,11 +156,7 @@ def test_moves_merges_and_renamings_of_definitions_do_not_count(toypack: Path) -
     text = PLAIN.replace("from toypack.base import rate, unused", "unused = 0").replace(
         "from toypack import base\n", ""
     )
-    merged = (
-        text.replace("base.", "")
-        .replace("    from toypack.base import deep\n", "")
-        .replace("deep(", "deeper(")
-    )
+    merged = text.replace("base.", "").replace("    from toypack.base import deep\n", "").replace("deep(", "deeper(")
     head, tail = merged.split("log = ")
     moved = BASE.replace("def deep", "def deeper").replace("unused = 5\n", "")
     (toypack / "base.py").unlink()
@@ -187,9 +183,7 @@ def test_a_module_that_is_passed_on_counts_whole(toypack: Path) -> None:
 
 def test_a_helper_of_a_root_outside_a_package_counts(toypack: Path) -> None:
     """A method in a single file with a module beside it."""
-    (toypack.parent / "lonely.py").write_text(
-        "from lonely_helper import help\n\ndef f():\n    return help()\n"
-    )
+    (toypack.parent / "lonely.py").write_text("from lonely_helper import help\n\ndef f():\n    return help()\n")
     (toypack.parent / "lonely_helper.py").write_text("RATE = 1\n\ndef help():\n    return RATE\n")
     forget()
     assert Definition("lonely_helper", "RATE") in source.closure(["lonely:f"])
@@ -215,8 +209,7 @@ def test_every_version_of_python_finds_the_same_hash() -> None:
 def test_two_processes_find_the_same_hash() -> None:
     text = "from fedbench.core import source; print(source.digest(['fedbench.core.rng:derive']))"
     found = {
-        subprocess.run([sys.executable, "-c", text], capture_output=True, check=True, text=True).stdout
-        for _ in "ab"
+        subprocess.run([sys.executable, "-c", text], capture_output=True, check=True, text=True).stdout for _ in "ab"
     }
     assert len(found) == 1
 

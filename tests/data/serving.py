@@ -100,9 +100,7 @@ def publish(name: str, root: Path, server: str, monkeypatch: pytest.MonkeyPatch)
     parts = [
         dataclasses.replace(
             part,
-            remote=Remote(
-                (server + part.remote.name,), part.remote.name, md5(Handler.files[part.remote.name])
-            ),
+            remote=Remote((server + part.remote.name,), part.remote.name, md5(Handler.files[part.remote.name])),
         )
         for part in source.parts
     ]

@@ -64,10 +64,7 @@ def test_path_escapes_are_refused_and_nothing_is_unpacked(kind: str, name: str, 
 @pytest.mark.parametrize(
     ("pack", "kind"),
     [
-        *(
-            (tar_links, kind)
-            for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)
-        ),
+        *((tar_links, kind) for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)),
         *((partial(zip_with, name="data/x"), kind) for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO)),
     ],
 )

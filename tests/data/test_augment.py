@@ -73,9 +73,7 @@ def test_draws_are_uniform_over_what_the_names_say() -> None:
     assert abs(float(angles.mean())) < 0.3
 
 
-@pytest.mark.parametrize(
-    "name", ["crop", "crop0", "flip2", "mirror", "rotate", "rotate181", "crop4 ", "crop-1"]
-)
+@pytest.mark.parametrize("name", ["crop", "crop0", "flip2", "mirror", "rotate", "rotate181", "crop4 ", "crop-1"])
 def test_names_are_checked_when_the_protocol_is_read(name: str) -> None:
     with pytest.raises((UnknownName, ConfigError), match=r"protocol\.augment"):
         ProtocolConfig(augment=(name,))

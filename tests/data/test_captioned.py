@@ -13,9 +13,7 @@ def likeness(source: Captioned) -> tuple[np.ndarray, np.ndarray]:
     """How alike every two classes are in pictures and in captions: correlations of their means, off the diagonal."""
     data = source.load()
     assert data.text is not None
-    words = np.stack(
-        [np.bincount(data.text[data.y == c].ravel(), minlength=source.vocabulary) for c in range(12)]
-    )
+    words = np.stack([np.bincount(data.text[data.y == c].ravel(), minlength=source.vocabulary) for c in range(12)])
     pixels = np.stack([data.x[data.y == c].mean(0).ravel() for c in range(12)])
     other = ~np.eye(12, dtype=bool)
     seen, read = (np.corrcoef(v - v.mean(0))[other] for v in (pixels, np.log1p(words.astype(float))))

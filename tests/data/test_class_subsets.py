@@ -55,9 +55,7 @@ def test_pathological_refuses_what_leaves_classes_out(skew, classes, reason):
 def test_pathological_refuses_clients_that_would_lack_one_of_their_classes():
     spec = build("pathological", skew=2, num_clients=10)
     assert (spec.counts(np.full(4, 5)) > 0).sum(1).tolist() == [2] * 10
-    with pytest.raises(
-        ConfigError, match=r"5 clients share the 4 samples of class 3, .* lower partition.num_clients"
-    ):
+    with pytest.raises(ConfigError, match=r"5 clients share the 4 samples of class 3, .* lower partition.num_clients"):
         spec.counts(np.array([5, 5, 5, 4]))
 
 
@@ -116,9 +114,7 @@ def test_groups_of_other_class_counts_tile_the_classes():
         held = [set(np.flatnonzero(row)) for row in spec.counts(np.full(classes, 10**4))[::4]]
         assert set().union(*held) == set(range(classes))
         assert all(len(each) == classes // 5 + 1 for each in held)
-        assert all(
-            held[g] & held[(g + 1) % 5] for g in range(5) if classes % 5 == 0
-        )  # neighbours share a label
+        assert all(held[g] & held[(g + 1) % 5] for g in range(5) if classes % 5 == 0)  # neighbours share a label
 
 
 def test_groups_refuse_too_much_and_say_what_fits():

@@ -184,9 +184,7 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_data_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     name, damage, reason = DAMAGED[kind]
-    options = real_formats.write(name, tmp_path / "root") | (
-        {"num_classes": 25} if name == "domainnet" else {}
-    )
+    options = real_formats.write(name, tmp_path / "root") | ({"num_classes": 25} if name == "domainnet" else {})
     damage(tmp_path / "root")
     with pytest.raises(DataCorrupt, match=reason) as caught:
         DATASETS.build(options).load()

@@ -134,9 +134,7 @@ def test_impossible_settings_end_in_under_a_second(fields, reason):
 
 def test_extreme_alphas_that_are_possible():
     # One class a client at most, or nearly: still every sample, still a partition.
-    sharp = make_partition(
-        small("dir", alpha=1e-3, num_clients=4, min_size=1), TOY, Protocol(sets="global"), 0
-    )
+    sharp = make_partition(small("dir", alpha=1e-3, num_clients=4, min_size=1), TOY, Protocol(sets="global"), 0)
     assert (sharp.label_counts(TOY.y).max(0) > 60).all()
     flat = make_partition(small("dir", alpha=1e6, num_clients=4), TOY, Protocol(sets="global"), 0)
     assert abs(flat.label_counts(TOY.y) - 30).max() <= 1

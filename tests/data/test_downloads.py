@@ -68,9 +68,7 @@ def test_a_download_goes_on_where_it_can(
     assert [given for _, given in Handler.asked] == asked
 
 
-def test_a_connection_that_keeps_breaking_is_one_line_and_keeps_what_came(
-    server: str, tmp_path: Path
-) -> None:
+def test_a_connection_that_keeps_breaking_is_one_line_and_keeps_what_came(server: str, tmp_path: Path) -> None:
     (tmp_path / "file.bin.part").write_bytes(BODY[:1000])
     Handler.faults[:] = ["500"] * 3
     with pytest.raises(DataMissing, match=r"HTTP Error 500.*; what came is kept") as caught:
@@ -110,9 +108,7 @@ def test_only_web_addresses_are_fetched(tmp_path: Path) -> None:
         download(Remote((secret.as_uri(),), "copy", md5(BODY)), tmp_path)
 
 
-def test_a_full_disk_is_noticed_before_it_is_full(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_noticed_before_it_is_full(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = types.SimpleNamespace(free=299_999)
     monkeypatch.setattr(downloads.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(DataMissing, match="300,000 bytes are needed"):

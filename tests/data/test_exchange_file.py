@@ -39,9 +39,7 @@ def test_the_hash_covers_samples_and_transforms_only():
         {"label_map": np.array([[0, 1, 2], [2, 1, 0]])},
     ]
     assert len({base.hash, *(partition(**change).hash for change in changes)}) == len(changes) + 1
-    assert (
-        partition(label="other", seed=4, corners="edge").hash == base.hash
-    )  # without a rotation, no corners
+    assert partition(label="other", seed=4, corners="edge").hash == base.hash  # without a rotation, no corners
 
 
 def test_statistics_count_what_the_client_sees():

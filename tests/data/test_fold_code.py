@@ -33,9 +33,7 @@ def test_ten_classes_divide_evenly() -> None:
     counts = FoldCode(folds=2).counts(np.full(10, 5000))
     np.testing.assert_array_equal(counts[0], [90] * 5 + [10] * 5)
     np.testing.assert_array_equal(counts[99], [10] * 5 + [90] * 5)
-    np.testing.assert_array_equal(
-        FoldCode(folds=5).counts(np.full(10, 5000))[20], [10] * 2 + [210] * 2 + [10] * 6
-    )
+    np.testing.assert_array_equal(FoldCode(folds=5).counts(np.full(10, 5000))[20], [10] * 2 + [210] * 2 + [10] * 6)
 
 
 @pytest.mark.parametrize(("folds", "own"), [(2, 4), (5, 10)])
@@ -62,10 +60,7 @@ def test_clients_share_the_samples_of_a_scarce_class_but_no_test_sample() -> Non
         assert (len(made.train[client]), len(made.test[client])) == (400, 100)
         assert len(np.unique(made.train[client])) == 400
     found = np.stack(
-        [
-            np.bincount(data.y[np.concatenate(p)], minlength=200)
-            for p in zip(made.train, made.test, strict=True)
-        ]
+        [np.bincount(data.y[np.concatenate(p)], minlength=200) for p in zip(made.train, made.test, strict=True)]
     )
     np.testing.assert_array_equal(found, FoldCode(folds=2, num_clients=10).counts(np.full(200, 150)))
     again = make_partition(FoldCode(folds=2, num_clients=10), data, COMMON, seed=3)
@@ -88,11 +83,8 @@ def test_fedavg_on_two_hundred_classes_scores_a_fifth_more_on_clients(spec: Fold
     options = {"rounds": 9, "epochs": 1, "batch": 20, "optimizer": sgd, "test": COMMON, "eval_every": 9}
     last = simulate(setup(FedAvg(), federation, MLP(hidden=(64,)), **options)).history.last
     local, common = (
-        100 * last.tallies[name].correct.sum() / last.tallies[name].total.sum()
-        for name in ("local", "common")
+        100 * last.tallies[name].correct.sum() / last.tallies[name].total.sum() for name in ("local", "common")
     )
     expected = 20 + 0.8 * common if isinstance(spec, FoldCode) else common
     assert common > 15
-    assert local == pytest.approx(
-        expected, abs=4
-    )  # of 1,000 local test samples: a standard error of 1.5 points
+    assert local == pytest.approx(expected, abs=4)  # of 1,000 local test samples: a standard error of 1.5 points

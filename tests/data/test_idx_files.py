@@ -27,9 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 SYSTEM = Path("/usr/share/datasets/fashion-mnist")
 
 
-needs_fashion = pytest.mark.skipif(
-    not SYSTEM.is_dir(), reason="needs the Debian package dataset-fashion-mnist"
-)
+needs_fashion = pytest.mark.skipif(not SYSTEM.is_dir(), reason="needs the Debian package dataset-fashion-mnist")
 
 
 @pytest.mark.parametrize("folder", ["", "fashion_mnist", "FashionMNIST/raw"])

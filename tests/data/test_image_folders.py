@@ -69,9 +69,7 @@ def test_domainnet_draws_depend_on_the_seed_alone(tmp_path: Path) -> None:
     real_formats.write_domainnet(tmp_path / "root")
     whole = load("domainnet", tmp_path / "root", ratio=1.0, num_classes=25, size=8)
     assert len(whole) == 6 * 25 * 14
-    first, again, other = (
-        load("domainnet", tmp_path / "root", seed=seed, size=8).fingerprint for seed in (0, 0, 1)
-    )
+    first, again, other = (load("domainnet", tmp_path / "root", seed=seed, size=8).fingerprint for seed in (0, 0, 1))
     assert first == again
     assert first != other
     named = load("domainnet", tmp_path / "root", classes=["thing_007", "thing_002"], size=8)
@@ -130,9 +128,7 @@ def test_words_of_test_captions_alone_are_unknown() -> None:
     train, test = [[["a", "red", "bird", "a"]] * 10], [[["a", "green", "bird"]] * 10]
     vocabulary = vocabulary_of(train)
     assert vocabulary == ["<pad>", "<unknown>", "a", "bird", "red"]
-    np.testing.assert_array_equal(
-        tokens([*train, *test], vocabulary, 5)[:, 0], [[2, 4, 3, 2, 0], [2, 1, 3, 0, 0]]
-    )
+    np.testing.assert_array_equal(tokens([*train, *test], vocabulary, 5)[:, 0], [[2, 4, 3, 2, 0], [2, 1, 3, 0, 0]])
 
 
 def test_captions_are_refused_if_some_are_missing(tmp_path: Path) -> None:

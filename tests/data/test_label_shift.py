@@ -23,9 +23,7 @@ def test_label_shift_is_fedcollab_table_4_to_the_sample():
     expected[15:20, [6, 7, 8, 9]] = [4, 4, 4, 2]
     np.testing.assert_array_equal(partition.label_counts(FASHION.y), expected)
     tested = np.stack([np.bincount(FASHION.y[part], minlength=10) for part in partition.test])
-    np.testing.assert_array_equal(
-        tested, np.where(expected == 0, 0, np.where(np.isin(expected, (300, 2)), 50, 100))
-    )
+    np.testing.assert_array_equal(tested, np.where(expected == 0, 0, np.where(np.isin(expected, (300, 2)), 50, 100)))
     # Labels 1-3 take all 7,000 samples there are, so some come from the test split.
     assert max(part.max() for part in partition.train) >= FASHION.num_train
 
@@ -55,9 +53,7 @@ def test_label_shift_scales_itself_to_digits():
 
 def test_label_shift_at_a_given_scale():
     train, test = LabelShift(scale=0.5).counts(np.full(10, 7000))
-    np.testing.assert_array_equal(
-        train[[0, 10], :], [[150, 300, 300, 300] + [0] * 6, [0] * 5 + [2, 3, 3, 3, 0]]
-    )
+    np.testing.assert_array_equal(train[[0, 10], :], [[150, 300, 300, 300] + [0] * 6, [0] * 5 + [2, 3, 3, 3, 0]])
     assert test[0, 1] == 50
     with pytest.raises(ConfigError, match="label 2, there are 177"):
         LabelShift(scale=0.5).counts(DIGITS)

@@ -87,9 +87,7 @@ def test_other_samples_are_another_run(tmp_path: Path) -> None:
     y = np.arange(60) % 3
     chosen = ("dataset=npz", "method=local", "partition=homo", "partition.num_clients=2", "protocol.rounds=1")
     first = fedbench.run(*chosen, f"dataset.path={saved(tmp_path / 'a.npz', x=x, y=y)}", runs_dir=tmp_path)
-    second = fedbench.run(
-        *chosen, f"dataset.path={saved(tmp_path / 'a.npz', x=x + 1, y=y)}", runs_dir=tmp_path
-    )
+    second = fedbench.run(*chosen, f"dataset.path={saved(tmp_path / 'a.npz', x=x + 1, y=y)}", runs_dir=tmp_path)
     assert first.row["dataset"] == second.row["dataset"] == "npz-a"
     assert first.row["key"] == second.row["key"]
     assert first.folder != second.folder

@@ -28,9 +28,7 @@ def test_every_sample_goes_to_one_place_in_one_order(name, protocol):
     hashes = set()
     for seed in SEEDS:
         partition = make_partition(spec, TOY, protocol, seed)
-        everything = np.concatenate(
-            [part for s in ("train", "val", "test") for part in getattr(partition, s)]
-        )
+        everything = np.concatenate([part for s in ("train", "val", "test") for part in getattr(partition, s)])
         assert len(np.unique(everything)) == len(everything)
         assert everything.min() >= 0
         assert everything.max() < (len(TOY) if protocol.pool or spec.pools else TOY.num_train)
@@ -93,13 +91,11 @@ def test_rounding_of_held_out_samples(samples, fraction, expected):
 
 
 def test_shares_of_test_and_validation():
-    partition = make_partition(
-        small("homo", num_clients=10), TOY, Protocol(fraction=0.25, val_fraction=0.1), 0
-    )
+    partition = make_partition(small("homo", num_clients=10), TOY, Protocol(fraction=0.25, val_fraction=0.1), 0)
     # 1200 samples over 10 clients: 30 of 120 tested, 9 of the other 90 validated.
-    assert [
-        tuple(map(len, sets)) for sets in zip(partition.train, partition.val, partition.test, strict=True)
-    ] == [(81, 9, 30)] * 10
+    assert [tuple(map(len, sets)) for sets in zip(partition.train, partition.val, partition.test, strict=True)] == [
+        (81, 9, 30)
+    ] * 10
 
 
 def test_a_global_test_set_holds_nothing_out_locally():
@@ -186,9 +182,7 @@ def test_homo_is_even_and_iid():
     assert shared < 50  # by chance 171 / 7 = 24
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in NAMES if "num_clients" in {f.name for f in dataclasses.fields(small(n))}]
-)
+@pytest.mark.parametrize("name", [n for n in NAMES if "num_clients" in {f.name for f in dataclasses.fields(small(n))}])
 def test_more_clients_than_samples_are_refused(name):
     with pytest.raises(ConfigError, match="num_clients=1201 is more than the 1200 samples"):
         make_partition(small(name, num_clients=1201), TOY, Protocol(), 0)

@@ -72,9 +72,7 @@ def test_a_split_made_elsewhere(tmp_path):
 def test_what_a_file_leaves_out_the_protocol_decides(tmp_path):
     path = write(tmp_path / "split.npz", train_0=np.arange(100), train_1=np.arange(200, 250))
     partition = make_partition(file(path), data(), Protocol(fraction=0.2, val_fraction=0.25), 0)
-    sizes = [
-        tuple(map(len, sets)) for sets in zip(partition.train, partition.val, partition.test, strict=True)
-    ]
+    sizes = [tuple(map(len, sets)) for sets in zip(partition.train, partition.val, partition.test, strict=True)]
     assert sizes == [(60, 20, 20), (30, 10, 10)]
     with pytest.raises(ConfigError, match=r"larger protocol\.test\.fraction"):
         make_partition(file(path), data(), Protocol(fraction=0), 0)

@@ -30,9 +30,7 @@ def test_every_data_set_goes_from_its_published_archives_to_a_run(
     line = prepare({"name": name, "partial": True})
     assert f"{name}: downloaded, verified and prepared: " in line
     data = DATASETS.build({"name": name, "partial": True}).load()
-    direct = DATASETS.build(
-        {"name": name, "partial": True, "root": str(tmp_path / "theirs" / "files")}
-    ).load()
+    direct = DATASETS.build({"name": name, "partial": True, "root": str(tmp_path / "theirs" / "files")}).load()
     assert data.fingerprint == direct.fingerprint
     asked = len(Handler.asked)
     assert f"{name}: was ready: " in prepare({"name": name, "partial": True})
@@ -64,9 +62,7 @@ def test_an_altered_archive_never_becomes_a_data_set(
     assert not (tmp_path / "data" / "cifar-10-batches-py").exists()
 
 
-def test_a_run_may_download_if_it_is_told_to(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_may_download_if_it_is_told_to(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish("fashion_mnist", tmp_path / "theirs", server, monkeypatch)
     options = {"name": "fashion_mnist", "partial": True, "root": str(tmp_path / "mine")}
     assert DATASETS.build({**options, "download": True}).load().num_train == 30
@@ -121,10 +117,7 @@ def test_the_script_checks_prepares_and_reports(
     assert Handler.asked == []
     assert script("cifar100", "partial=true", "--root", root) == 0
     done = capsys.readouterr()
-    assert (
-        "cifar100: downloaded, verified and prepared: 200 + 40 samples of 3 x 32 x 32, 100 classes"
-        in done.out
-    )
+    assert "cifar100: downloaded, verified and prepared: 200 + 40 samples of 3 x 32 x 32, 100 classes" in done.out
     assert "downloading cifar-100-python.tar.gz: 100 %" in done.err
     assert re.search(rf"cifar100 +ready, read at first use +{root}/cifar-100-python", row())
     # Of some data sets, with options; whether one is missing.

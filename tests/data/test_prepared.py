@@ -39,9 +39,7 @@ def test_the_cache_builds_once_and_maps_after():
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(
-    "kind", ["cut", "altered", "no header", "missing array", "bad meta", "wrong meta", "no meta"]
-)
+@pytest.mark.parametrize("kind", ["cut", "altered", "no header", "missing array", "bad meta", "wrong meta", "no meta"])
 def test_a_damaged_cache_entry_is_rebuilt(tmp_path, kind):
     values = images(50, (3,))
     build, calls = build_counter(values)

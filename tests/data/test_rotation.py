@@ -82,9 +82,7 @@ def test_corners():
     np.testing.assert_allclose(corner["black"], [0, 0], atol=1e-4)
     np.testing.assert_allclose(corner["edge"], [200, 200], atol=1e-3)
     np.testing.assert_allclose(corner["reflect"], [200, 200], atol=1e-3)
-    rows = (
-        torch.arange(16.0).view(1, 1, 16, 1).expand(1, 1, 16, 16)
-    )  # the corner's source is row 7.5 - 7.5 sqrt 2
+    rows = torch.arange(16.0).view(1, 1, 16, 1).expand(1, 1, 16, 16)  # the corner's source is row 7.5 - 7.5 sqrt 2
     turned = {mode: rotate(rows, torch.tensor([45.0]), torch.zeros(()), mode) for mode in ("edge", "reflect")}
     assert float(turned["edge"][0, 0, 0, 0]) == pytest.approx(0, abs=1e-4)
     assert float(turned["reflect"][0, 0, 0, 0]) == pytest.approx(-1 - (7.5 - 7.5 * 2**0.5), abs=1e-4)
@@ -96,9 +94,7 @@ def test_mean_corners_are_zero_after_normalisation():
     spec = build("feature_shift", angles=(45.0,) * 4)
     seen = {}
     for corners in ("mean", "black"):
-        partition = make_partition(
-            build("feature_shift", angles=(45.0,) * 4, corners=corners), toy, Protocol(), 0
-        )
+        partition = make_partition(build("feature_shift", angles=(45.0,) * 4, corners=corners), toy, Protocol(), 0)
         seen[corners], _ = Federation(toy, partition).gather(torch.as_tensor(partition.train[0]))
     assert spec.corners == "mean"
     assert seen["mean"][:, 0, 0, 0].abs().max() < 0.02  # rounded to a grey level

@@ -13,9 +13,7 @@ from fedbench.data.partitions.shifts import permutations
 from tests.data.toys import build, data
 
 
-@pytest.mark.parametrize(
-    ("name", "classes", "small"), [("feature_shift", 10, 340), ("concept_shift", 20, 120)]
-)
+@pytest.mark.parametrize(("name", "classes", "small"), [("feature_shift", 10, 340), ("concept_shift", 20, 120)])
 def test_shifts_are_fedcollab_table_4_to_the_sample(name, classes, small):
     partition = make_partition(build(name), data(50000, 10000, classes), Protocol(), 0)
     assert [len(part) for part in partition.train] == [2500] * 10 + [small] * 10

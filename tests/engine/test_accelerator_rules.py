@@ -86,9 +86,7 @@ def test_what_makes_the_host_wait_is_counted(fault: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wait_for_every_client_is_counted(engine: str) -> None:
-    rounds = [
-        trial(federated(Subject(Reading()), "mlp", cohort), ENGINES[engine]).round for cohort in (4, 16)
-    ]
+    rounds = [trial(federated(Subject(Reading()), "mlp", cohort), ENGINES[engine]).round for cohort in (4, 16)]
     assert rounds[1] == rounds[0] + 12
 
 

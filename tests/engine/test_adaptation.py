@@ -54,12 +54,8 @@ class Sums(FedAvg):
 def test_hooks_that_ask_see_all_of_their_client_s_samples(chunk: int | None) -> None:
     chosen = setup(Sums(), rounds=1)
     trainer: Trainer = LoopedTrainer(chosen) if chunk is None else StackedTrainer(chosen, chunk)
-    message = chosen.method.send(
-        chosen.method.init(chosen.task, chosen.population, rng.torch_rng(0, "x"))[0], None
-    )  # type: ignore[arg-type]
-    found = trainer.train(
-        torch.arange(5), {k: v.double() for k, v in message.items()}, {}, Clock(0, 1)
-    ).uploads
+    message = chosen.method.send(chosen.method.init(chosen.task, chosen.population, rng.torch_rng(0, "x"))[0], None)  # type: ignore[arg-type]
+    found = trainer.train(torch.arange(5), {k: v.double() for k, v in message.items()}, {}, Clock(0, 1)).uploads
     for client, size in enumerate(SIZES):
         x, y = chosen.federation.gather(chosen.federation.indices("train", client))
         expected = torch.zeros(4, 16, dtype=torch.float64).index_add(0, y, x.flatten(1))

@@ -76,9 +76,7 @@ def test_rules_that_choose_nothing_read_models_as_received() -> None:
 
 def scores(score: str, **options: Any) -> list[Record]:
     fast = OptimizerConfig(lr=0.5)
-    chosen = setup(
-        FedAvg(), test=VALIDATED, optimizer=fast, score=score, report="best_val", rounds=3, **options
-    )
+    chosen = setup(FedAvg(), test=VALIDATED, optimizer=fast, score=score, report="best_val", rounds=3, **options)
     return list(simulate(chosen).history.records)
 
 
@@ -111,9 +109,7 @@ def test_both_are_what_each_alone_would_be(cohort: float) -> None:
 
 
 def test_an_interrupted_run_reads_the_same() -> None:
-    chosen = setup(
-        FedAvg(), test=VALIDATED, score="both", report="best_val", cohort=2, rounds=4, per_client=True
-    )
+    chosen = setup(FedAvg(), test=VALIDATED, score="both", report="best_val", cohort=2, rounds=4, per_client=True)
     whole = simulate(chosen).history
     simulation = Simulation(chosen, LoopedTrainer(chosen))
     state = simulation.begin()

@@ -126,9 +126,7 @@ def test_a_checkpoint_is_whole_however_far_the_run_went_on(tmp_path: Path) -> No
     assert equal(states.models(advance(going, state, 12)), states.models(expected[-1]))
 
 
-def test_a_save_that_fails_leaves_the_earlier_checkpoint_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_fails_leaves_the_earlier_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, going = tmp_path / "checkpoint", simulation()
     state = advance(going, going.begin(), 2)
     states.save(saved, state, KEY)

@@ -28,9 +28,7 @@ def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(monkeypatch: pytest
         told.append("captured")
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(
-        torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replayed"))
-    )
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replayed")))
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     program: Any = SimpleNamespace(step=lambda rows, *, full: told.append((rows, full)))

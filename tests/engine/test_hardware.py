@@ -160,9 +160,7 @@ def test_an_engine_asked_for_is_given() -> None:
         picked(chosen, engine="workers")
 
 
-def test_threads_are_set_where_asked(
-    steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_set_where_asked(steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     steps_take(looped=0.0)
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)

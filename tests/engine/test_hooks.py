@@ -53,9 +53,7 @@ def test_a_direction_equal_to_the_gradient_is_the_gradient(kind: str) -> None:
 
     looped, stacked = both(made(Directed()))
     assert gap(looped.server, simulate(made(FedAvg())).server) < 1e-9
-    assert torch.isnan(torch.tensor([r.train_loss for r in looped.history.records])).all(), (
-        "no loss to report"
-    )
+    assert torch.isnan(torch.tensor([r.train_loss for r in looped.history.records])).all(), "no loss to report"
     assert torch.isnan(torch.tensor([r.train_loss for r in stacked.history.records])).all()
 
 

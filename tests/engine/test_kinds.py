@@ -54,9 +54,7 @@ class Recorder(LoopedTrainer):
         self.down: list[Tree] = []
         self.up: list[Tree] = []
 
-    def dispatch(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         outcome = super().dispatch(ids, message, memory, clock, score)
         self.down.append(trees.clone(message))
         self.up.append(trees.clone(outcome.uploads))
@@ -120,9 +118,7 @@ def test_a_kind_without_a_client_in_the_cohort_keeps_what_it_had() -> None:
     assert moved == {0, 1}
 
 
-@pytest.mark.parametrize(
-    "method", [Local(), MultimodalFedSaC(), FedIoT(steps=5)], ids=lambda m: type(m).__name__
-)
+@pytest.mark.parametrize("method", [Local(), MultimodalFedSaC(), FedIoT(steps=5)], ids=lambda m: type(m).__name__)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(method: Method, tmp_path: Path) -> None:
     chosen = pair(method)
     expected = simulate(chosen)

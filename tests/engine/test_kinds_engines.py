@@ -36,9 +36,7 @@ MOST = 8  # waits a round, as with clients of one kind
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in ALL]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in ALL])
 def test_engines_agree_for_every_kind(name: str, engine: str) -> None:
     chosen = pair(ALL[name])
     expected = personal(chosen, simulate(chosen))

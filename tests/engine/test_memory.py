@@ -52,9 +52,7 @@ def round_of(made: Setup, chunk: int) -> int:
     return profiled(lambda: simulation.step(state))
 
 
-def chosen(
-    method: Method, model: Model | None = None, optimizer: OptimizerConfig = SGD, **more: Any
-) -> Setup:
+def chosen(method: Method, model: Model | None = None, optimizer: OptimizerConfig = SGD, **more: Any) -> Setup:
     data = federation((40, 13, 33, 64, 64), (1, 16, 16), dtype=torch.float32)
     net = model or MLP(hidden=(50,))
     given = {"epochs": 1, **more}

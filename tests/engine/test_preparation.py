@@ -94,9 +94,7 @@ def test_everyone_is_a_cohort_of_round_zero_with_fresh_randomness() -> None:
     assert [torch.rand(3, generator=each.generator).tolist() for each in (first, again)] == [drawn, drawn]
 
 
-def shared(
-    preparation: EnginePreparation, *given: object, value: float = 3.0
-) -> tuple[np.ndarray, list[bool]]:
+def shared(preparation: EnginePreparation, *given: object, value: float = 3.0) -> tuple[np.ndarray, list[bool]]:
     """(what `once` returns, whether it was made)."""
     asked: list[bool] = []
 

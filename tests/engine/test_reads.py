@@ -77,9 +77,7 @@ def test_a_hook_reads_only_what_the_method_announced(hook: str, what: str, engin
     others = tuple(name for name in HOOKS if name != hook)
     for announced in ((), others):
         told = setup(Reader(hook=hook, what=what, announced=announced), **options)
-        with pytest.raises(
-            HookError, match=rf"Reader.{hook} failed .*client\.{what}: list its name in .*`reads_data`"
-        ):
+        with pytest.raises(HookError, match=rf"Reader.{hook} failed .*client\.{what}: list its name in .*`reads_data`"):
             simulate(told, ENGINES[engine](told))
     allowed = setup(Reader(hook=hook, what=what, announced=(hook,)), **options)
     simulate(allowed, ENGINES[engine](allowed))

@@ -115,9 +115,7 @@ def test_complementarity_is_of_the_clients_own_features(seen: RoundContext) -> N
     a, b = seen.cohort.ids[:2].tolist()
     task, federation = seen.setup.task, seen.setup.federation
     bases = [
-        features.directions(
-            features.products(trees.row(seen.models, place), federation.all_of(client), task), 3
-        )
+        features.directions(features.products(trees.row(seen.models, place), federation.all_of(client), task), 3)
         for place, client in ((0, a), (1, b))
     ]
     angles = torch.linalg.svdvals(bases[0].double().t() @ bases[1].double()).clamp(max=1).arccos()

@@ -160,9 +160,7 @@ def test_a_capture_that_memory_does_not_hold_halves_the_chunk() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset", sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
-)
+@pytest.mark.parametrize("preset", sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml")))
 @pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
 def test_every_preset_is_traced_once(preset: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     chosen = Subject.of(preset).toy(kind)

@@ -37,9 +37,7 @@ class Largest(TorchDispatchMode):
     elements = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {
-            t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
-        }
+        before = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         made = function(*args, **(kwargs or {}))
         for each in tree_leaves(made):
             if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in before:

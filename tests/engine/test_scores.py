@@ -136,19 +136,14 @@ def test_rounds_that_are_scored(options: dict[str, Any], scored: list[int]) -> N
 def test_scoring_less_often_changes_nothing_else() -> None:
     often, seldom = (simulate(setup(FedAvg(), rounds=4, cohort=0.6, eval_every=n)) for n in (1, 4))
     assert gap(often.server, seldom.server) == 0
-    assert (
-        often.history.last.tallies["local"].correct.tolist()
-        == seldom.history.last.tallies["local"].correct.tolist()
-    )
+    assert often.history.last.tallies["local"].correct.tolist() == seldom.history.last.tallies["local"].correct.tolist()
     assert (often.bytes_up, often.bytes_down) == (seldom.bytes_up, seldom.bytes_down), "scoring is no traffic"
 
 
 def without_tests(empty: Sequence[int]) -> Federation:
     """The toy federation whose clients `empty` have no test sample."""
     data = federation()
-    lists = [
-        np.array([], dtype=np.int64) if k in empty else data.indices("local", k).numpy() for k in range(5)
-    ]
+    lists = [np.array([], dtype=np.int64) if k in empty else data.indices("local", k).numpy() for k in range(5)]
     data.sets["local"] = Ragged.of(lists, data.device)
     return data
 

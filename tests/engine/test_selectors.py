@@ -51,9 +51,7 @@ def test_what_finds_nothing_is_refused_in_one_line(chosen: Method, message: str)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["fedamp", "pfedsim", "fedap", "pfedhn", "fedavg", "local", "fedper", "lg_fedavg"]
-)
+@pytest.mark.parametrize("name", ["fedamp", "pfedsim", "fedap", "pfedhn", "fedavg", "local", "fedper", "lg_fedavg"])
 def test_what_may_find_nothing_or_finds_something_is_accepted(name: str) -> None:
     check_selectors(method(name), PLAIN)
     check_selectors(method(name), NORMALISED)

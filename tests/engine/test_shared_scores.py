@@ -29,9 +29,7 @@ ROUND = Clock(0, 2)
 def trainers(method: str) -> list[Trainer]:
     """The looped and the stacked engine on five clients of digits that are scored on both sets."""
     where = ["dataset=digits", "partition=homo", "partition.num_clients=5", "model=mlp", "hardware=cpu"]
-    run = resolve(
-        compose.compose([*where, f"method={method}", "protocol.test.sets=both", "protocol.test.pool=false"])
-    )
+    run = resolve(compose.compose([*where, f"method={method}", "protocol.test.sets=both", "protocol.test.pool=false"]))
     setup = build(run)
     return [LoopedTrainer(setup), StackedTrainer(setup, 5)]
 
@@ -70,9 +68,7 @@ def test_one_model_is_scored_once_on_the_global_set(index: int, gathered: list[i
 def test_only_classes_that_weigh_anything_are_scored(gathered: list[int]) -> None:
     """Under label shares a client's model sees its own classes of the global set; a shared one each class once."""
     labels = [[0], [0, 1], [1, 2], [0, 1, 2], [2]]
-    chosen = setup(
-        FedAvg(), federation(labels=labels), test=TestConfig(sets="global", weighting="label_shares")
-    )
+    chosen = setup(FedAvg(), federation(labels=labels), test=TestConfig(sets="global", weighting="label_shares"))
     _, y = chosen.federation.gather(chosen.federation.global_test)
     tests = torch.bincount(y, minlength=4)
     counts = chosen.population.label_counts

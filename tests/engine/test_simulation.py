@@ -37,9 +37,7 @@ class Poisoned(FedAvg):
 def test_divergence_names_the_round_and_the_client() -> None:
     chosen = setup(Poisoned(), rounds=3, score="trained")
     for trainer in trainers(chosen):
-        with pytest.raises(
-            Diverged, match=r"in round 2 on client 3: leaf '.*' is not finite; lower protocol"
-        ):
+        with pytest.raises(Diverged, match=r"in round 2 on client 3: leaf '.*' is not finite; lower protocol"):
             simulate(chosen, trainer)
 
 

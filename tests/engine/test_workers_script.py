@@ -33,9 +33,7 @@ def train(trainer: WorkersTrainer) -> None:
     trainer.train(torch.arange(2), model, {}, Clock(0, 2))
 
 
-def test_a_script_without_a_main_guard_is_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a signal to all processes of the program leaves the workers to it."""
     script, trace = tmp_path / "script.py", tmp_path / "trace"
     script.write_text(f"open({str(trace)!r}, 'w').close()\n")

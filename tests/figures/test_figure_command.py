@@ -49,14 +49,8 @@ def small(whole: plan.FigureSpec, name: str) -> plan.FigureSpec:
     """Figure 3 of FedReMa with two rounds, whatever figure is asked for."""
     import dataclasses
 
-    short = [
-        text
-        for text in whole.setting("quick").overrides
-        if not text.startswith(("record=", "protocol.rounds"))
-    ]
-    setting = plan.Setting(
-        (*short, "protocol.rounds=2", "record=[similarity@1,2]", "partition.size=20"), data="digits"
-    )
+    short = [text for text in whole.setting("quick").overrides if not text.startswith(("record=", "protocol.rounds"))]
+    setting = plan.Setting((*short, "protocol.rounds=2", "record=[similarity@1,2]", "partition.size=20"), data="digits")
     return dataclasses.replace(whole, name=name, settings={"quick": setting})
 
 
@@ -93,10 +87,7 @@ def test_bad_arguments_are_told_in_a_line(
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for method in ("fedavg", "fedsac"):
-        assert (
-            program.main([*FAST, f"method={method}", f"runs_dir={folder}", "progress=none", "hardware=cpu"])
-            == 0
-        )
+        assert program.main([*FAST, f"method={method}", f"runs_dir={folder}", "progress=none", "hardware=cpu"]) == 0
     return folder
 
 

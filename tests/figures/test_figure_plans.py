@@ -21,9 +21,7 @@ NAMES = sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml
 
 def planned(name: str, scale: str, folder: Path, *changed: str) -> plan.FigurePlan:
     selection = Selection(scale=scale, overrides=(*changed, f"runs_dir={folder}"))
-    return plan.FigurePlan(
-        plan.load_spec(name), scale, plan._plan(plan.load_spec(name), scale, selection), selection
-    )
+    return plan.FigurePlan(plan.load_spec(name), scale, plan._plan(plan.load_spec(name), scale, selection), selection)
 
 
 def test_all_figures_of_the_papers_are_here() -> None:
@@ -53,18 +51,14 @@ def test_a_figure_plans_without_training(name: str, tmp_path: Path, monkeypatch:
     assert read_off <= recorded
     assert found.spec.claim
     assert found.spec.setting("quick").data
-    assert callable(
-        getattr(importlib.import_module(f"fedbench.plots.{found.spec.paper}"), name.split("_")[1])
-    )
+    assert callable(getattr(importlib.import_module(f"fedbench.plots.{found.spec.paper}"), name.split("_")[1]))
     assert found.spec.reads.get("extra") in (None, *arrays.EXTRAS)
 
 
 def test_the_authors_distances_are_those_of_the_scenario(tmp_path: Path) -> None:
     """Beside another partition there are none."""
     for scenario in authors.SCENARIOS:
-        shown = arrays.authors_distances(
-            planned("fedcollab_f5", "quick", tmp_path, f"partition={scenario}"), {}
-        )
+        shown = arrays.authors_distances(planned("fedcollab_f5", "quick", tmp_path, f"partition={scenario}"), {})
         assert (shown["authors"] == authors.distances(scenario)).all()
     assert not arrays.authors_distances(planned("fedcollab_f5", "quick", tmp_path, "partition=dir0.1"), {})
 

@@ -22,9 +22,7 @@ def damages(draw: st.DrawFn) -> Damage:
     """A function that flips bits, cuts, repeats, inserts or replaces at places that it says in thousandths."""
     kinds = st.sampled_from(["flip", "cut", "remove", "repeat", "zero", "insert", "replace", "append", "all"])
     place = st.one_of(st.integers(0, 2**16), st.integers(0, 64), st.integers(-64, -1))
-    steps = draw(
-        st.lists(st.tuples(kinds, place, st.integers(1, 40), st.binary(max_size=24)), min_size=1, max_size=2)
-    )
+    steps = draw(st.lists(st.tuples(kinds, place, st.integers(1, 40), st.binary(max_size=24)), min_size=1, max_size=2))
     extreme = draw(st.sampled_from(EXTREME))
 
     def damage(content: bytes) -> bytes:
@@ -32,9 +30,7 @@ def damages(draw: st.DrawFn) -> Damage:
             start = number % max(1, len(content))
             end = start + length
             content = {
-                "flip": lambda c, a=start, n=length: (
-                    c[:a] + bytes([c[a] ^ 1 << n % 8] if c else []) + c[a + 1 :]
-                ),
+                "flip": lambda c, a=start, n=length: c[:a] + bytes([c[a] ^ 1 << n % 8] if c else []) + c[a + 1 :],
                 "cut": lambda c, a=start: c[:a],
                 "remove": lambda c, a=start, b=end: c[:a] + c[b:],
                 "repeat": lambda c, a=start, b=end: c[:b] + c[a:],

@@ -38,9 +38,7 @@ def grid(group: str, name: str) -> dict[tuple[str, str, bool], dict[str, Any]]:
         for line in (each for each in lines if str(each["label"]) in setting.get(kind, [str(each["label"])])):
             label = str(line["label"])
             values = dict(map(stated.parsed, line.get("overrides", ())))
-            values |= {
-                f"baseline.{key}": value for key, value in map(stated.parsed, line.get("baseline", ()))
-            }
+            values |= {f"baseline.{key}": value for key, value in map(stated.parsed, line.get("baseline", ()))}
             values |= {key: line[key] for key in ("study", "exploratory_but") if key in line}
             values |= {"exploratory": True} if line.get("exploratory") else {}
             values |= dict(stated.leaves(line.get("measures", {})))

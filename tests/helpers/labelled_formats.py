@@ -21,9 +21,7 @@ Writer = Callable[[Path, Labels, Labels], None]
 def plain(y: Labels, shape: tuple[int, ...], seed: int = 0) -> Bytes:
     """Images [n, *shape] (the last axis: channels) of one colour each, which goes with the label."""
     draw = np.random.default_rng(seed)
-    shades = draw.integers(40, 200, (int(y.max()) + 1, shape[-1]))[y] + draw.integers(
-        -30, 30, (len(y), shape[-1])
-    )
+    shades = draw.integers(40, 200, (int(y.max()) + 1, shape[-1]))[y] + draw.integers(-30, 30, (len(y), shape[-1]))
     places = (len(y), *[1] * (len(shape) - 1), shape[-1])
     return np.broadcast_to(shades.reshape(places), (len(y), *shape)).astype(np.uint8)
 
@@ -38,9 +36,7 @@ def write_labelled(name: str, root: Path, train: Labels, test: Labels) -> dict[s
 def _idx(folder: str, stems: Sequence[str]) -> Writer:
     def write(root: Path, train: Labels, test: Labels) -> None:
         (root / folder).mkdir(parents=True)
-        arrays = [
-            array for y in (train, test) for array in (plain(y, (28, 28, 1))[..., 0], y.astype(np.uint8))
-        ]
+        arrays = [array for y in (train, test) for array in (plain(y, (28, 28, 1))[..., 0], y.astype(np.uint8))]
         for stem, array in zip(stems, arrays, strict=True):
             (root / folder / f"{stem}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array), 1))
 

@@ -45,9 +45,7 @@ def serving(name: str, **fields: Any) -> Method:
 
 def data(train: int = 80, test: int = 24) -> Dataset:
     """Four classes in small pictures with short captions."""
-    return Captioned(
-        classes=4, size=4, channels=1, train=train, test=test, vocabulary=20, words=4, traits=3
-    ).load()
+    return Captioned(classes=4, size=4, channels=1, train=train, test=test, vocabulary=20, words=4, traits=3).load()
 
 
 def pair(
@@ -97,9 +95,7 @@ def personal(chosen: Setup, state: State) -> list[Tree]:
     ids = chosen.everyone
     with torch.no_grad():
         message = chosen.method.send(state.server, chosen.cohort(ids, clock, "evaluate"))
-        views = [
-            chosen.client(k, trees.row(message, k), trees.row(state.memory, k), clock) for k in ids.tolist()
-        ]
+        views = [chosen.client(k, trees.row(message, k), trees.row(state.memory, k), clock) for k in ids.tolist()]
         return [trees.clone(chosen.method.personal(view)) for view in views]
 
 

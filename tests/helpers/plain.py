@@ -18,9 +18,7 @@ from fedbench.models.task import Model
 def torch_optimizer(config: OptimizerConfig, net: nn.Module) -> torch.optim.Optimizer:
     if config.name == "adam":
         return torch.optim.Adam(net.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(
-        net.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+    return torch.optim.SGD(net.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def plain_fedavg(chosen: Setup, model: Model) -> dict[str, torch.Tensor]:

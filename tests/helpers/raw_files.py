@@ -27,9 +27,7 @@ def idx_bytes(array: Bytes) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def python2_batch(
-    data: Bytes, labels: Sequence[int] | Mapping[bytes, Sequence[int]], key: bytes = b"labels"
-) -> bytes:
+def python2_batch(data: Bytes, labels: Sequence[int] | Mapping[bytes, Sequence[int]], key: bytes = b"labels") -> bytes:
     """A batch as Python 2 and NumPy 1 pickled it (protocol 2, byte strings): the format of the real archive."""
 
     def string(raw: bytes) -> bytes:

@@ -135,9 +135,7 @@ def write_cub(root: Path, train: int = 8, test: int = 4) -> Path:
         names.append(f"{i + 1} {name}\n")
         labels.append(f"{i + 1} {i % 5 + 1}\n")
         splits.append(f"{i + 1} {int(i % 3 != 2)}\n")
-    for file, lines in zip(
-        ("images", "image_class_labels", "train_test_split"), (names, labels, splits), strict=True
-    ):
+    for file, lines in zip(("images", "image_class_labels", "train_test_split"), (names, labels, splits), strict=True):
         (folder / f"{file}.txt").write_text("".join(lines))
     return folder
 

@@ -51,9 +51,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
     monkeypatch.setattr(Simulation, "step", stopped)
 
 
-def count_rounds(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[State], None] = lambda _: None
-) -> list[int]:
+def count_rounds(monkeypatch: pytest.MonkeyPatch, before: Callable[[State], None] = lambda _: None) -> list[int]:
     """Rounds that are really trained from now on."""
     trained: list[int] = []
     played = Simulation.step
@@ -88,11 +86,7 @@ def same_models(a: Path, b: Path) -> bool:
     """Whether two folders hold the same final models, bit for bit."""
     (first, _), (second, _) = (checkpoint.load(folder / "model.safetensors") for folder in (a, b))
     models = [name for name in first if name.startswith(("server/", "memory/"))]
-    return (
-        len(models) > 0
-        and set(first) == set(second)
-        and all(torch.equal(first[n], second[n]) for n in models)
-    )
+    return len(models) > 0 and set(first) == set(second) and all(torch.equal(first[n], second[n]) for n in models)
 
 
 def go(folder: Path, overrides: Sequence[str]) -> None:
@@ -132,10 +126,7 @@ def kill_and_rerun(tmp_path: Path, overrides: list[str], kills: int, seed: int) 
     parts = run.execute(config(tmp_path / "parts", *overrides))
     assert rows(parts.folder) == rows(whole.folder)
     assert same_models(parts.folder, whole.folder)
-    local = [
-        next(folder.rglob("local/*/result.json")).parent
-        for folder in (tmp_path / "whole", tmp_path / "parts")
-    ]
+    local = [next(folder.rglob("local/*/result.json")).parent for folder in (tmp_path / "whole", tmp_path / "parts")]
     assert rows(local[0]) == rows(local[1])
     assert not list(tmp_path.rglob(".tmp*"))
     return hits

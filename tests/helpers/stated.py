@@ -118,9 +118,7 @@ def own_values(group: str, name: str) -> dict[str, Any]:
 def experiment(name: str) -> dict[str, Any]:
     """What a sweep chooses, sets and varies, all as `experiment.KEY`; not how it is drawn."""
     content = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
-    choices = {
-        key.rpartition("/")[2]: value for each in content.pop("defaults") for key, value in each.items()
-    }
+    choices = {key.rpartition("/")[2]: value for each in content.pop("defaults") for key, value in each.items()}
     varied = content.pop("hydra")["sweeper"]["params"]
     content.pop("sweep")
     return {f"experiment.{key}": value for key, value in (choices | dict(leaves(content)) | varied).items()}

@@ -59,19 +59,13 @@ def matches(known: Entry, name: str, own: Mapping[str, Any]) -> bool:
     return name == known.name
 
 
-def wrong_shape(
-    known: Entry, name: str, leaf: Tensor, own: Mapping[str, Tensor], sizes: dict[str, int]
-) -> str:
+def wrong_shape(known: Entry, name: str, leaf: Tensor, own: Mapping[str, Tensor], sizes: dict[str, int]) -> str:
     """Why the shape [C, ...] or [N, ...] of a leaf is not what is documented; "" if it is."""
     if known.shape is None:
         return ""
     shape, symbols = list(leaf.shape), [s for s in known.shape if s != "..."]
     if len(symbols) < len(known.shape):
-        tail = (
-            list(own[name.rpartition("/")[2]].shape)
-            if name.rpartition("/")[2] in own
-            else shape[len(symbols) :]
-        )
+        tail = list(own[name.rpartition("/")[2]].shape) if name.rpartition("/")[2] in own else shape[len(symbols) :]
         if shape[len(symbols) :] != tail:
             return f"{name} {shape} does not end in {tail}"
         shape = shape[: len(symbols)]

@@ -87,9 +87,7 @@ def test_two_rounds_of_fedamp_by_hand() -> None:
         u = torch.stack([(1 - xi) * w[0] + xi * w[1], (1 - xi) * w[1] + xi * w[0]])
     state = simulate(chosen)
     assert close(models(chosen, state)["head.bias"], w)
-    assert close(
-        chosen.method.send(state.server, chosen.cohort(torch.arange(2), Clock(2, 2)))["head.bias"], u
-    )
+    assert close(chosen.method.send(state.server, chosen.cohort(torch.arange(2), Clock(2, 2)))["head.bias"], u)
 
 
 def validated(sizes: tuple[int, ...] = FOUR, empty: tuple[int, ...] = ()) -> Federation:
@@ -148,9 +146,7 @@ def test_stacked_fedfomo_reads_the_same_validation_samples() -> None:
 def test_a_lone_client_is_local_and_a_client_takes_nothing_from_worse_models() -> None:
     assert close(final(FedFomo(), (9,)), final(Local(), (9,)))
     labels = [[0], [1], [2], [3]]  # nobody's model helps on another's only class
-    chosen, local = (
-        setup(each, federation(FOUR, labels=labels), rounds=3, epochs=8) for each in (FedFomo(), Local())
-    )
+    chosen, local = (setup(each, federation(FOUR, labels=labels), rounds=3, epochs=8) for each in (FedFomo(), Local()))
     state = simulate(chosen)
     assert close(models(chosen, state), models(local, simulate(local)))
     assert float(state.server["P"].max()) <= 0
@@ -164,22 +160,14 @@ def test_the_best_known_are_sent_and_others_by_lot() -> None:
     for epsilon in (0.0, 1.0):
         sent = [
             tuple(
-                sorted(
-                    FedFomo(M=2, epsilon=epsilon)
-                    .peers(P, chosen.cohort(torch.arange(6), Clock(t, 50)))[4]
-                    .tolist()
-                )
+                sorted(FedFomo(M=2, epsilon=epsilon).peers(P, chosen.cohort(torch.arange(6), Clock(t, 50)))[4].tolist())
             )
             for t in range(20)
         ]
         assert len(set(sent)) > 3  # ties, and exploration, are by lot
         assert all(4 not in each and len(set(each)) == 2 for each in sent)
     explored = [
-        tuple(
-            FedFomo(M=2, epsilon=1.0, decay=0.1)
-            .peers(P, chosen.cohort(torch.arange(6), Clock(t, 50)))[0]
-            .tolist()
-        )
+        tuple(FedFomo(M=2, epsilon=1.0, decay=0.1).peers(P, chosen.cohort(torch.arange(6), Clock(t, 50)))[0].tolist())
         for t in range(20)
     ]
     assert len(set(map(frozenset, explored[:10]))) > 1

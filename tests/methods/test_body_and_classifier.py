@@ -40,15 +40,11 @@ METHODS: list[Method] = [
 
 
 def final(method: Method, classifier: str) -> Tree:
-    chosen = setup(
-        method, federation((6, 9, 8), SHAPE), LeNet5(classifier=classifier), rounds=2, epochs=2, batch=8
-    )
+    chosen = setup(method, federation((6, 9, 8), SHAPE), LeNet5(classifier=classifier), rounds=2, epochs=2, batch=8)
     return models(chosen, simulate(chosen))
 
 
-@pytest.mark.parametrize(
-    ("split", "stage", "width"), [("own", "head", 84), ("last", "head", 84), ("linear", "fc", 16)]
-)
+@pytest.mark.parametrize(("split", "stage", "width"), [("own", "head", 84), ("last", "head", 84), ("linear", "fc", 16)])
 def test_selectors_and_features_agree(split: str, stage: str, width: int) -> None:
     task = LeNet5(batch_norm=True, classifier=split).task(SHAPE, 4)
     names = sorted(task.parameters | task.buffers)

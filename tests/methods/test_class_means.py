@@ -141,9 +141,7 @@ def test_prediction_is_the_nearest_prototype() -> None:
     for one, score in zip(features(personal, x), scores, strict=True):
         gaps = [float((one - personal["classes/means"][c]).norm()) for c in range(3)]
         assert int(score.argmax()) == gaps.index(min(gaps)), "class 3 has no prototype"
-    untrained = trees.row(
-        models(chosen, simulate(setup(FedProto(), federation(SIZES), rounds=1, cohort=0.34))), 1
-    )
+    untrained = trees.row(models(chosen, simulate(setup(FedProto(), federation(SIZES), rounds=1, cohort=0.34))), 1)
     untrained["classes/present"] = torch.zeros(4, dtype=torch.bool)
     assert close(chosen.method.predict(untrained, x, chosen.task), logits(untrained, x))
     by_head = setup(FedProto(inference="head"), federation(SIZES)).method

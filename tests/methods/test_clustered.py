@@ -29,9 +29,7 @@ PLANTED = [0, 1, 0, 1, 1, 0]
 # ---- limits
 
 
-@pytest.mark.parametrize(
-    "method", [IFCA(k=1), KMeans(k=1, pretrain_rounds=2), FeSEM(k=1), CFL(eps1=0.0), Oracle()]
-)
+@pytest.mark.parametrize("method", [IFCA(k=1), KMeans(k=1, pretrain_rounds=2), FeSEM(k=1), CFL(eps1=0.0), Oracle()])
 def test_one_cluster_is_fedavg(method: Method) -> None:
     options = {"cohort": 0.75}
     chosen, state = run(method, **options)
@@ -94,9 +92,7 @@ def test_planted_groups_are_found(method: Method, data: Any) -> None:
 
 def test_cfl_splits_again_and_again() -> None:
     labels = [[0], [1], [2], [0], [1], [2]]
-    chosen, state = run(
-        CFL(eps1=0.5, eps2=0.2, gamma_max=0.6), federation([30] * 6, labels=labels), rounds=12
-    )
+    chosen, state = run(CFL(eps1=0.5, eps2=0.2, gamma_max=0.6), federation([30] * 6, labels=labels), rounds=12)
     assert same_groups(groups(chosen, state), [0, 1, 2, 0, 1, 2])
     share = chosen.method.collaboration(state.server, chosen.population)
     assert share is not None
@@ -113,15 +109,11 @@ def test_preparation_is_charged() -> None:
 def test_random_centres_are_a_random_first_assignment_that_costs_nothing() -> None:
     drawn = set()
     for seed in range(6):
-        chosen, state = run(
-            FeSEM(k=2, pretrain_rounds=0), seed=seed, rounds=1, optimizer=OptimizerConfig(lr=1e-9)
-        )
+        chosen, state = run(FeSEM(k=2, pretrain_rounds=0), seed=seed, rounds=1, optimizer=OptimizerConfig(lr=1e-9))
         first = torch.from_numpy(state.arrays["coalition"])
         drawn.add(tuple(first.tolist()))
         assert set(first.tolist()) <= {0, 1}
-        assert close(models(chosen, state), trees.expand(initial(chosen), 4), 1e-6), (
-            "no training before round 0"
-        )
+        assert close(models(chosen, state), trees.expand(initial(chosen), 4), 1e-6), "no training before round 0"
     assert len(drawn) > 2
     totals = [run(FeSEM(k=2, pretrain_rounds=0), rounds=rounds)[1].bytes_up for rounds in (1, 4)]
     assert totals[1] == 4 * totals[0]

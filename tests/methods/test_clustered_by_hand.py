@@ -50,9 +50,7 @@ def test_a_round_of_ifca_by_hand() -> None:
     assert gap(start[0], start[1]) > 0.1
     taken: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for k in range(4):
-        losses = [
-            float(cross_entropy(logits(w, samples(chosen, k)[0]), samples(chosen, k)[1])) for w in start
-        ]
+        losses = [float(cross_entropy(logits(w, samples(chosen, k)[0]), samples(chosen, k)[1])) for w in start]
         taken[losses.index(min(losses))].append(k)
     assert max(len(clients) for clients in taken.values()) < 4, "the toy should use two models at least"
     for j, clients in taken.items():
@@ -61,8 +59,7 @@ def test_a_round_of_ifca_by_hand() -> None:
             n = sum(FOUR[k] for k in clients)
             trained = [step(chosen, k, start[j]) for k in clients]
             expected = {
-                name: sum(FOUR[k] / n * w[name] for k, w in zip(clients, trained, strict=True))
-                for name in start[j]
+                name: sum(FOUR[k] / n * w[name] for k, w in zip(clients, trained, strict=True)) for name in start[j]
             }
         assert close(trees.row(state.server, j), {k: torch.as_tensor(v) for k, v in expected.items()})
     size = sum(v[0].numel() for v in state.server.values())
@@ -102,9 +99,7 @@ def test_distances_are_over_the_weights_compared(compared: tuple[str, ...]) -> N
     alike = [0, 0, 1] if compared == ("head.bias",) else [0, 1, 0]
     assert same_groups(clustered.kmeans(clustered.isometric_coordinates(points.numpy()), 2).tolist(), alike)
     assert points.shape[1] == sum(
-        v.numel()
-        for k, v in names.items()
-        if any(fnmatch(k, each.replace("@head", "head.*")) for each in compared)
+        v.numel() for k, v in names.items() if any(fnmatch(k, each.replace("@head", "head.*")) for each in compared)
     )
     with pytest.raises(ConfigError, match="matches none of the network's weights"):
         run(FeSEM(k=2, compared=("tail.*",)))
@@ -117,8 +112,7 @@ def test_fesem_moves_clients_by_what_is_compared() -> None:
     far = torch.tensor([0.0, 0.0, 0.0, 500.0], dtype=torch.float64)
     near = torch.tensor([0.0, 1.0, 9.0, 10.0], dtype=torch.float64)
     uploads = {
-        k: (near if k == "head.bias" else far).view(-1, *[1] * v.dim()).expand(4, *v.shape)
-        for k, v in names.items()
+        k: (near if k == "head.bias" else far).view(-1, *[1] * v.dim()).expand(4, *v.shape) for k, v in names.items()
     }
     server = {
         "coalition": torch.tensor([0, 0, 0, 1]),
@@ -160,10 +154,7 @@ def test_cfl_splits_by_hand() -> None:
         CFL(eps1=0.1, eps2=0.0, warmup=1),
     ):
         assert split_toy(early, moves, everyone)["coalition"].tolist() == [0] * 5
-    assert (
-        split_toy(CFL(eps1=WEIGHTS, eps2=0.0, gamma_max=0.5), [0.1] * 5, everyone)["coalition"].tolist()
-        == [0] * 5
-    )
+    assert split_toy(CFL(eps1=WEIGHTS, eps2=0.0, gamma_max=0.5), [0.1] * 5, everyone)["coalition"].tolist() == [0] * 5
     unbalanced = split_toy(CFL(eps1=0.1, eps2=0.0), [1.0, 1.0, -1.0, 1.0, 1.0], everyone)
     assert unbalanced["coalition"].tolist() == [0] * 5
 
@@ -179,9 +170,7 @@ def test_relative_thresholds_do_not_know_the_scale_of_updates() -> None:
             at = scale * torch.tensor(moves, dtype=torch.float64)
             received = chosen.method.send(server, chosen.cohort(torch.arange(5), Clock(round_, 2)))
             uploads = {k: received[k] + at.view(-1, *[1] * v.dim()) for k, v in names.items()}
-            server = chosen.method.aggregate(
-                server, uploads, chosen.cohort(torch.arange(5), Clock(round_, 2))
-            )
+            server = chosen.method.aggregate(server, uploads, chosen.cohort(torch.arange(5), Clock(round_, 2)))
             seen.append(server["coalition"].tolist())
         assert seen[0] == [0] * 5, "the first mean update is the largest yet"
         assert same_groups(seen[1], [0, 0, 1, 1, 0])

@@ -74,9 +74,7 @@ def test_newcomers_that_cannot_be_are_refused(newcomers: tuple[int, ...]) -> Non
 
 def test_newcomers_who_never_join_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for join, told in ((2, []), (3, ["newcomers join after 3 rounds; of 2 they never do"])):
-        simulate(
-            setup(FedCollab(newcomers=(2,), join_round=join, discriminator=QUICK), federation(FOUR), rounds=2)
-        )
+        simulate(setup(FedCollab(newcomers=(2,), join_round=join, discriminator=QUICK), federation(FOUR), rounds=2))
         assert [record.getMessage() for record in caplog.records] == told
 
 
@@ -89,9 +87,7 @@ def test_coalitions_are_what_the_solver_makes_of_the_distances() -> None:
     weights = chosen.method.collaboration(state.server, chosen.population)
     assert weights is not None
     assert weights[0].tolist() == [0.5, 0.5, 0, 0, 0]
-    assert state.bytes_up > sum(
-        v[0].numel() for v in state.server.values()
-    )  # the discriminators' traffic counts
+    assert state.bytes_up > sum(v[0].numel() for v in state.server.values())  # the discriminators' traffic counts
     distances = state.arrays["distances"]
     again = solver.solve(np.full(5, 40), distances, 5.0, 10, np.random.default_rng(0))
     assert again.assignment.tolist() == state.arrays["coalition"].tolist()

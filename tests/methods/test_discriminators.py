@@ -46,11 +46,7 @@ def test_joint_step_is_two_local_steps_averaged(d: int, m: int, batch: int, redu
         rows = torch.cat([valid[i], valid[j]])
         with torch.no_grad():
             expected = models[p](x[rows], y[rows])
-        z = (
-            torch.cat([nets.valid_z[k][nets.sides[k][0].tolist().index(p)] for k in (i, j)])
-            if reduced
-            else None
-        )
+        z = torch.cat([nets.valid_z[k][nets.sides[k][0].tolist().index(p)] for k in (i, j)]) if reduced else None
         z = embedding.phi[rows] if z is None else z
         logits = nets._logits(embedding.base[rows], z[None], torch.tensor([p]))[0]
         torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)

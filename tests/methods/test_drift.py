@@ -131,9 +131,7 @@ def test_scaffolds_server_variate_is_the_mean_of_the_clients(weighted: bool) -> 
 def test_scaffolds_first_round_is_fedavg() -> None:
     data = federation(EQUAL)
     chosen = setup(Scaffold(), data, rounds=1)
-    assert close(
-        trees.part(simulate(chosen).server, "model"), simulate(setup(FedAvg(), data, rounds=1)).server
-    )
+    assert close(trees.part(simulate(chosen).server, "model"), simulate(setup(FedAvg(), data, rounds=1)).server)
     with pytest.raises(ConfigError, match="one of 2, 1"):
         Scaffold(option=3)
 

@@ -56,9 +56,7 @@ def test_weights_are_of_the_statistics_at_the_end_of_the_warm_up() -> None:
     chosen = normalised(FedAP(warmup=0.5), rounds=4)
     simulation, state = steps(chosen, 2)
     mean = {k: v.clone() for k, v in state.memory.items() if "running" in k}
-    assert {k: v for k, v in state.server.items() if "running" in k}.keys() == {
-        f"statistics/{k}" for k in mean
-    }
+    assert {k: v for k, v in state.server.items() if "running" in k}.keys() == {f"statistics/{k}" for k in mean}
     weights = chosen.method.collaboration(state.server, chosen.population)
     assert weights is not None
     assert close(weights, closeness(mean, 0.5))
@@ -73,9 +71,7 @@ def test_weights_are_of_the_statistics_at_the_end_of_the_warm_up() -> None:
 def test_without_batch_normalisation_features_are_compared() -> None:
     chosen = setup(FedAP(warmup=0.5), federation(FOUR), rounds=2)
     _, state = steps(chosen, 1)
-    outcome = LoopedTrainer(chosen).train(
-        torch.arange(4), models(chosen, steps(chosen, 0)[1]), {}, Clock(0, 2)
-    )
+    outcome = LoopedTrainer(chosen).train(torch.arange(4), models(chosen, steps(chosen, 0)[1]), {}, Clock(0, 2))
     for client in range(4):
         x, _ = chosen.federation.gather(chosen.federation.indices("train", client))
         trained = {k: v[client] for k, v in outcome.uploads.items() if "/" not in k}

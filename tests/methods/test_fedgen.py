@@ -32,9 +32,7 @@ def model_of(server: Tree) -> Tree:
 # ---- fit
 
 
-@pytest.mark.parametrize(
-    "config", [OptimizerConfig(lr=0.1, momentum=0.9), OptimizerConfig(name="adam", lr=0.05)]
-)
+@pytest.mark.parametrize("config", [OptimizerConfig(lr=0.1, momentum=0.9), OptimizerConfig(name="adam", lr=0.05)])
 def test_fit_is_torch_optim(config: OptimizerConfig) -> None:
     start = {"a": torch.tensor([1.0, -2.0], dtype=torch.float64), "b": torch.tensor(3.0, dtype=torch.float64)}
 
@@ -100,9 +98,7 @@ def test_its_paper_s_local_loss_by_loops() -> None:
         apart.append((target.exp() * (target - own[i])).sum())
     expected = cross_entropy(logits(work, x), y) + 0.25 * (2 * sum(known) / 4 + 3 * sum(apart) / 6)
     assert float(method.loss(work, client, Batch(x, y, None, noise))) == pytest.approx(float(expected))
-    padded = Batch(
-        torch.cat([x, x[:2]]), torch.cat([y, y[:2]]), torch.tensor([True] * 6 + [False] * 2), noise
-    )
+    padded = Batch(torch.cat([x, x[:2]]), torch.cat([y, y[:2]]), torch.tensor([True] * 6 + [False] * 2), noise)
     assert float(method.loss(work, client, padded)) == pytest.approx(float(expected))
 
 
@@ -131,14 +127,10 @@ def test_the_generator_s_loss_by_loops() -> None:
         mean = sum(uploads["head.weight"][k] @ z[i] + uploads["head.bias"][k] for k in range(3)) / 3
         total -= float(mean.log_softmax(0)[y[i]]) / 5
     spread = sum(
-        float((eps[i] - eps[j]).square().mean() * (z[i] - z[j]).abs().mean())
-        for i in range(5)
-        for j in range(5)
+        float((eps[i] - eps[j]).square().mean() * (z[i] - z[j]).abs().mean()) for i in range(5) for j in range(5)
     )
     expected = total + 2 * math.exp(-spread / 25)
-    assert float(method.ensemble_loss(made, uploads, chosen.task, eps, y)) == pytest.approx(
-        expected, rel=1e-5
-    )
+    assert float(method.ensemble_loss(made, uploads, chosen.task, eps, y)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_generator_learns_what_the_classifiers_know() -> None:

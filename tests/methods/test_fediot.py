@@ -23,9 +23,7 @@ def test_clients_never_look_at_labels() -> None:
         kind = chosen.kinds[KIND[k]]
         message = {n: leaf.double() for n, leaf in chosen.task.init(torch.Generator()).items()}
         server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator())
-        view = chosen.client(
-            k, {**message, **trees.join(decoder=trees.part(server, "decoder"))}, {}, Clock(0, 3)
-        )
+        view = chosen.client(k, {**message, **trees.join(decoder=trees.part(server, "decoder"))}, {}, Clock(0, 3))
         work = {n: leaf.double() for n, leaf in chosen.method.start(view).items()}
         x, y = kind.federation.gather(kind.federation.indices("train", k))
         losses = [chosen.method.loss(work, view, Batch(x, labels)) for labels in (y, (y + 1) % 4)]

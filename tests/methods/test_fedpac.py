@@ -37,9 +37,7 @@ from tests.methods.toys import (
 
 def by_cvxpy(Q: np.ndarray) -> np.ndarray:
     x = cvxpy.Variable(len(Q))
-    problem = cvxpy.Problem(
-        cvxpy.Minimize(cvxpy.quad_form(x, cvxpy.psd_wrap(Q))), [cvxpy.sum(x) == 1, x >= 0]
-    )
+    problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.quad_form(x, cvxpy.psd_wrap(Q))), [cvxpy.sum(x) == 1, x >= 0])
     problem.solve(solver=cvxpy.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
     return np.asarray(x.value)
 

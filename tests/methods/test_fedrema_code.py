@@ -25,9 +25,7 @@ def test_momentum_goes_on_as_in_one_torch_optimiser() -> None:
     chosen = setup(FedReMa(keep_momentum=True), federation((9,)), rounds=3, epochs=2, batch=50, optimizer=SGD)
     x, y = samples(chosen, 0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.ReLU(), nn.Linear(7, 4)).double()
-    leaves = dict(
-        zip(("fc.0.weight", "fc.0.bias", "head.weight", "head.bias"), net.parameters(), strict=True)
-    )
+    leaves = dict(zip(("fc.0.weight", "fc.0.bias", "head.weight", "head.bias"), net.parameters(), strict=True))
     with torch.no_grad():
         for name, leaf in leaves.items():
             leaf.copy_(initial(chosen)[name])
@@ -92,9 +90,7 @@ def test_alexnet_of_the_code_is_linear_between_its_pools() -> None:
 
 
 def test_the_code_s_protocol() -> None:
-    run = resolve(
-        compose.compose(["method=fedrema_code", "protocol=fedrema_code", "model=fedrema_alexnet_code"])
-    )
+    run = resolve(compose.compose(["method=fedrema_code", "protocol=fedrema_code", "model=fedrema_alexnet_code"]))
     assert (run.protocol.local.drop_last, run.protocol.test.pool, run.protocol.score) == (
         True,
         True,

@@ -51,9 +51,7 @@ def by_loops(chosen: Setup, uploads: Tree, since: Tree | None = None) -> tuple[n
     """(S, C) of uploads, pair by pair."""
     names = [k for k in uploads if "/" not in k]
     rows = [
-        np.concatenate(
-            [(uploads[k][i] - (0 if since is None else since[k])).flatten().numpy() for k in names]
-        )
+        np.concatenate([(uploads[k][i] - (0 if since is None else since[k])).flatten().numpy() for k in names])
         for i in range(4)
     ]
     S, C = np.eye(4), np.eye(4)

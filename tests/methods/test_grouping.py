@@ -46,9 +46,7 @@ def test_single_linkage_is_the_optimal_bipartition(seed: int) -> None:
     """No bipartition has a smaller largest similarity across; complete linkage can be worse."""
     vectors = np.random.default_rng(seed).normal(size=(6, 3))
     similarity = cfl.cosines(vectors)
-    np.testing.assert_allclose(
-        similarity[0, 1], vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors[:2], axis=1))
-    )
+    np.testing.assert_allclose(similarity[0, 1], vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors[:2], axis=1)))
     best = min(
         similarity[np.ix_(side, ~side)].max()
         for bits in itertools.product([False, True], repeat=5)

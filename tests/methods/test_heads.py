@@ -75,12 +75,8 @@ def test_fedrep_is_a_plain_loop_of_head_then_body() -> None:
             x, y = samples(chosen, k)
             for order, (part, epochs) in enumerate((("head", 2), ("fc", 1))):
                 keyed = rng.torch_rng(0, "batches", t, k, order)
-                for rows in schedule.batches(
-                    len(y), chosen.protocol.local, Stage(epochs=epochs, order=order), keyed
-                ):
-                    w = descend(
-                        lambda v, r=rows, x=x, y=y: cross_entropy(logits(v, x[r]), y[r]), w, 0.1, [part]
-                    )
+                for rows in schedule.batches(len(y), chosen.protocol.local, Stage(epochs=epochs, order=order), keyed):
+                    w = descend(lambda v, r=rows, x=x, y=y: cross_entropy(logits(v, x[r]), y[r]), w, 0.1, [part])
             heads = [{name: w[name] for name in HEAD} if i == k else heads[i] for i in (0, 1)]
             bodies.append(w)
         body = {name: (13 * bodies[0][name] + 4 * bodies[1][name]) / 17 for name in BODY}

@@ -114,9 +114,7 @@ def test_the_pull_of_fedprox_is_on_weights_not_on_statistics() -> None:
 
 
 def test_fedavg_of_two_clients_by_hand() -> None:
-    chosen = setup(
-        FedAvg(), federation((3, 9)), rounds=1, epochs=1, batch=50, optimizer=OptimizerConfig(lr=0.2)
-    )
+    chosen = setup(FedAvg(), federation((3, 9)), rounds=1, epochs=1, batch=50, optimizer=OptimizerConfig(lr=0.2))
     w = {k: v.double() for k, v in chosen.task.init(rng.torch_rng(0, "init")).items()}
     g = [gradient(chosen, w, k) for k in (0, 1)]
     assert close(simulate(chosen).server, {k: w[k] - 0.2 * (0.25 * g[0][k] + 0.75 * g[1][k]) for k in w})

@@ -69,9 +69,7 @@ class Recorder(LoopedTrainer):
         super().__init__(setup)
         self.seen: list[tuple[str, Tree]] = []
 
-    def train(
-        self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
-    ) -> Outcome:
+    def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
         outcome = super().train(ids, message, memory, clock, score)
         for place, tree in (("Message", message), ("Upload", outcome.uploads)):
             self.seen.append((place, {name: leaf[0] for name, leaf in tree.items()}))
@@ -126,9 +124,7 @@ def test_every_leaf_is_documented_and_every_documented_leaf_is_there(case: str, 
         assert not lacking, f"{place}: documented, and not there: {lacking}"
 
 
-@pytest.mark.parametrize(
-    "cls", sorted({METHODS.get(n) for n in METHODS}, key=str), ids=lambda cls: cls.__name__
-)
+@pytest.mark.parametrize("cls", sorted({METHODS.get(n) for n in METHODS}, key=str), ids=lambda cls: cls.__name__)
 def test_an_optional_leaf_is_there_in_some_runs_and_not_in_others(cls: type) -> None:
     for place, entries in listed(cls).items():
         for one in entries:

@@ -87,9 +87,7 @@ def test_perfedavgs_step_is_autograds(order: str, tolerance: float) -> None:
     meta = torch.autograd.grad(outer, list(leaves.values()))
     expected = {k: w[k] - slope for k, slope in zip(w, meta, strict=True)}
     assert close(simulate(chosen).server, expected, tolerance)
-    first = simulate(
-        setup(PerFedAvg(alpha=alpha), federation((5,)), **FULL_BATCH, optimizer=OptimizerConfig(lr=1.0))
-    )
+    first = simulate(setup(PerFedAvg(alpha=alpha), federation((5,)), **FULL_BATCH, optimizer=OptimizerConfig(lr=1.0)))
     assert (gap(first.server, expected) > 1e-4) is (order != "first")
 
 
@@ -161,9 +159,7 @@ def test_two_rounds_of_apfl_by_hand() -> None:
         w = {name: (5 * trained[0][name] + 9 * trained[1][name]) / 14 for name in w}
     state = simulate(chosen)
     assert close(state.server, w)
-    assert close(
-        trees.part(state.memory, "personal"), trees.stack(own), 1e-7
-    )  # alpha starts in single precision
+    assert close(trees.part(state.memory, "personal"), trees.stack(own), 1e-7)  # alpha starts in single precision
     assert state.memory["alpha"].tolist() == pytest.approx(alphas, abs=1e-6)
     assert alphas[0] != pytest.approx(0.4, abs=1e-4)
     shown = [mixture(own[k], w, alphas[k]) for k in (0, 1)]

@@ -85,9 +85,7 @@ def test_heads_that_point_apart_stay_in_their_modality() -> None:
     method = MultimodalFedSaC(**{**TEXT, "beta": 50.0})
     chosen, uploads = trained(method, sizes=(9, 9, 9, 9, 9))
     for leaf in ("head.weight", "head.bias"):
-        uploads[leaf] = torch.where(
-            torch.tensor(KIND).view(-1, *[1] * (leaf == "head.weight"), 1) == 0, 1.0, -1.0
-        )
+        uploads[leaf] = torch.where(torch.tensor(KIND).view(-1, *[1] * (leaf == "head.weight"), 1) == 0, 1.0, -1.0)
         uploads[leaf] = uploads[leaf].expand(5, *((4, 8) if leaf == "head.weight" else (4,))).double()
     graph = method.graph({}, uploads, chosen.cohort(chosen.everyone, Clock(2, 3)))
     assert close(graph["@head"], graph["*"])

@@ -114,9 +114,7 @@ def test_a_still_hypernetwork_keeps_its_models_and_gives_each_client_its_own() -
 
 
 def test_the_server_is_fedavgs_and_without_neighbours_so_are_the_scores() -> None:
-    knn, fedavg = (
-        setup(each, federation(FOUR), rounds=2, cohort=0.5) for each in (KNNPer(weight=0.0), FedAvg())
-    )
+    knn, fedavg = (setup(each, federation(FOUR), rounds=2, cohort=0.5) for each in (KNNPer(weight=0.0), FedAvg()))
     state, plain = simulate(knn), simulate(fedavg)
     assert close(state.server, plain.server)
     assert state.bytes_up == plain.bytes_up

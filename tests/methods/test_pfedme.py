@@ -72,9 +72,7 @@ def test_two_rounds_of_pfedme_by_hand(options: dict[str, Any], optimizer: Optimi
 def test_many_inner_steps_reach_the_proximal_point() -> None:
     """argmin a/2 ||theta - e||^2 + lambda/2 ||theta - w||^2 = (a e + lambda w) / (a + lambda)."""
     method = PFedMe(lam=3.0, inner_steps=200, personal_lr=0.1)
-    chosen = quadratic(
-        method, UNEQUAL, POINTS, CURVED, rounds=1, iterations=1, optimizer=OptimizerConfig(lr=0.1)
-    )
+    chosen = quadratic(method, UNEQUAL, POINTS, CURVED, rounds=1, iterations=1, optimizer=OptimizerConfig(lr=0.1))
     w, e = initial(chosen)["head.bias"].numpy(), minima(chosen).numpy()
     found = models(chosen, simulate(chosen))["head.bias"].numpy()
     for k in range(3):
@@ -123,11 +121,7 @@ def test_statistics_of_theta_outlive_a_restart() -> None:
     """A theta that never leaves w has seen the same batches, restarted or not."""
     options: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 4, "model": LeNet5(batch_norm=True)}
     first, second = (
-        simulate(
-            setup(
-                PFedMe(lam=0.0, personal_lr=0.0, restart=restart), federation((13, 9), (1, 16, 16)), **options
-            )
-        )
+        simulate(setup(PFedMe(lam=0.0, personal_lr=0.0, restart=restart), federation((13, 9), (1, 16, 16)), **options))
         for restart in (True, False)
     )
     assert close(first.server, second.server, 1e-12)

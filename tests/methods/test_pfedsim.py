@@ -49,9 +49,7 @@ def test_with_all_weight_on_itself_it_is_local() -> None:
 
 def similarity(a: np.ndarray, b: np.ndarray, log_of_mean: bool) -> float:
     """Eq. 3 class by class, or the code's."""
-    cosines = [
-        float(x @ y / (np.linalg.norm(x) * np.linalg.norm(y) + 1e-8)) for x, y in zip(a, b, strict=True)
-    ]
+    cosines = [float(x @ y / (np.linalg.norm(x) * np.linalg.norm(y) + 1e-8)) for x, y in zip(a, b, strict=True)]
     if log_of_mean:
         return -math.log(1 - max(0.0, float(np.mean(cosines))))
     return float(np.mean([-math.log(1 - max(0.0, c)) for c in cosines]))

@@ -55,15 +55,11 @@ def test_a_step_by_hand(simplex: tuple[str, ...]) -> None:
     names = ["head.weight", "head.bias"] + (["fc.0.weight", "fc.0.bias"] if simplex == ("*",) else [])
     assert {k for k in before if k.startswith("endpoints/")} == {f"endpoints/{name}" for name in names}
     expected = {k: torch.zeros_like(v) for k, v in before.items() if not k.startswith("region/")}
-    assert gap({"": before["region/center"][0]}, {"": before["region/center"][1]}) > 0.5, (
-        "each client its own cluster"
-    )
+    assert gap({"": before["region/center"][0]}, {"": before["region/center"][1]}) > 0.5, "each client its own cluster"
     for k, share in ((0, 5 / 14), (1, 9 / 14)):
         alpha = before["region/center"][k]
         w = {
-            name: sum(alpha[m] * before[f"endpoints/{name}"][m] for m in range(3))
-            if name in names
-            else before[name]
+            name: sum(alpha[m] * before[f"endpoints/{name}"][m] for m in range(3)) if name in names else before[name]
             for name in chosen.task.parameters
         }
         leaves = {name: torch.as_tensor(leaf).clone().requires_grad_(True) for name, leaf in w.items()}

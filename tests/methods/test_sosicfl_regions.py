@@ -26,9 +26,7 @@ def test_topics_are_the_planted_mixtures() -> None:
     shares = np.array([[1 - s, s] for s in np.linspace(0, 1, 21)])
     counts = planted_counts(shares)
     found = simplex.topics(counts, 2, seed=5)
-    oracle = LatentDirichletAllocation(
-        2, learning_method="batch", max_iter=300, random_state=1
-    ).fit_transform(counts)
+    oracle = LatentDirichletAllocation(2, learning_method="batch", max_iter=300, random_state=1).fit_transform(counts)
     for other, tolerance in ((shares, 0.06), (oracle, 0.01)):
         assert min(np.abs(found - other).max(), np.abs(found - other[:, ::-1]).max()) < tolerance
     order = np.random.default_rng(1).permutation(21)
@@ -125,9 +123,7 @@ def test_draws_stay_cheap_and_inside_where_regions_are_small() -> None:
         assert drawn.shape == (50, 10)
         assert float(drawn.min()) >= 0
         assert float((drawn - center).abs().sum(1).max()) <= 0.2 + 1e-6
-    assert close(
-        simplex.uniform(3, torch.tensor([0.3, 0.7]), 0.0, torch.Generator())[2], torch.tensor([0.3, 0.7])
-    )
+    assert close(simplex.uniform(3, torch.tensor([0.3, 0.7]), 0.0, torch.Generator())[2], torch.tensor([0.3, 0.7]))
 
 
 def test_the_code_s_draws_leave_the_simplex() -> None:

@@ -119,14 +119,10 @@ def derivative(loss: Callable[[Tree], Tensor], weights: Tree) -> Tree:
     """Gradient of `loss` at `weights`; zero for a leaf it does not depend on."""
     leaves = {k: v.detach().clone().requires_grad_(True) for k, v in weights.items()}
     found = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
-    return {
-        k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), found, strict=True)
-    }
+    return {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), found, strict=True)}
 
 
-def descend(
-    loss: Callable[[Tree], Tensor], weights: Tree, lr: float, moves: Sequence[str] = ("fc", "head")
-) -> Tree:
+def descend(loss: Callable[[Tree], Tensor], weights: Tree, lr: float, moves: Sequence[str] = ("fc", "head")) -> Tree:
     """One gradient step on the leaves whose first name is in `moves`."""
     slope = derivative(loss, weights)
     return {k: v - lr * slope[k] if k.split(".")[0] in moves else v for k, v in weights.items()}

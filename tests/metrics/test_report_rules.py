@@ -94,9 +94,7 @@ class TestReport:
 
 class TestTimeToAccuracy:
     def test_first_round_that_reaches(self):
-        got = time_to_accuracy(
-            [0, 5, 10, 15], [0.1, 0.5, 0.4, 0.6], 0.5, [0.0, 2.5, 5.0, 7.5], [0, 7, 14, 21]
-        )
+        got = time_to_accuracy([0, 5, 10, 15], [0.1, 0.5, 0.4, 0.6], 0.5, [0.0, 2.5, 5.0, 7.5], [0, 7, 14, 21])
         assert (got.rounds, got.seconds, got.bytes) == (5, 2.5, 7)
         assert got.reached
 

@@ -36,9 +36,7 @@ def leaves(shape: tuple) -> tuple[dict[str, Tensor], Tensor]:
         for name, leaf in net.named_parameters()
     }
     side = shape[-1]
-    return stacked, torch.randn(
-        CLIENTS, BATCH, shape[0], side, side, generator=generator, dtype=torch.float64
-    )
+    return stacked, torch.randn(CLIENTS, BATCH, shape[0], side, side, generator=generator, dtype=torch.float64)
 
 
 def slopes(net: Conv2d, model: dict[str, Tensor], x: Tensor) -> tuple[dict[str, Tensor], Tensor]:

@@ -29,9 +29,7 @@ def test_body_and_head_are_the_librarys_network(architecture: str, width: int) -
     net = model.create(3, 7).eval()
     place, _ = model._last_linear(net)
     state = {
-        name.removeprefix("body.").replace("head.", f"{place}.", 1)
-        if name.startswith("head.")
-        else name[5:]: leaf
+        name.removeprefix("body.").replace("head.", f"{place}.", 1) if name.startswith("head.") else name[5:]: leaf
         for name, leaf in leaves.items()
     }
     missing, unexpected = net.load_state_dict(state, strict=False)
@@ -45,9 +43,7 @@ def test_body_and_head_are_the_librarys_network(architecture: str, width: int) -
 
 def test_random_layers_are_left_out() -> None:
     net = TorchvisionModel(architecture="efficientnet_b0").build((3, 32, 32), 5)
-    assert not any(
-        "Drop" in type(module).__name__ or "Stoch" in type(module).__name__ for module in net.modules()
-    )
+    assert not any("Drop" in type(module).__name__ or "Stoch" in type(module).__name__ for module in net.modules())
 
 
 def test_the_first_convolution_fits_the_images() -> None:

@@ -53,17 +53,11 @@ SMALL = [case for case in NETWORKS if case[0] not in ("resnet18", "mobilenet_v2"
 
 
 @pytest.mark.parametrize(("name", "shape"), tiered(NETWORKS, quick=SMALL))
-def test_every_network_trains_alike_in_both_engines_and_the_plain_loop(
-    name: str, shape: tuple[int, ...]
-) -> None:
+def test_every_network_trains_alike_in_both_engines_and_the_plain_loop(name: str, shape: tuple[int, ...]) -> None:
     model = build(name, **({"vocabulary": 9} if name == "textcnn" else {}))
     data = text_federation() if name == "textcnn" else federation((6, 7), shape, tests=3)
     # Small steps, large batches: normalising two or three values by their own spread blows rounding up, layer by layer.
-    work = (
-        {"batch": 7, "iterations": 2, "optimizer": OptimizerConfig(lr=1e-3)}
-        if name in VISION
-        else {"batch": 4}
-    )
+    work = {"batch": 7, "iterations": 2, "optimizer": OptimizerConfig(lr=1e-3)} if name in VISION else {"batch": 4}
     chosen = setup(FedAvg(), data, model, rounds=1, epochs=1, **work)
     expected = plain_fedavg(chosen, model)
     start = chosen.task.init(rng.torch_rng(0, "init"))

@@ -48,10 +48,7 @@ def test_parameter_counts(name: str, shape: tuple[int, int, int], classes: int, 
 
 def test_fedcollab_counted_its_resnet_with_ten_classes() -> None:
     """Table 5 prints 11,181,642 for the model that classifies 20 coarse labels: its classifier had 10."""
-    sizes = {
-        k: sum(p.numel() for p in build("resnet18").task((3, 32, 32), k).fresh().parameters())
-        for k in (10, 20)
-    }
+    sizes = {k: sum(p.numel() for p in build("resnet18").task((3, 32, 32), k).fresh().parameters()) for k in (10, 20)}
     assert sizes == {10: 11_181_642, 20: 11_186_772}
     assert sizes[20] - sizes[10] == 10 * (512 + 1)
 

@@ -22,9 +22,7 @@ def test_replaced_batch_norm_keeps_what_the_layer_was() -> None:
         inner.weight.mul_(2)
         inner.running_mean.add_(1)
     theirs = nn.Sequential(nn.Sequential(inner), nn.ReLU())
-    ours = replace_batch_norm(
-        nn.Sequential(nn.Sequential(nn.BatchNorm1d(3, eps=1e-2, momentum=0.3)), nn.ReLU())
-    )
+    ours = replace_batch_norm(nn.Sequential(nn.Sequential(nn.BatchNorm1d(3, eps=1e-2, momentum=0.3)), nn.ReLU()))
     ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if "tracked" not in k})
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     for mode in (True, False):
@@ -37,9 +35,7 @@ def test_replaced_batch_norm_keeps_what_the_layer_was() -> None:
     [(LeNet5(), (1, 8, 8)), (LeNet5(batch_norm=True), (3, 12, 12)), (LeNet5(), (3, 4, 32))],
 )
 def test_an_input_too_small_is_refused_in_one_line(model: Model, shape: tuple[int, int, int]) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"{model.label} does not fit inputs of shape \[{shape[0]}, "
-    ) as caught:
+    with pytest.raises(ConfigError, match=rf"{model.label} does not fit inputs of shape \[{shape[0]}, ") as caught:
         check_input(model.task(shape, 10), 2)
     assert "\n" not in str(caught.value)
 
@@ -78,9 +74,7 @@ def test_batch_norm_after_a_linear_layer_refuses_a_batch_of_one() -> None:
     check_input(task, 2)
     with pytest.raises(ConfigError, match="batch of 1 sample; use a model without it"):
         check_input(task, 1)
-    check_input(
-        LeNet5(batch_norm=True).task((1, 20, 20), 4), 1
-    )  # several pixels a channel: one sample will do
+    check_input(LeNet5(batch_norm=True).task((1, 20, 20), 4), 1)  # several pixels a channel: one sample will do
 
 
 def test_settings_out_of_range_are_refused() -> None:

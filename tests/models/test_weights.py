@@ -75,9 +75,7 @@ def test_missing_weights_name_the_way_out(hub: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     task = build("resnet18", pretrained=True).task((3, 32, 32), 10)
-    with pytest.raises(
-        DataMissing, match=r"resnet18-f37072fd\.pth; set model\.download=true, model\.weights=FILE"
-    ):
+    with pytest.raises(DataMissing, match=r"resnet18-f37072fd\.pth; set model\.download=true, model\.weights=FILE"):
         task.init(torch.Generator())
     task = build("resnet18", pretrained=True, download=True).task((3, 32, 32), 10)
     with pytest.raises(DataMissing, match="could not be downloaded: Network is unreachable"):

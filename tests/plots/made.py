@@ -25,9 +25,7 @@ def square(*shape: int) -> np.ndarray:
 
 def sensitivity(values: list[str]) -> dict[str, Any]:
     names = ["homogeneous", "Dirichlet 0.5", "Dirichlet 0.1", "pathological"]
-    return grid(
-        [*values, "FedAvg", "Local"], names, **{"score/score": 80 + R.random((len(values) + 2, 4, 3))}
-    )
+    return grid([*values, "FedAvg", "Local"], names, **{"score/score": 80 + R.random((len(values) + 2, 4, 3))})
 
 
 def curves(rows: list[str], columns: list[str], *names: str) -> dict[str, Any]:

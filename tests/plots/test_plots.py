@@ -28,9 +28,7 @@ def test_areas_are_in_proportion_and_places_in_order():
     assert radius["100"] == pytest.approx(5 * radius["4"], abs=0.03)
     x, y = ({t: float(each.get(k)) for t, each in drawn.items()} for k in ("cx", "cy"))
     assert x["client 0, class 0: 100"] == x["client 0, class 2: 25"] < x["client 1, class 1: 4"]
-    assert (
-        y["client 0, class 2: 25"] < y["client 1, class 1: 4"] < y["client 0, class 0: 100"]
-    )  # class 0 at the bottom
+    assert y["client 0, class 2: 25"] < y["client 1, class 1: 4"] < y["client 0, class 0: 100"]  # class 0 at the bottom
     width, height = float(root.get("width")), float(root.get("height"))
     assert all(0 < float(each.get("cx")) < width and 0 < float(each.get("cy")) < height for each in found)
 

@@ -40,9 +40,7 @@ scalars = st.one_of(
     st.sampled_from(WORDS),
     st.text(max_size=6),
 )
-values = st.one_of(
-    scalars, st.lists(scalars, max_size=3), st.dictionaries(st.text(max_size=4), scalars, max_size=2)
-)
+values = st.one_of(scalars, st.lists(scalars, max_size=3), st.dictionaries(st.text(max_size=4), scalars, max_size=2))
 
 
 @functools.cache
@@ -114,9 +112,7 @@ def overrides(draw: st.DrawFn) -> list[str]:
     family = st.builds(
         "{}{}".format,
         st.sampled_from(["dir", "dir_prior", "fold", "groups_s", "pathological", "quantity", "homo"]),
-        st.one_of(
-            st.integers(0, 12), st.floats(0, 2), st.sampled_from(["1e-3", "1e400", "9" * 400, "1e-999", ""])
-        ),
+        st.one_of(st.integers(0, 12), st.floats(0, 2), st.sampled_from(["1e-3", "1e400", "9" * 400, "1e-999", ""])),
     )
     keys = st.one_of(
         st.sampled_from([".".join(keys) for keys in settings_keys()]),
@@ -127,9 +123,7 @@ def overrides(draw: st.DrawFn) -> list[str]:
     )
     name = st.one_of(st.sampled_from(["fedavg", "mnist", "digits", "mlp", "paper"]), st.text(max_size=5))
     chosen = st.builds("{}={}".format, group, st.one_of(name, family))
-    text = st.one_of(
-        st.sampled_from(WORDS), st.text(max_size=6), scalars.map(str), st.just("${seed}"), st.just("???")
-    )
+    text = st.one_of(st.sampled_from(WORDS), st.text(max_size=6), scalars.map(str), st.just("${seed}"), st.just("???"))
     set_to = st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~"]), keys, text)
     real = st.sampled_from(["method", "partition"]).flatmap(
         lambda group: st.sampled_from(groups.names(group)).map(lambda name: f"{group}={name}")

@@ -77,9 +77,7 @@ def test_any_image(damage: Damage, form: str, resize: bool) -> None:
 ROWS = images(2, (3072,))
 PICKLES = {
     "python 2": python2_batch(ROWS, [1, 2]),
-    **{
-        str(n): pickle.dumps({"data": ROWS, "labels": [1, 2], "x": (1, 2.5, None, True)}, n) for n in range(6)
-    },
+    **{str(n): pickle.dumps({"data": ROWS, "labels": [1, 2], "x": (1, 2.5, None, True)}, n) for n in range(6)},
 }
 
 
@@ -132,9 +130,7 @@ def test_any_archive(damage: Damage, form: str) -> None:
             return content_of(target)
 
         found = read_or_refused(path, unpacked)
-        there = {file.name for file in path.parent.iterdir()} | {
-            file.name for file in path.parent.glob("data/*")
-        }
+        there = {file.name for file in path.parent.iterdir()} | {file.name for file in path.parent.glob("data/*")}
         assert there <= {"archive", "data", "photos"}
         assert path.read_bytes() == before
         assert target.exists() == (found is not None)

@@ -87,9 +87,7 @@ def test_report_rules_read_the_rounds_that_they_say(
     for rule, picked in chosen.items():
         found = report(rule, rounds, list(map(tally, test)), list(map(tally, val)), average, per_client)
         assert found.rounds.tolist() == [[rounds[i] for i in row] for row in picked]
-        assert found.tally.correct.tolist() == [
-            sum(test[row[c]][c][0] for row in picked) for c in range(clients)
-        ]
+        assert found.tally.correct.tolist() == [sum(test[row[c]][c][0] for row in picked) for c in range(clients)]
 
 
 accuracies = st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), min_size=1, max_size=8)
@@ -103,9 +101,7 @@ def test_time_to_accuracy_is_the_first_round_that_reaches_it(
     times = []
     for accuracy in (slow, fast):
         rounds = [3 * i for i in range(len(accuracy))]
-        found = time_to_accuracy(
-            rounds, accuracy, reference, [1.5 * n for n in rounds], [7 * n for n in rounds]
-        )
+        found = time_to_accuracy(rounds, accuracy, reference, [1.5 * n for n in rounds], [7 * n for n in rounds])
         first = next((i for i, value in enumerate(accuracy) if value >= reference - 1e-9), None)
         wanted = (None, None, None) if first is None else (3 * first, 4.5 * first, 21 * first)
         assert (found.rounds, found.seconds, found.bytes) == wanted
@@ -123,9 +119,7 @@ def test_an_average_is_the_weighted_sum(rows: list[list[float]], data: st.DataOb
     weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
     leaf = torch.tensor(rows, dtype=torch.float64)
     found = trees.mean({"w": leaf, "n": leaf.round().long()}, weights)
-    wanted = [
-        math.fsum(n * row[i] for n, row in zip(sizes, rows, strict=True)) / sum(sizes) for i in range(3)
-    ]
+    wanted = [math.fsum(n * row[i] for n, row in zip(sizes, rows, strict=True)) / sum(sizes) for i in range(3)]
     assert found["w"].tolist() == pytest.approx(wanted, abs=1e-9)
     assert found["n"].dtype == torch.int64
     assert bool((found["w"] <= leaf.amax(0) + 1e-9).all() & (found["w"] >= leaf.amin(0) - 1e-9).all())

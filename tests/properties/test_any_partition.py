@@ -29,9 +29,7 @@ count = st.one_of(st.integers(1, 12), st.integers(1, 60), st.sampled_from([500, 
 number = st.one_of(st.floats(1e-6, 20), st.sampled_from([1e-6, 1e-3, 1e3, 1e6, 1e300]))
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("num_clients", "clients_per_domain"), st.one_of(st.integers(1, 8), count)),
-    **dict.fromkeys(
-        ("min_size", "size", "large", "small", "test", "min_small", "min_test", "width", "groups"), count
-    ),
+    **dict.fromkeys(("min_size", "size", "large", "small", "test", "min_small", "min_test", "width", "groups"), count),
     **dict.fromkeys(("alpha", "beta"), number),
     **dict.fromkeys(("primary", "s"), st.floats(0, 1)),
     "scale": st.one_of(st.none(), st.floats(1e-6, 1)),
@@ -163,8 +161,6 @@ def test_any_partition_comes_back_from_its_file(
 
 def test_a_split_that_is_no_promise_would_be_noticed() -> None:
     """The checks above are not empty: a sample on two clients fails them."""
-    twice = Partition(
-        "toy", 0, "toy", 4, [np.arange(3), np.arange(2, 5)], [np.arange(0)] * 2, [np.arange(5, 6)] * 2
-    )
+    twice = Partition("toy", 0, "toy", 4, [np.arange(3), np.arange(2, 5)], [np.arange(0)] * 2, [np.arange(5, 6)] * 2)
     with pytest.raises(AssertionError):
         check_promises(twice, FORTY, Protocol(), pooled=False)

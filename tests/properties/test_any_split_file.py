@@ -45,15 +45,9 @@ named = st.one_of(
     st.booleans(),
     st.sampled_from([Protocol(), Protocol("global"), Protocol(val_fraction=0.5), Protocol(fraction=0.0)]),
 )
-@example(
-    {"train_0": np.arange(5), "test_0": np.arange(5, 9)}, {"rotation": np.array(["a"])}, False, Protocol()
-)
-@example(
-    {"train_0": np.arange(5), "test_0": np.arange(5, 9)}, {"rotation": np.array([np.nan])}, False, Protocol()
-)
-@example(
-    {"train_0": np.arange(5), "test_0": np.arange(5, 9)}, {"corners": np.array("text")}, False, Protocol()
-)
+@example({"train_0": np.arange(5), "test_0": np.arange(5, 9)}, {"rotation": np.array(["a"])}, False, Protocol())
+@example({"train_0": np.arange(5), "test_0": np.arange(5, 9)}, {"rotation": np.array([np.nan])}, False, Protocol())
+@example({"train_0": np.arange(5), "test_0": np.arange(5, 9)}, {"corners": np.array("text")}, False, Protocol())
 @tried(10)
 def test_any_arrays_as_a_split(
     whole: dict[str, np.ndarray], other: dict[str, np.ndarray], shared: bool, protocol: Protocol
@@ -80,6 +74,4 @@ def test_any_arrays_as_a_split(
         given_arrays = {**whole, **other}
         for client in range(len(partition)):
             if f"{name}_{client}" in given_arrays and "test_0" in given_arrays and protocol.val_fraction == 0:
-                assert getattr(partition, name)[client].tolist() == sorted(
-                    given_arrays[f"{name}_{client}"].tolist()
-                )
+                assert getattr(partition, name)[client].tolist() == sorted(given_arrays[f"{name}_{client}"].tolist())

@@ -89,9 +89,7 @@ def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
 def test_any_file_of_a_version_without_checksums(damage: Damage, name: str) -> None:
     """Its content cannot be vouched for, but it is of the right kind or refused."""
     with holding(damage(SEALED[name]), name) as path:
-        found = read_or_refused(
-            path, lambda file: READ[name](ChecksummedFolder(file.parent, "again"), name), Damaged
-        )
+        found = read_or_refused(path, lambda file: READ[name](ChecksummedFolder(file.parent, "again"), name), Damaged)
         if name == "clients.csv" and found is not None:
             assert all(float(row["acc"] or "nan") is not None for row in found)
 
@@ -115,9 +113,7 @@ TABLE: dict[str, Any] = {
         "columns": [{"label": "digits"}],
     },
     "circumstances": {"seconds": 3.5, "changed": [], "varied": []},
-    "cells": [
-        {"row": "FedAvg", "column": "digits", "metric": "acc", "values": [12.5], "seeds": [0], "keys": ["k"]}
-    ],
+    "cells": [{"row": "FedAvg", "column": "digits", "metric": "acc", "values": [12.5], "seeds": [0], "keys": ["k"]}],
 }
 
 
@@ -145,9 +141,7 @@ def _with(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 @tried(8)
 def test_any_table_of_a_version_without_checksums(place: tuple[Any, ...], value: Any, clients: str) -> None:
     content = _with(TABLE, place, value)
-    with holding(
-        files.as_json(content if isinstance(content, dict) else {"x": content}), store.TABLE
-    ) as path:
+    with holding(files.as_json(content if isinstance(content, dict) else {"x": content}), store.TABLE) as path:
         path.with_name(store.ROWS).write_text(f"row,column,clients\nFedAvg,digits,{clients}\n")
         try:
             table = store.load_table(path.parent)

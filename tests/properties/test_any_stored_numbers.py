@@ -20,9 +20,7 @@ from tests.helpers.examples import tried
 cells = st.one_of(st.text(max_size=5), st.integers(), st.floats(), st.just('a"b,\n\r;'))
 
 
-@given(
-    st.lists(st.dictionaries(st.sampled_from(["a", "b c", "d,e"]), cells, min_size=1), min_size=1, max_size=4)
-)
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b c", "d,e"]), cells, min_size=1), min_size=1, max_size=4))
 @example([{"a": 'a"b,\n', "b c": "\r0"}, {"a": "\r"}])
 @tried(5)
 def test_what_is_written_as_csv_is_read_back(rows: list[dict[str, Any]]) -> None:
@@ -52,9 +50,7 @@ def histories(draw: st.DrawFn) -> History:
         names = draw(st.lists(st.sampled_from(["local", "val", "trained_local"]), min_size=1, unique=True))
         tallies = {name: Tally([draw(st.integers(0, t)) for t in totals], totals) for name in names}
         seconds = draw(st.dictionaries(st.sampled_from(["train", "evaluate"]), st.floats(0, 1e6)))
-        history.add(
-            Record(done, tallies, up, down, seconds, draw(st.one_of(st.just(math.nan), st.floats(0, 9))))
-        )
+        history.add(Record(done, tallies, up, down, seconds, draw(st.one_of(st.just(math.nan), st.floats(0, 9)))))
     return history
 
 
@@ -62,21 +58,14 @@ def histories(draw: st.DrawFn) -> History:
 @tried(3)
 def test_a_history_comes_back_from_a_checkpoint(history: History) -> None:
     again = History.restore(*history.state())
-    columns = [
-        [{name: repr(value) for name, value in row.items()} for row in each.rows()]
-        for each in (again, history)
-    ]
+    columns = [[{name: repr(value) for name, value in row.items()} for row in each.rows()] for each in (again, history)]
     assert columns[0] == columns[1]
     assert {k: v.tolist() for k, v in again.arrays().items() if k != "train_loss"} == {
         k: v.tolist() for k, v in history.arrays().items() if k != "train_loss"
     }
 
 
-@given(
-    st.lists(
-        st.dictionaries(st.sampled_from("abc"), st.binary(max_size=9), min_size=1), min_size=1, max_size=3
-    )
-)
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.binary(max_size=9), min_size=1), min_size=1, max_size=3))
 @tried(2)
 def test_a_sealed_folder_holds_what_was_written_last_wherever_the_writer_stops(
     writes: list[dict[str, bytes]],

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from playwright import sync_api
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needed = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)"
-)
+needed = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)")
 
 
 def started() -> Iterator[sync_api.Browser]:
@@ -29,9 +27,7 @@ def started() -> Iterator[sync_api.Browser]:
         browser.close()
 
 
-def opened(
-    browser: sync_api.Browser, results: Path, address: str = "", **options: Any
-) -> Iterator[sync_api.Page]:
+def opened(browser: sync_api.Browser, results: Path, address: str = "", **options: Any) -> Iterator[sync_api.Page]:
     """`results`/index.html at `address` (a hash)."""
     context = browser.new_context(**options)
     page, wrong = context.new_page(), []

@@ -50,21 +50,15 @@ LOOKS = ((390, "light"), (1440, "dark"), (390, "dark"), (1440, "light"))
 
 
 CASES = [(*look, view) for view in VIEWS for look in LOOKS]
-ROTATED = [
-    (*look, view) for look, view in zip([*LOOKS, *LOOKS], VIEWS, strict=False)
-]  # each view and look once
+ROTATED = [(*look, view) for look, view in zip([*LOOKS, *LOOKS], VIEWS, strict=False)]  # each view and look once
 
 
 @pytest.mark.parametrize(
     ("width", "scheme", "view"), tiered(CASES, ROTATED), ids=lambda each: getattr(each, "__name__", str(each))
 )
-def test_axe_finds_nothing(
-    browser: Any, results: Path, width: int, scheme: str, view: Callable[[Any], None]
-) -> None:
+def test_axe_finds_nothing(browser: Any, results: Path, width: int, scheme: str, view: Callable[[Any], None]) -> None:
     size = {"width": width, "height": 900}
-    for page in browsing.opened(
-        browser, results, viewport=size, color_scheme=scheme, reduced_motion="reduce"
-    ):
+    for page in browsing.opened(browser, results, viewport=size, color_scheme=scheme, reduced_motion="reduce"):
         view(page)
         found = axe.Axe().run(page).response
         assert found["passes"], "the check ran"

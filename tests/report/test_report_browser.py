@@ -129,9 +129,7 @@ def test_a_phone_scrolls_tables_in_their_boxes(browser: Any, results: Path, widt
         wide = "document.documentElement.scrollWidth"
         assert page.evaluate(wide) == width
         assert page.evaluate("document.querySelector('#table-fedcollab_t1 .scroll').scrollWidth") > width
-        name = page.locator(
-            ".overview small"
-        ).first  # of settings, which are as long as the command line made them
+        name = page.locator(".overview small").first  # of settings, which are as long as the command line made them
         name.evaluate("each => each.textContent = 'partition.num_clients=10-'.repeat(9)")
         assert name.evaluate("each => [each.scrollWidth, each.scrollHeight]") == name.evaluate(
             "each => [each.clientWidth, each.clientHeight]"

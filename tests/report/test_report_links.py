@@ -59,9 +59,7 @@ def test_an_address_of_what_is_not_there_opens_the_start(browser: Any, results: 
 def test_a_table_s_own_link_leads_to_it(browser: Any, results: Path) -> None:
     for page in browsing.opened(browser, results, "#table-hostile", viewport={"width": 900, "height": 400}):
         assert page.url.endswith("#table-hostile")
-        assert page.evaluate(
-            "document.getElementById('table-hostile').getBoundingClientRect().top < innerHeight"
-        )
+        assert page.evaluate("document.getElementById('table-hostile').getBoundingClientRect().top < innerHeight")
 
 
 def test_columns_sort_best_first_then_last_first_then_as_they_were(opened: Any) -> None:
@@ -85,9 +83,7 @@ def test_columns_sort_best_first_then_last_first_then_as_they_were(opened: Any) 
     assert counts == sorted(counts, reverse=True)
 
 
-def test_chosen_rows_are_laid_over_each_other_and_compared_client_by_client(
-    browser: Any, results: Path
-) -> None:
+def test_chosen_rows_are_laid_over_each_other_and_compared_client_by_client(browser: Any, results: Path) -> None:
     for page in browsing.opened(browser, results):
         assert page.locator("#tray").is_hidden()
         page.check(f"{T} [data-pick='0']")

@@ -59,9 +59,7 @@ def test_accuracies_by_client_are_those_of_the_run_whichever_table_kept_them(tmp
     folders = [stored(tmp_path) / "tables" / name for name in ("again", "fedcollab_t1")]
     runs = store.load_rows(folders[1])
     store.save(folders[0], judged_table(), runs)
-    here, kept = clients_of(
-        folders, {"again": [*runs, {**runs[0], "key": "alone"}], "fedcollab_t1": runs}
-    ).values()
+    here, kept = clients_of(folders, {"again": [*runs, {**runs[0], "key": "alone"}], "fedcollab_t1": runs}).values()
     assert store.load_clients(folders[0]) == {}
     assert here.keys() == kept.keys() == store.load_clients(folders[1]).keys()
     assert all((here[name] == kept[name]).all() for name in kept)
@@ -90,9 +88,7 @@ def test_only_the_page_s_own_scripts_may_run(page: Page) -> None:
 
 def test_labels_stay_text(page: Page) -> None:
     images = [attributes["src"] or "" for tag, attributes in page.elements if tag == "img"]
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in images), (
-        "that of ranks, not the label's"
-    )
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in images), "that of ranks, not the label's"
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
     assert not [text for _, text in page.scripts if text.startswith("document.title")]
     (content,) = (json.loads(text) for attributes, text in page.scripts if attributes.get("id") == "content")
@@ -124,9 +120,7 @@ def test_command_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "2 tables" in capsys.readouterr().out
     assert (results / "x.html").is_file()
     assert (
-        program.main(
-            ["report", str(results), "--out", str(results / "tables" / "hostile" / "table.json" / "x.html")]
-        )
+        program.main(["report", str(results), "--out", str(results / "tables" / "hostile" / "table.json" / "x.html")])
         == 2
     )
     assert "--out" in capsys.readouterr().err

@@ -63,9 +63,7 @@ def test_an_exploratory_cell_is_of_a_kind_of_its_own() -> None:
 )
 def test_a_cell_without_a_value_says_why(reason: str, word: str) -> None:
     table = judged_table()
-    cells = tuple(
-        dataclasses.replace(cell, values=(), seeds=(), keys=(), reason=reason) for cell in table.cells
-    )
+    cells = tuple(dataclasses.replace(cell, values=(), seeds=(), keys=(), reason=reason) for cell in table.cells)
     shown = seen(dataclasses.replace(table, cells=cells)).content["cells"]["0-0-0"]
     assert (shown["kind"], shown["said"]) == ("missing", word)
 
@@ -175,9 +173,7 @@ def test_a_table_on_other_data_claims_none_of_the_paper_s() -> None:
 def test_the_command_of_a_cell_makes_its_seeds() -> None:
     table = judged_table()
     made = dataclasses.replace(table.provenance, substitute="digits", changed=("method.note='a b'",))
-    commands = table_view(dataclasses.replace(table, provenance=made), "folder", [], {}, []).content[
-        "commands"
-    ]
+    commands = table_view(dataclasses.replace(table, provenance=made), "folder", [], {}, []).content["commands"]
     assert commands["1-0"] == (
         "python -m fedbench reproduce table=fedcollab_t1 substitute=digits 'method.note='\"'\"'a b'\"'\"'' "
         "rows=2 columns=1 seeds=3"

@@ -77,9 +77,7 @@ def stored(root: Path) -> Path:
     judged, hostile = judged_table(), hostile_table()
     label = judged.spec.columns[0].label
     folder = root / "tables" / "fedcollab_t1"
-    runs = [
-        run(row, seed, column=label, clients=20) for row in ("Local", "FedAvg", "FedProx") for seed in (0, 1)
-    ]
+    runs = [run(row, seed, column=label, clients=20) for row in ("Local", "FedAvg", "FedProx") for seed in (0, 1)]
     runs[-1]["partition_hash"] = "another"
     store.save(folder, judged, runs)
     store.save_curves(folder, [curve for row in ("Local", "FedAvg") for curve in points(row, label)])

@@ -85,9 +85,7 @@ def test_an_empty_tree(tmp_path):
 
 def test_another_configuration_is_refused_in_one_line(tmp_path):
     checkpoint.save(tmp_path / "c", {"a": torch.ones(1)}, {}, key="aaaa")
-    with pytest.raises(
-        CheckpointError, match=r"another configuration \(key aaaa, not bbbb\); delete it"
-    ) as error:
+    with pytest.raises(CheckpointError, match=r"another configuration \(key aaaa, not bbbb\); delete it") as error:
         checkpoint.load(tmp_path / "c", key="bbbb")
     assert "\n" not in str(error.value)
     checkpoint.load(tmp_path / "c")

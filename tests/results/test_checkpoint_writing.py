@@ -46,9 +46,7 @@ print(step)
 
 def test_a_killed_writer_never_costs_an_acknowledged_checkpoint(tmp_path):
     path = tmp_path / "c.safetensors"
-    run = subprocess.run(
-        [sys.executable, "-c", KILLS, str(path)], capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, "-c", KILLS, str(path)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) >= 20
     for left_over in (".tmp-1-aa-c.safetensors", ".tmpAbCdEf"):  # ours, and safetensors' own

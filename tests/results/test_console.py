@@ -19,10 +19,7 @@ def a_row(method, seed, acc, **more):
 class TestComparison:
     def cells(self, rows):
         table = comparison_table(rows)
-        return [
-            [str(cell) for cell in row]
-            for row in zip(*(column.cells for column in table.columns), strict=True)
-        ]
+        return [[str(cell) for cell in row] for row in zip(*(column.cells for column in table.columns), strict=True)]
 
     def test_mean_and_sample_deviation_over_seeds(self):
         rows = [a_row("fedavg", seed, acc, ipr=50.0, rsd=None) for seed, acc in enumerate((80.0, 82.0, 87.0))]
@@ -102,8 +99,6 @@ def test_human_seconds(value, text):
     assert progress.human_seconds(value) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(89, "89 s"), (90, "1.5 min"), (5400, "1.5 h"), (1_296_000, "15.0 d")]
-)
+@pytest.mark.parametrize(("seconds", "words"), [(89, "89 s"), (90, "1.5 min"), (5400, "1.5 h"), (1_296_000, "15.0 d")])
 def test_seconds_as_people_say_them(seconds: float, words: str) -> None:
     assert progress.rough_seconds(seconds) == words

@@ -99,9 +99,7 @@ def test_a_missing_client_is_one_clear_line(run: RunFolder) -> None:
         run.accuracies()
     manifest = (run.path / files.MANIFEST).read_bytes()
     (run.path / files.MANIFEST).unlink()  # as of an earlier version
-    with pytest.raises(
-        Damaged, match=r"clients\.csv is damaged \(it does not hold as many clients as result\.json"
-    ):
+    with pytest.raises(Damaged, match=r"clients\.csv is damaged \(it does not hold as many clients as result\.json"):
         run.accuracies()
     file.write_bytes(whole)
     (run.path / files.MANIFEST).write_bytes(manifest)

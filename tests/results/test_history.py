@@ -44,9 +44,7 @@ class TestHistory:
 
     def test_survives_a_checkpoint_bit_for_bit(self, tmp_path):
         history = a_history()
-        odd = {
-            "local": tally([0.1 + 0.2, 0], [0.7, 0])
-        }  # weighted counts, another set of sets, another phase
+        odd = {"local": tally([0.1 + 0.2, 0], [0.7, 0])}  # weighted counts, another set of sets, another phase
         history.add(Record(7, odd, 2**40, 2**62, {"prepare": 1e-9}, math.nan))
         tree, meta = history.state()
         assert {leaf.dtype for leaf in tree.values()} == {torch.int64, torch.float64}
@@ -123,9 +121,7 @@ class TestSummary:
         assert (row["report_first"], row["report_last"]) == (1, 2)
         assert row["acc"] == pytest.approx((80 + 50) / 2)
         assert row["acc_on_common"] == pytest.approx(3200 / 90)  # mean validation accuracy is best at round 2
-        rounds = [
-            row["round"] for row in client_rows(a_history(), Reading("best_val", per_client=True), sizes={})
-        ]
+        rounds = [row["round"] for row in client_rows(a_history(), Reading("best_val", per_client=True), sizes={})]
         assert rounds == [2, 1]
 
     def test_client_rows(self):

@@ -53,9 +53,7 @@ class TestEnvironment:
     def test_commit_only_of_the_checkout_itself(self, tmp_path):
         def git(*arguments):
             identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-            subprocess.run(
-                ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True
-            )
+            subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
 
         package = tmp_path / "fedbench"
         installed = tmp_path / "venv" / "fedbench"

@@ -37,9 +37,7 @@ def same(together: Run, alone: Run) -> None:
     """Equal curves and traffic; models equal but for rounding."""
     for name in ("acc", "bytes_up", "bytes_down", "partition_hash", "key"):
         assert together.row[name] == alone.row[name], name
-    curves = [
-        pd.read_csv(each.folder / "rounds.csv").filter(regex="^(round|acc)") for each in (together, alone)
-    ]
+    curves = [pd.read_csv(each.folder / "rounds.csv").filter(regex="^(round|acc)") for each in (together, alone)]
     np.testing.assert_allclose(curves[0], curves[1])
     ours, theirs = (checkpoint.load(each.folder / "model.safetensors")[0] for each in (together, alone))
     assert ours.keys() == theirs.keys()

@@ -47,8 +47,7 @@ def spans(file: str) -> list[tuple[int, int, str]]:
     body = ast.parse(Path(file).read_text()).body
     named = [node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     return [
-        (min(each.lineno for each in (node, *node.decorator_list)), node.end_lineno or 0, node.name)
-        for node in named
+        (min(each.lineno for each in (node, *node.decorator_list)), node.end_lineno or 0, node.name) for node in named
     ]
 
 
@@ -80,11 +79,7 @@ def traced() -> Iterator[set[Definition]]:
 
 def covered(run: RunConfig) -> set[Definition]:
     """All definitions in the hashes of a run's code."""
-    own = {
-        each
-        for part, roots in fingerprint.roots_of(run).items()
-        for each in fingerprint._closure(part, roots)
-    }
+    own = {each for part, roots in fingerprint.roots_of(run).items() for each in fingerprint._closure(part, roots)}
     return own if run.local is None else own | covered(run.local)
 
 
@@ -113,9 +108,7 @@ def test_every_function_that_a_run_executes_is_in_a_hash(tmp_path: Path, engine:
 
 
 def test_with_several_kinds_of_client_as_well(tmp_path: Path) -> None:
-    run = config(
-        tmp_path, "dataset=captioned", "model=small_pair", "method=fedsac_multimodal", "partition=homo"
-    )
+    run = config(tmp_path, "dataset=captioned", "model=small_pair", "method=fedsac_multimodal", "partition=homo")
     assert executed_uncovered(run) == set()
 
 

@@ -30,6 +30,4 @@ def test_methods_differ_on_the_default_federation(tmp_path: Path) -> None:
         result = execute(resolve(compose.compose([*overrides, "hardware=cpu", "hardware.engine=looped"])))
         found[chosen] = [float(row["acc"]) for row in files_of(result.folder).csv(CLIENTS)]
     for (one, ours), (other, theirs) in itertools.combinations(found.items(), 2):
-        assert ours != pytest.approx(theirs, abs=0.1), (
-            f"{' '.join(one)} and {' '.join(other)} cannot be told apart"
-        )
+        assert ours != pytest.approx(theirs, abs=0.1), f"{' '.join(one)} and {' '.join(other)} cannot be told apart"

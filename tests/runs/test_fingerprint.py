@@ -126,9 +126,7 @@ def test_codes_that_give_the_same_numbers_are_one(
     run = config(tmp_path / "runs", "method=local")
     first = execution.execute(run).row["code"]
     edit(monkeypatch, "engine")
-    old, new = (
-        dict(part.split(":") for part in code.split())["engine"] for code in (first, fingerprint.code_of(run))
-    )
+    old, new = (dict(part.split(":") for part in code.split())["engine"] for code in (first, fingerprint.code_of(run)))
     same = tmp_path / "same.csv"
     same.write_text(f"part,old,new,reason\nengine,{old},middle,moved\nengine,middle,{new},renamed\n")
     monkeypatch.setattr(fingerprint, "SAME_NUMBERS", same)
@@ -154,6 +152,4 @@ def test_a_method_inside_another_counts() -> None:
         for chosen in (["method=fedcollab"], ["method=fedcollab", "method/base=ditto"])
     )
     assert plain["method"] != inside["method"]
-    assert {k: v for k, v in plain.items() if k != "method"} == {
-        k: v for k, v in inside.items() if k != "method"
-    }
+    assert {k: v for k, v in plain.items() if k != "method"} == {k: v for k, v in inside.items() if k != "method"}

@@ -42,9 +42,7 @@ def test_a_coarse_precision_counts_in_the_key_and_float32_does_not() -> None:
 
 
 def test_its_row_says_so(tmp_path: Path) -> None:
-    rows = [
-        execute(run(f"runs_dir={tmp_path}", f"hardware.precision={name}")).row for name in ("float32", "bf16")
-    ]
+    rows = [execute(run(f"runs_dir={tmp_path}", f"hardware.precision={name}")).row for name in ("float32", "bf16")]
     assert "precision" not in rows[0]
     assert rows[1]["precision"] == "bf16"
 
@@ -71,8 +69,7 @@ def test_clients_of_every_kind_train_coarsely(kind: int) -> None:
     tasks = []
     for bf16 in (False, True):
         plain = [
-            net.task(shape, 4, bf16=bf16)
-            for net, shape in zip(NETWORKS.values(), [(1, 4, 4), (1, 1, 4)], strict=True)
+            net.task(shape, 4, bf16=bf16) for net, shape in zip(NETWORKS.values(), [(1, 4, 4), (1, 1, 4)], strict=True)
         ]
         tasks.append(JointTask(plain, list(NETWORKS), torch.tensor([0, 1])).kinds[kind])
     fine, coarse = tasks

@@ -55,9 +55,7 @@ def test_a_checkpoint_of_another_config_or_a_damaged_one_is_refused(
         count_rounds(patch, stop)
         for lr in (0.1, 0.2):
             with pytest.raises(KeyboardInterrupt):
-                run.execute(
-                    config(tmp_path, "method=local", "checkpoint.rounds=1", f"protocol.optimizer.lr={lr}")
-                )
+                run.execute(config(tmp_path, "method=local", "checkpoint.rounds=1", f"protocol.optimizer.lr={lr}"))
             (checkpoints[lr],) = set(tmp_path.rglob("checkpoint.safetensors")) - set(checkpoints.values())
     checkpoints[0.1].write_bytes(checkpoints[0.2].read_bytes())
     with pytest.raises(CheckpointError, match="another configuration"):

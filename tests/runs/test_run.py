@@ -48,9 +48,7 @@ def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
     assert np.allclose(clients["acc_local"], pd.read_csv(next(tmp_path.rglob("local/*/clients.csv")))["acc"])
 
 
-def test_a_finished_run_is_read_not_repeated_unless_forced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_is_read_not_repeated_unless_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run.execute(config(tmp_path, "method=fedavg"))
     before = rows(first.folder)
     trained = count_rounds(monkeypatch)
@@ -138,9 +136,7 @@ def test_engines_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (trained, found.row) == ([], looped.row)
     stacked = run.execute(config(tmp_path / "again", "method=ditto", "hardware.engine=stacked"))
     assert stacked.row["key"] == looped.row["key"]
-    assert stacked.row["acc"] == pytest.approx(looped.row["acc"], abs=1.5), (
-        "rounding may turn a sample or two"
-    )
+    assert stacked.row["acc"] == pytest.approx(looped.row["acc"], abs=1.5), "rounding may turn a sample or two"
 
 
 def test_offline_wandb_logs_beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,9 +59,7 @@ def test_a_change_is_validated() -> None:
 )
 def test_a_run_is_compared_with_one_local_run(more: tuple[str, ...], expected: tuple[str, ...]) -> None:
     run = made("protocol.rounds=7", "save_models=true", *more)
-    local = resolve(
-        compose(["dataset=digits", "partition=dir0.5", "protocol.rounds=7", "method=local", *expected])
-    )
+    local = resolve(compose(["dataset=digits", "partition=dir0.5", "protocol.rounds=7", "method=local", *expected]))
     assert run.local is not None
     assert run_key(run.local) == run_key(local)
     assert not run.local.settings.force

@@ -32,9 +32,7 @@ from tests.runs.seeds import configs, finished, same
             *["method=fedcollab", "method.discriminator.rounds=10"],
             *["partition=label_shift", "dataset.limit=null"],
         ],
-        pytest.param(
-            ["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"], marks=pytest.mark.slow
-        ),
+        pytest.param(["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"], marks=pytest.mark.slow),
         pytest.param(["method=fedavg", "partition=feature_shift"], marks=pytest.mark.slow),
         pytest.param(
             ["method=fedavg", "partition=dir0.5", "partition_seed=2", "reference_seed=7"],

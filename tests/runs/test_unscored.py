@@ -18,9 +18,7 @@ from fedbench.metrics import Tally
 from fedbench.runs.run import Reading, summarise
 
 
-def test_a_client_a_sample_is_refused_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_a_sample_is_refused_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "dataset=digits",
         "partition=homo",

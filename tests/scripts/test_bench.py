@@ -66,9 +66,7 @@ def bench(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def tiny(bench: Any) -> Any:
     overrides = ("model=mlp", "protocol=quick", "protocol.local.epochs=1", *bench.rounds.SGD)
-    return bench.rounds.Workload(
-        "T", "three clients", (*overrides, "protocol.cohort=all"), (70, 33, 5), (1, 8, 8)
-    )
+    return bench.rounds.Workload("T", "three clients", (*overrides, "protocol.cohort=all"), (70, 33, 5), (1, 8, 8))
 
 
 # --- rounds of local training
@@ -83,9 +81,7 @@ def test_contestants_do_equal_work_and_reach_equal_weights(bench: Any) -> None:
     assert all(gap <= 1e-12 for gap in row["largest_difference"].values())
 
 
-def test_an_engine_that_trains_something_else_is_not_timed(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_trains_something_else_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lazy(bench.rounds.LoopedTrainer):  # type: ignore[misc, name-defined]
         """Skips the optimiser's steps."""
 
@@ -142,9 +138,7 @@ def test_five_seeds_together_give_what_they_give_apart(bench: Any, monkeypatch: 
 # --- phases of a run
 
 
-def test_a_protocols_phases_are_weighed_by_how_often_they_come(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_protocols_phases_are_weighed_by_how_often_they_come(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of 8 s of training and 1 s of server work; scoring takes 10 s and comes every tenth of them."""
 
     class Simulated:
@@ -250,8 +244,7 @@ def test_equal_work(
 ) -> None:
     rivals = load("benchmarks.rivals")
     answers = {
-        who: rivals.Answer([1.0, 1.0], count, score)
-        for who, count, score in zip("ab", steps, accuracy, strict=True)
+        who: rivals.Answer([1.0, 1.0], count, score) for who, count, score in zip("ab", steps, accuracy, strict=True)
     }
     if message is None:
         rivals.equal_work(answers)
@@ -280,6 +273,4 @@ def test_ratio_compares_equal_numbers_of_processes(bench: Any, load: Callable[[s
         ["workers", 4.0],
     ]
     page = bench.markdown({**HEAD, "rivals": rows})
-    assert (
-        "| T | pfl 0.6.0 | 1 | 10.00 (11.00) | looped 5.00 (5.00) | 2.00 | 0.900, ours 0.900 | 0.5 |" in page
-    )
+    assert "| T | pfl 0.6.0 | 1 | 10.00 (11.00) | looped 5.00 (5.00) | 2.00 | 0.900, ours 0.900 | 0.5 |" in page

@@ -37,8 +37,7 @@ def test_notes_say_which_draws_give_the_published_coalitions(name: str) -> None:
     assert found("label_shift", "unit, last") == [0, 1, 2, 3, 4]
     first, second, last = found("label_shift", "normalised, best")
     assert (
-        f"the former finds the published coalitions for seeds 0-4, the latter for {first}, {second} and {last}"
-        in note
+        f"the former finds the published coalitions for seeds 0-4, the latter for {first}, {second} and {last}" in note
     )
     assert "on the authors' partition both do for all five" in note
     for reading in ("unit, last", "normalised, last", "normalised, best"):

@@ -109,9 +109,7 @@ def test_an_experiment_ends_in_a_table_and_a_figure(
 
 def outcomes() -> list[JobOutcome]:
     return [
-        JobOutcome(
-            {"method.C": c, "method.rho": rho, "seed": s}, {"acc": float(s) + 10 * float(c) + float(rho)}
-        )
+        JobOutcome({"method.C": c, "method.rho": rho, "seed": s}, {"acc": float(s) + 10 * float(c) + float(rho)})
         for c in ("10", "2")
         for rho in ("0.5", "1")
         for s in ("0", "2")
@@ -165,17 +163,13 @@ def test_figures_show_the_means_in_order_of_size() -> None:
 
 
 def test_categories_are_dots_with_their_spread_and_every_run() -> None:
-    runs = pd.DataFrame(
-        {"method": ["fedavg", "fedavg", "ditto"], "model": ["mlp"] * 3, "acc": [1.0, 3.0, 5.0]}
-    )
+    runs = pd.DataFrame({"method": ["fedavg", "fedavg", "ditto"], "model": ["mlp"] * 3, "acc": [1.0, 3.0, 5.0]})
     (axis,) = sweep_lines(runs.assign(panel=""), "method", "model", "acc", "title").axes
     assert [label.get_text() for label in axis.get_xticklabels()] == ["fedavg", "ditto"]
     means, (low, high) = axis.containers[0].lines[0], axis.containers[0].lines[1]
     assert means.get_linestyle() == "None"
     assert list(means.get_ydata()) == [2.0, 5.0]
-    assert high.get_ydata()[0] - low.get_ydata()[0] == pytest.approx(2 * 2**0.5), (
-        "one standard deviation each way"
-    )
+    assert high.get_ydata()[0] - low.get_ydata()[0] == pytest.approx(2 * 2**0.5), "one standard deviation each way"
     assert [list(line.get_ydata()) for line in axis.lines if line.get_marker() == "."] == [[1.0, 3.0, 5.0]]
 
 

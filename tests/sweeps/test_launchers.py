@@ -27,16 +27,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def joblib() -> list[str]:
-    pytest.importorskip(
-        "hydra_plugins.hydra_joblib_launcher", reason="hydra-joblib-launcher is not installed"
-    )
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="hydra-joblib-launcher is not installed")
     return ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 
 
 def submitit() -> list[str]:
-    pytest.importorskip(
-        "hydra_plugins.hydra_submitit_launcher", reason="hydra-submitit-launcher is not installed"
-    )
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="hydra-submitit-launcher is not installed")
     return ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=2"]
 
 
@@ -45,16 +41,12 @@ def ray() -> list[str]:
     return ["hydra/launcher=ray"]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning:ray", "ignore::ResourceWarning", "ignore::DeprecationWarning:ray"
-)
+@pytest.mark.filterwarnings("ignore::FutureWarning:ray", "ignore::ResourceWarning", "ignore::DeprecationWarning:ray")
 @pytest.mark.parametrize(
     "launcher",
     [joblib, pytest.param(submitit, marks=pytest.mark.slow), pytest.param(ray, marks=pytest.mark.slow)],
 )
-def test_rows_and_failures_come_back(
-    launcher: object, elsewhere: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_and_failures_come_back(launcher: object, elsewhere: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = launcher()  # type: ignore[operator]
     assert main(["-m", *chosen, "method=fedprox,local", "seed=0,1", "method.mu=0.5", *SHORT]) == 2
     captured = capfd.readouterr()
@@ -68,9 +60,7 @@ def test_rows_and_failures_come_back(
 
 
 @pytest.mark.slow
-def test_tuning_repeats_seeds_and_needs_validation_samples(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tuning_repeats_seeds_and_needs_validation_samples(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna", reason="optuna is not installed")
     command = [
         "-m",
@@ -93,9 +83,7 @@ def test_tuning_repeats_seeds_and_needs_validation_samples(
 
 
 def test_a_trial_is_judged_by_validation_accuracy_only() -> None:
-    rows = [
-        {"score": 99.0, "acc_on_val": 40.0, "acc_on_val_pooled": 10.0, "average": "client"} for _ in range(2)
-    ]
+    rows = [{"score": 99.0, "acc_on_val": 40.0, "acc_on_val_pooled": 10.0, "average": "client"} for _ in range(2)]
     rows[1]["acc_on_val"] = 60.0
     assert Trial(0, {}, [JobOutcome(row=row) for row in rows]).score == 50
     pooled = [{**row, "average": "pooled"} for row in rows]

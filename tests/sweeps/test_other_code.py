@@ -75,9 +75,7 @@ def test_python_tells_by_a_column_and_an_attribute(monkeypatch: pytest.MonkeyPat
     assert loaded.to_dict() == {"fedavg": "engine", "fedprox": "", "local": "engine"}
 
 
-def test_commands_that_read_runs_mark_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_that_read_runs_mark_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run = fedbench.run(*SHORT, method="local")
     edit(monkeypatch, "method")
     assert program.main(["collect", "runs", "--out", "runs.csv"]) == 0

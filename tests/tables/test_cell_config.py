@@ -13,9 +13,9 @@ from fedbench.tables.spec import Selection, compose_cell
 
 def cell(*changed: str) -> dict[str, Any]:
     table = spec.load("fedcollab_t1")
-    return compose_cell(
-        table, table.columns[0], table.rows[-1].overrides, Selection(scale="quick", overrides=changed)
-    )[1]
+    return compose_cell(table, table.columns[0], table.rows[-1].overrides, Selection(scale="quick", overrides=changed))[
+        1
+    ]
 
 
 def test_a_cell_is_of_the_table_the_selection_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

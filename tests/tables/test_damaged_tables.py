@@ -36,9 +36,7 @@ def table(tmp_path: Path) -> Path:
     cell = Cell("FedAvg", "digits", "acc", (12.5, 25.0), (0, 1), (KEY, KEY[::-1]))
     lines = [{"row": "FedAvg", "column": "digits", "key": KEY, "acc": 12.5, "seed": 0}]
     store.save(folder, TableResult(parse(spec), (cell,)), lines)
-    store.save_curves(
-        folder, [{"row": "FedAvg", "column": "digits", "seed": 0, "round": 1, "acc_on_local": 12.5}]
-    )
+    store.save_curves(folder, [{"row": "FedAvg", "column": "digits", "seed": 0, "round": 1, "acc_on_local": 12.5}])
     store.save_matrices(folder, {"FedAvg|digits|0": np.eye(3)})
     return folder
 
@@ -60,9 +58,7 @@ def test_a_table_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> Non
     assert set(found) <= ({"refused", "no difference"} if name == files.MANIFEST else {"refused"})
 
 
-def test_a_table_is_whole_whenever_its_writer_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_whole_whenever_its_writer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved anew with other values, and stopped at each replacement of a file."""
     other = Cell("FedAvg", "digits", "acc", (50.0, 75.0), (0, 1), (KEY, KEY[::-1]))
     ends = set()

@@ -94,9 +94,7 @@ def test_hedges_g_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("difference", "spread"), [(0.3, 1.0), (-0.5, 1.2), (2.5, 1.5), (-3.0, 2.0)])
-def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_trials(
-    difference: float, spread: float
-) -> None:
+def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_trials(difference: float, spread: float) -> None:
     ours, theirs = Sample(50 + difference, spread, 5), Sample(50.0, 0.3, 20)
     n = int(seeds_needed(ours, theirs, 1.0))
     wanted = EQUIVALENT if abs(difference) < 1 else DIFFERENT

@@ -57,10 +57,7 @@ def test_each_client_is_scored_on_its_own_and_on_the_test_set_of_all(
 
 
 def test_what_clients_adapt_before_each_scoring_counts(tmp_path: Path) -> None:
-    rows = [
-        ["method=fedbabu", "method.tune_epochs=1", f"protocol.score={score}"]
-        for score in ("received", "trained")
-    ]
+    rows = [["method=fedbabu", "method.tune_epochs=1", f"protocol.score={score}"] for score in ("received", "trained")]
     made = planned(tmp_path, [{"label": str(row), "overrides": row} for row in rows])
     adapting, never = (
         estimate.client_steps(estimate.ResourceEstimate(made).setup(job.config), job.config)
@@ -111,22 +108,16 @@ def test_why_cells_cannot_be_built_is_said_once(
 
     monkeypatch.setattr(estimate, "build", build)
     made, threads = planned(tmp_path, ROWS), torch.get_num_threads()
-    assert list(estimate.estimate_lines(made, made.missing(), 2)) == [
-        "cannot be built: all 2 cells: no such file"
-    ]
+    assert list(estimate.estimate_lines(made, made.missing(), 2)) == ["cannot be built: all 2 cells: no such file"]
     assert torch.get_num_threads() == threads
     assert len(tried) == 1, "the same data, partition and network are not tried again"
 
 
-def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(
-    tmp_path: Path, timed: list[str]
-) -> None:
+def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(tmp_path: Path, timed: list[str]) -> None:
     made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
     reason, time, *_ = estimate.estimate_lines(made, made.missing(), 1)
     assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] finds none of")
-    assert time.endswith("(3 runs by a step timed here, without what servers do)"), (
-        "of Local and the other two"
-    )
+    assert time.endswith("(3 runs by a step timed here, without what servers do)"), "of Local and the other two"
 
 
 def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:
@@ -141,9 +132,7 @@ def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:
     assert plan.of_runs(two, [made.cells[1].jobs[0].identity]) == "2 cells (FedRep / here; FedRep / there)"
 
 
-def test_memory_and_disk_of_what_is_missing(
-    tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_and_disk_of_what_is_missing(tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     made = planned(tmp_path, ROWS)
     found = estimate.estimate(made, made.missing())
     setup = estimate.build(made.jobs[-1].config)

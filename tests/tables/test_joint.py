@@ -43,21 +43,15 @@ def test_p_is_adjusted_for_the_groups_of_the_table() -> None:
         ours = np.mean(rows, axis=0)
         theirs = [PUBLISHED[row] for row in "ABC"[: len(rows)]]
         mean, std = np.mean([each.mean for each in theirs]), np.mean([each.std for each in theirs])
-        bare.append(
-            stats.ttest_ind_from_stats(ours.mean(), ours.std(ddof=1), 4, mean, std, 5, equal_var=False).pvalue
-        )
+        bare.append(stats.ttest_ind_from_stats(ours.mean(), ours.std(ddof=1), 4, mean, std, 5, equal_var=False).pvalue)
     small, large = sorted(bare)
-    assert sorted(each.p for each in verdict.biases(table)) == pytest.approx(
-        [2 * small, max(2 * small, large)]
-    )
+    assert sorted(each.p for each in verdict.biases(table)) == pytest.approx([2 * small, max(2 * small, large)])
 
 
 def test_rows_that_share_a_draw_are_one_observation_a_seed() -> None:
     """Seven copies of one low row say no more than the row."""
     alone = filled({"A": A, "B": A}, {"A": PUBLISHED["A"], "B": PUBLISHED["A"]}, published_seeds=5)
-    many = filled(
-        {f"R{i}": A for i in range(7)}, {f"R{i}": PUBLISHED["A"] for i in range(7)}, published_seeds=5
-    )
+    many = filled({f"R{i}": A for i in range(7)}, {f"R{i}": PUBLISHED["A"] for i in range(7)}, published_seeds=5)
     assert verdict.biases(alone)[0].p == pytest.approx(verdict.biases(many)[0].p)
 
 
@@ -76,9 +70,7 @@ def test_what_takes_no_part_in_a_joint_test() -> None:
 
 def test_a_row_may_pass_for_another() -> None:
     close = {"A": value(90.1, 0.1), "B": value(90.2, 0.1), "C": value(60.0, 0.1), "D": value(91.0, 0.1)}
-    table = filled(
-        {"A": [90.0, 90.1, 90.2], "B": [75.0, 75.1, 75.2], "C": [], "D": [90.0]}, close, published_seeds=5
-    )
+    table = filled({"A": [90.0, 90.1, 90.2], "B": [75.0, 75.1, 75.2], "C": [], "D": [90.0]}, close, published_seeds=5)
     found = verdict.matches(table)
     assert {each.row for each in found} == {"A", "B"}, "no test of one seed, nor of none"
     assert verdict.passes_for(found, "c", "acc", "A") == ("B",)

@@ -65,9 +65,7 @@ def test_the_command_line_of_a_local_reference_repeats_it(tmp_path: Path) -> Non
         made = plan.make(table(), selection(tmp_path, changed=changed))
         twins = [local_reference(job) for job in made.jobs]
         assert {twin.config.seed for twin in twins} == ({7} if "reference_seed=7" in changed else {0, 1})
-        assert {twin.config.partition_seed for twin in twins} == (
-            {4} if "partition_seed=4" in changed else {0, 1}
-        )
+        assert {twin.config.partition_seed for twin in twins} == ({4} if "partition_seed=4" in changed else {0, 1})
         for twin in twins:
             assert run_key(resolve(compose(twin.overrides))) == twin.key
 
@@ -104,14 +102,10 @@ def test_what_the_paper_leaves_open_may_be_varied(tmp_path: Path) -> None:
     both = plan.make(open_, selection(tmp_path, changed=("partition_seed=0", "protocol.rounds=3"))).provenance
     assert (both.varied, both.changed) == (("partition_seed=0",), ("protocol.rounds=3",))
     assert not both.is_paper_setting
-    assert not plan.make(
-        table(), selection(tmp_path, changed=("partition_seed=0",))
-    ).provenance.is_paper_setting
+    assert not plan.make(table(), selection(tmp_path, changed=("partition_seed=0",))).provenance.is_paper_setting
     named = table(left_open=["partition=homo"])  # this one, no other
     assert plan.make(named, selection(tmp_path, changed=("partition=homo",))).provenance.is_paper_setting
-    assert not plan.make(
-        named, selection(tmp_path, changed=("partition=dir0.1",))
-    ).provenance.is_paper_setting
+    assert not plan.make(named, selection(tmp_path, changed=("partition=dir0.1",))).provenance.is_paper_setting
 
 
 def test_a_row_that_does_not_compose_is_named(tmp_path: Path) -> None:

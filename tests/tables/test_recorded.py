@@ -20,9 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def run(tmp_path: Path, *more: str) -> None:
     """A call of the command; runs and results below `tmp_path`."""
     assert (
-        program.main(
-            ["reproduce", *TABLE, f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", *more]
-        )
+        program.main(["reproduce", *TABLE, f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", *more])
         == 0
     )
 

@@ -86,9 +86,7 @@ def test_write_draws_what_is_stored(tmp_path: Path) -> None:
     write(tmp_path)
     names = {file.name for file in tmp_path.iterdir()}
     assert {"table.md", "table.tex", "cells.csv", "significance.csv"} <= names
-    assert (tmp_path / "table.md").read_text(encoding="utf-8") == render.draw_markdown(
-        store.load_table(tmp_path)
-    )
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") == render.draw_markdown(store.load_table(tmp_path))
 
 
 def test_what_was_chosen_afterwards_is_marked_and_counted_apart() -> None:
@@ -175,9 +173,7 @@ def test_runs_that_are_too_short_have_no_order() -> None:
 def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_line() -> None:
     columns = [{"label": label} for label in ("c", "later", "absent")]
     table = filled({**VALUES, "E": []}, PUBLISHED, made=MADE, columns=columns)
-    cells_ = [
-        dataclasses.replace(cell, reason="Diverged: nan") if cell.row == "E" else cell for cell in table.cells
-    ]
+    cells_ = [dataclasses.replace(cell, reason="Diverged: nan") if cell.row == "E" else cell for cell in table.cells]
     for column, reason in (("later", "not run yet"), ("absent", "not run: data missing")):
         cells_ += [Cell(row, column, "acc", reason=reason) for row in (*VALUES, "E")]
     table = dataclasses.replace(table, cells=tuple(cells_))

@@ -51,7 +51,6 @@ def test_the_bare_spread_of_shares_would_call_one_in_ten_equivalent() -> None:
     """As above with five seeds, each side with the spread that it has."""
     runs = 5.0 * np.random.default_rng(0).binomial(20, 0.95, (1000, 5))
     told = [
-        compare(Sample(run.mean(), max(run.std(ddof=1), 1e-9), 5), Sample(100, 0, 5, 0.005), 5).outcome
-        for run in runs
+        compare(Sample(run.mean(), max(run.std(ddof=1), 1e-9), 5), Sample(100, 0, 5, 0.005), 5).outcome for run in runs
     ]
     assert 0.08 < np.mean([outcome == EQUIVALENT for outcome in told]) < 0.13

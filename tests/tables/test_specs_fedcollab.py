@@ -10,9 +10,7 @@ from fedbench.tables import spec
 from tests.tables.cells import config
 
 
-@pytest.mark.parametrize(
-    ("column", "rate"), [("Label shift", 0.1), ("Feature shift", 0.01), ("Concept shift", 0.001)]
-)
+@pytest.mark.parametrize(("column", "rate"), [("Label shift", 0.1), ("Feature shift", 0.01), ("Concept shift", 0.001)])
 def test_rates_of_perfedavg_and_pfedme(column: str, rate: float) -> None:
     run = config("fedcollab_t1", "Per-FedAvg", column)
     assert (run.method.alpha, run.method.beta, run.protocol.optimizer.lr) == (rate, None, rate)
@@ -41,6 +39,4 @@ def test_rows_count_on_the_authors_partition_whatever_the_inputs() -> None:
         assert {"FedAvg+FedCollab", "FedCollab"} & set(marked)
         always = {name for name, row in marked.items() if not row.exploratory_but}
         assert always <= {"FeSEM", "FedCluster", "Ignore quantities"}
-        assert all(
-            row.exploratory_but[0] in table.left_open for row in marked.values() if row.exploratory_but
-        )
+        assert all(row.exploratory_but[0] in table.left_open for row in marked.values() if row.exploratory_but)

@@ -110,16 +110,12 @@ def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_aga
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     clients = dict(store.load_clients(folder(tmp_path)))
     local = store.place_of("Local", "Label shift", 0)
-    clients[local] = clients[local] + np.linspace(
-        0, 1, len(clients[local]), dtype=np.float32
-    )  # as run elsewhere
+    clients[local] = clients[local] + np.linspace(0, 1, len(clients[local]), dtype=np.float32)  # as run elsewhere
     store.save_clients(folder(tmp_path), clients)
     capsys.readouterr()
     program.main(["redraw", str(tmp_path / "results")])
     assert "1 measured against another result of Local" in capsys.readouterr().out
-    (line,) = (
-        line for line in table(tmp_path).splitlines() if line.startswith("- IPR and RSD against another")
-    )
+    (line,) = (line for line in table(tmp_path).splitlines() if line.startswith("- IPR and RSD against another"))
     assert line.endswith("rounds otherwise: FedAvg. The command with stale=rerun makes them again.")
     (own,) = (line for line in table(tmp_path).splitlines() if line.startswith("| FedAvg "))
     assert own.count(STALE) == 3

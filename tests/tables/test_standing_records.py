@@ -49,9 +49,7 @@ def record_of(tmp_path: Path, metrics: tuple[str, ...] = ("acc", "late"), seed: 
     """A record of `metrics` of the cell."""
     fresh = planned(tmp_path, StoredTable(), seeds=(seed,))
     run_key, base_key = fresh.cells[0].keys(fresh.cells[0].jobs[0])
-    cells = tuple(
-        Cell("r", "c", name, (50.0,), (seed,), (run_key,), baselines=(base_key,)) for name in metrics
-    )
+    cells = tuple(Cell("r", "c", name, (50.0,), (seed,), (run_key,), baselines=(base_key,)) for name in metrics)
     return StoredTable(TableResult(toy(), cells, fresh.provenance), {run_key: {"key": run_key, "seed": seed}})
 
 
@@ -121,12 +119,8 @@ def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Pat
 def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
     record = record_of(tmp_path)
     assert record.table is not None
-    metrics = tuple(
-        dataclasses.replace(metric, measure={"name": "guess"}) for metric in record.table.spec.metrics
-    )
-    stale = StoredTable(
-        dataclasses.replace(record.table, spec=dataclasses.replace(record.table.spec, metrics=metrics))
-    )
+    metrics = tuple(dataclasses.replace(metric, measure={"name": "guess"}) for metric in record.table.spec.metrics)
+    stale = StoredTable(dataclasses.replace(record.table, spec=dataclasses.replace(record.table.spec, metrics=metrics)))
     assert plan.fill(planned(tmp_path, stale)).cells[0].values == ()
 
 

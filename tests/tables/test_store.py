@@ -25,9 +25,7 @@ def table() -> TableResult:
     return TableResult(loaded, tuple(cells), MADE)
 
 
-MADE = Provenance(
-    "quick", "digits", ("model=mlp",), ("partition_seed=0",), machine="here", commit="abc", seconds=3.0
-)
+MADE = Provenance("quick", "digits", ("model=mlp",), ("partition_seed=0",), machine="here", commit="abc", seconds=3.0)
 
 
 def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_path: Path) -> None:

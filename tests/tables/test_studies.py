@@ -76,9 +76,7 @@ def test_a_discriminator_needs_its_method() -> None:
 
 def test_data_similarity_is_the_share_of_samples_with_common_labels() -> None:
     found = run("data_similarity", *GROUPS)
-    assert found == pytest.approx(
-        {"i and i'": 1.0, "i and j": 0.5, "j and k": 1 / 3, "i and k": 0.0}, abs=0.05
-    )
+    assert found == pytest.approx({"i and i'": 1.0, "i and j": 0.5, "j and k": 1 / 3, "i and k": 0.0}, abs=0.05)
 
 
 def test_similarities_follow_the_data() -> None:
@@ -120,14 +118,10 @@ def test_similarity_needs_four_clients_alone() -> None:
 
 
 def test_seconds_of_fedsac_and_of_a_sample() -> None:
-    found = run(
-        "fedsac_phases", *TINY, "partition=homo", "partition.num_clients=3", "model=lenet5", "method=fedsac"
-    )
+    found = run("fedsac_phases", *TINY, "partition=homo", "partition.num_clients=3", "model=lenet5", "method=fedsac")
     assert set(found) == {"training", "similarity", "complementarity", "optimization"}
     assert min(found.values()) > 0
-    sample = run(
-        "local_seconds", *TINY, "partition=homo", "partition.num_clients=3", "model=lenet5", "method=fedavg"
-    )
+    sample = run("local_seconds", *TINY, "partition=homo", "partition.num_clients=3", "model=lenet5", "method=fedavg")
     assert 0 < sample["seconds_per_sample"] < 0.1
     with pytest.raises(ConfigError, match="fedsac"):
         run("fedsac_phases", *TINY, "method=fedavg")

@@ -62,9 +62,7 @@ def test_no_verdict_away_from_the_papers_setting(made: Provenance) -> None:
 def test_no_verdict_without_finite_values_or_on_seconds() -> None:
     assert judged(90.0, 90.0, math.nan).kind == NONE
     assert judged().text == "not run"
-    assert (
-        judged(*SAME, metrics=[{"name": "acc", "timing": True}]).text == "no verdict: depends on the machine"
-    )
+    assert judged(*SAME, metrics=[{"name": "acc", "timing": True}]).text == "no verdict: depends on the machine"
     table = filled({"A": SAME})
     assert verdict_of(table, table.cells[0]).text == "nothing published"
 
@@ -72,9 +70,7 @@ def test_no_verdict_without_finite_values_or_on_seconds() -> None:
 def test_a_bound_is_met_or_not() -> None:
     bound = value(3000, decimals=0, bound=">")
     for mean, kind in ((3500.0, EQUIVALENT), (2500.0, DIFFERENT)):
-        found = judged(
-            mean - 1, mean, mean + 1, published=bound, metrics=[{"name": "acc", "label": "rounds"}]
-        )
+        found = judged(mean - 1, mean, mean + 1, published=bound, metrics=[{"name": "acc", "label": "rounds"}])
         assert found.kind == kind
 
 
@@ -97,13 +93,9 @@ def test_exploratory_rows_are_marked_and_counted_apart() -> None:
 
 def test_what_was_chosen_on_the_command_line_marks_the_whole_table() -> None:
     reason = "the nearest of five"
-    chosen = both(
-        exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=2",)), rows=ROWS
-    )
+    chosen = both(exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=2",)), rows=ROWS)
     assert [verdict.verdict_of(chosen, cell).exploratory for cell in chosen.cells] == [reason, reason]
-    other = both(
-        exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=1",)), rows=ROWS
-    )
+    other = both(exploratory={"partition_seed=2": reason}, made=Provenance(varied=("partition_seed=1",)), rows=ROWS)
     assert counts(other, exploratory=True).total() == 0
 
 
@@ -134,8 +126,6 @@ def test_a_columns_mark_counts_all_its_rows_apart_and_is_said_once() -> None:
     reason = "its partition was chosen by what came out"
     table = both(columns=[{"label": "c", "exploratory": reason}], rows=ROWS)
     assert (counts(table).total(), counts(table, exploratory=True).total()) == (0, 2)
-    assert [line for line in text.sentences(Layout(table)) if reason in line] == [
-        f"Exploratory (†), c: {reason}."
-    ]
+    assert [line for line in text.sentences(Layout(table)) if reason in line] == [f"Exploratory (†), c: {reason}."]
     with pytest.raises(ConfigError, match="column 'c' is marked exploratory without a reason"):
         both(columns=[{"label": "c", "exploratory": " "}])

@@ -52,9 +52,7 @@ def test_a_method_from_outside(check: Callable[[], None]) -> None:
     BROKEN,
     ids=[f"{case[1].__name__}-{case[0].__name__[6:]}" for case in BROKEN],
 )
-def test_a_broken_promise_is_told(
-    check: Callable[[Subject], None], method: type[FedAvg], message: str
-) -> None:
+def test_a_broken_promise_is_told(check: Callable[[Subject], None], method: type[FedAvg], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         run(check, Subject.of(method))
 

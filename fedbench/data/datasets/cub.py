@@ -166,9 +166,7 @@ def vocabulary_of(captions: Sequence[Sequence[Sequence[str]]]) -> list[str]:
     return [PADDING, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word))]
 
 
-def tokens(
-    captions: Sequence[Sequence[Sequence[str]]], vocabulary: Sequence[str], words: int
-) -> NDArray[np.int32]:
+def tokens(captions: Sequence[Sequence[Sequence[str]]], vocabulary: Sequence[str], words: int) -> NDArray[np.int32]:
     """Token numbers int32 [n, 10, words] of captions [n][10], cut or padded."""
     number = {word: token for token, word in enumerate(vocabulary)}
     unseen = number[UNKNOWN]

@@ -137,9 +137,7 @@ class DomainNet(FileSource):
         """The chosen images, training before test, each domain by domain in the order of its list."""
         lists = {file.stem: self._listed(file) for file in files}
         labels = self._chosen([item for items in lists.values() for item in items], files[0].parent)
-        kept: dict[str, list[Item]] = {
-            name: self._sample(name, items, labels) for name, items in lists.items()
-        }
+        kept: dict[str, list[Item]] = {name: self._sample(name, items, labels) for name, items in lists.items()}
         order = [f"{domain}_{split}" for split in SPLITS for domain in DOMAINS]
         items = [item for name in order for item in kept[name]]
         domain = [DOMAINS.index(name.partition("_")[0]) for name in order for _ in kept[name]]
@@ -185,9 +183,7 @@ class DomainNet(FileSource):
         if self.classes:
             chosen = sorted(label for label, name in names.items() if name in self.classes)
         elif self.num_classes > len(names):
-            raise ConfigError(
-                f"dataset.num_classes={self.num_classes}, but {folder} has {len(names)} classes"
-            )
+            raise ConfigError(f"dataset.num_classes={self.num_classes}, but {folder} has {len(names)} classes")
         else:
             draw = numpy_rng(self.seed, "domainnet", "classes").permutation(sorted(names))
             chosen = sorted(int(label) for label in draw[: self.num_classes])

@@ -54,9 +54,7 @@ class Digits(DataSource):
     def read(self, report: Report = silent) -> Dataset:
         file = digits_file()
         if file is None:
-            raise DataMissing(
-                f"data set 'digits' comes with scikit-learn, which is not here: run `{INSTALL}`"
-            )
+            raise DataMissing(f"data set 'digits' comes with scikit-learn, which is not here: run `{INSTALL}`")
         arrays = cached_arrays(source_key("digits", [file]), lambda: _parse_digits(file))
         count = int(arrays["num_train"][0])
         return Dataset("digits", arrays["x"], arrays["y"], count, 10, self.mean, self.std, scale=16.0)
@@ -133,9 +131,7 @@ class Mnist(FileSource):
         test_x, test_y = read_pair(files[2], files[3], size=28, classes=10)
         for name, labels in FIRST_LABELS.items():
             if name != self.name and tuple(train_y[:10]) == labels:
-                raise DataCorrupt(
-                    f"{files[1].parent} holds {name}, not {self.name}; the two share their file names"
-                )
+                raise DataCorrupt(f"{files[1].parent} holds {name}, not {self.name}; the two share their file names")
         x, y = np.concatenate([train_x, test_x]), np.concatenate([train_y, test_y])
         return {"x": x, "y": y, "num_train": np.array([len(train_x)])}
 
@@ -321,9 +317,7 @@ class Cinic10(FileSource):
     )
 
     model: str = "lenet5"
-    valid: bool = (
-        True  # the validation images join the training split (180,000 images), else they are left out
-    )
+    valid: bool = True  # the validation images join the training split (180,000 images), else they are left out
     mean: tuple[float, ...] = finite((0.4789, 0.4723, 0.4305))
     std: tuple[float, ...] = positive((0.2421, 0.2383, 0.2587))
 

@@ -43,9 +43,7 @@ class Synthetic(DataSource):
     def read(self, report: Report = silent) -> Dataset:
         total = self.train + self.test
         rng = numpy_rng(self.seed, "synthetic", "labels")
-        y = np.concatenate(
-            [rng.permutation(np.arange(count) % self.classes) for count in (self.train, self.test)]
-        )
+        y = np.concatenate([rng.permutation(np.arange(count) % self.classes) for count in (self.train, self.test)])
         prototypes = self._prototypes()
         x = np.empty((total, self.channels, self.size, self.size), dtype=np.uint8)
         for start in range(0, total, CHUNK):
@@ -66,9 +64,7 @@ class Synthetic(DataSource):
         rows = (pixels + shift[:, :1]) % self.size  # [n, size]
         columns = (pixels + shift[:, 1:]) % self.size
         channels = np.arange(self.channels)[:, None, None]
-        clean = prototypes[
-            y[:, None, None, None], channels, rows[:, None, :, None], columns[:, None, None, :]
-        ]
+        clean = prototypes[y[:, None, None, None], channels, rows[:, None, :, None], columns[:, None, None, :]]
         noisy = clean + self.difficulty * rng.standard_normal(clean.shape)
         # Divided by the noise too, so that a difficult image is not merely a saturated one.
         levels = 127.5 + CONTRAST * noisy / np.hypot(1.0, self.difficulty)

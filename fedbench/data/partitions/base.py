@@ -81,9 +81,7 @@ class PartitionSpec(Component, ABC):
 
     section: ClassVar[str] = "partition"
     name: ClassVar[str]
-    family_field: ClassVar[str] = (
-        ""  # the field that a number behind the name sets: dir0.1 is dir with alpha 0.1
-    )
+    family_field: ClassVar[str] = ""  # the field that a number behind the name sets: dir0.1 is dir with alpha 0.1
     pools: ClassVar[bool] = False  # always draws from train and test split, whatever the protocol says
     fixes_test: ClassVar[bool] = False  # its assignment says what is train and what is test
 
@@ -105,8 +103,7 @@ def require_clients(num_clients: int, samples: int) -> None:
     """Refuse more clients than samples."""
     if num_clients > samples:
         raise ConfigError(
-            f"partition.num_clients={num_clients} is more than the {samples} samples; "
-            "lower it or raise dataset.limit"
+            f"partition.num_clients={num_clients} is more than the {samples} samples; lower it or raise dataset.limit"
         )
 
 

@@ -54,17 +54,13 @@ class FileSplit(PartitionSpec):
         arrays = read_arrays(self._file())
         made_for = str(arrays.get("dataset", pool.origin))
         if made_for != pool.origin:
-            raise ConfigError(
-                f"{self.path} divides {made_for}, this data set is {pool.origin}; take that one, whole"
-            )
+            raise ConfigError(f"{self.path} divides {made_for}, this data set is {pool.origin}; take that one, whole")
         sets = {name: _lists(arrays, name) for name in ("train", "val", "test")}
         test = sets["test"]
         clients = len(sets["train"] or ())
         for name in ("val", "test"):
             if sets[name] is not None and len(sets[name] or ()) != clients:
-                raise DataCorrupt(
-                    f"{self.path} has {clients} training sets, but {len(sets[name] or ())} {name} sets"
-                )
+                raise DataCorrupt(f"{self.path} has {clients} training sets, but {len(sets[name] or ())} {name} sets")
         transforms = {name: arrays[name] for name in ("rotation", "label_map") if name in arrays}
         if self.shared and transforms:
             raise ConfigError("partition.shared=true: clients that see a sample differently cannot share it")

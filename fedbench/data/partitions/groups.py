@@ -171,9 +171,7 @@ class Fold(PartitionSpec):
             lambda size: bool((self._table(size, len(stock)).sum(0) <= stock).all()),
         )
         if fitting == 0:
-            raise ConfigError(
-                f"{self.label}: the rarest class has too few samples for {self.num_clients} clients"
-            )
+            raise ConfigError(f"{self.label}: the rarest class has too few samples for {self.num_clients} clients")
         return self._table(fitting, len(stock))
 
     def require_folds(self, classes: int) -> None:
@@ -224,9 +222,7 @@ class FoldCode(Fold):
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         wanted = self.counts(pool.stock)
-        tests = np.stack(
-            [rng.multivariate_hypergeometric(row, int(self.test * self.size + 0.5)) for row in wanted]
-        )
+        tests = np.stack([rng.multivariate_hypergeometric(row, int(self.test * self.size + 0.5)) for row in wanted])
         members = pool.by_class(rng)
         held_out = [int(self.test * len(samples) + 0.5) for samples in members]
         return Assignment(
@@ -413,6 +409,4 @@ class Domain(PartitionSpec):
             raise ConfigError(
                 "partition=domain needs a data set made of domains, such as dataset=domainnet, or partition.angles"
             )
-        return {
-            int(name): rng.permutation(pool.index[pool.domain == name]) for name in np.unique(pool.domain)
-        }
+        return {int(name): rng.permutation(pool.index[pool.domain == name]) for name in np.unique(pool.domain)}

@@ -30,9 +30,7 @@ from fedbench.data.partitions.base import (
 # mean of 8142, which is that of 814,255 samples: its 805,263 is a slip). CINIC-10 and Tiny-ImageNet agree likewise.
 
 SMALLEST_ALPHA = 1e-6  # every class on one client, for any number of clients; below, exponents overflow
-BATCH_NUMBERS = (
-    200_000  # Dirichlet numbers drawn at once: trials go in batches, which are far cheaper than one by one
-)
+BATCH_NUMBERS = 200_000  # Dirichlet numbers drawn at once: trials go in batches, which are far cheaper than one by one
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ class Dirichlet(PartitionSpec):
             share = shares[:, label] * (held < fair) if self.cap else shares[:, label]
             weight = share.sum(1)
             alive &= weight > 0
-            cuts = np.floor(np.cumsum(share, 1) / np.where(weight > 0, weight, 1)[:, None] * size).astype(
-                np.int64
-            )
+            cuts = np.floor(np.cumsum(share, 1) / np.where(weight > 0, weight, 1)[:, None] * size).astype(np.int64)
             cuts[:, -1] = size  # the cumulative sum may end a rounding error below 1
             counts[:, label] = np.diff(cuts, axis=1, prepend=0)
             held += counts[:, label]
@@ -152,9 +148,7 @@ class DirichletPrior(PartitionSpec):
             shares[lost] = left
             asked = rng.multinomial(size - counts.sum(1), shares / shares.sum(1, keepdims=True))
             for label in np.flatnonzero(asked.sum(0) > left):
-                asked[:, label] = rng.multivariate_hypergeometric(
-                    asked[:, label], left[label], method="marginals"
-                )
+                asked[:, label] = rng.multivariate_hypergeometric(asked[:, label], left[label], method="marginals")
             counts += asked
         return counts
 

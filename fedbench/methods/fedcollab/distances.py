@@ -132,9 +132,7 @@ def train_discriminators(
     exchange = Exchange(weights, meter)
     for start in range(0, len(measured), chunk):
         rows = slice(start, start + chunk)
-        scores[rows], rounds[rows] = _train_chunk(
-            embedding, measured[rows], m, splits, config, seed, exchange
-        )
+        scores[rows], rounds[rows] = _train_chunk(embedding, measured[rows], m, splits, config, seed, exchange)
     matrix = np.full((len(clients), len(clients)), np.nan)
     np.fill_diagonal(matrix, 0.0)
     i, j = measured.T
@@ -188,9 +186,7 @@ def _checked_pairs(N: int, pairs: Sequence[tuple[int, int]] | None) -> npt.NDArr
     if pairs is None:
         return np.stack(np.triu_indices(N, 1), axis=1).astype(np.int64)
     measured = np.sort(np.array(pairs, np.int64).reshape(-1, 2), axis=1)
-    if len(measured) and (
-        measured.min() < 0 or measured.max() >= N or (measured[:, 0] == measured[:, 1]).any()
-    ):
+    if len(measured) and (measured.min() < 0 or measured.max() >= N or (measured[:, 0] == measured[:, 1]).any()):
         raise ConfigError(f"pairs must be two different clients of 0..{N - 1}")
     return measured
 

@@ -64,9 +64,7 @@ class FedCollab(Coalitions):
         if self.newcomers and self.join_round < 1:
             raise ConfigError("method.newcomers need method.join_round of at least 1")
         if self.join_round and not self.newcomers:
-            raise ConfigError(
-                f"method.join_round={self.join_round} is for newcomers; name them in method.newcomers"
-            )
+            raise ConfigError(f"method.join_round={self.join_round} is for newcomers; name them in method.newcomers")
         if len(set(self.newcomers)) < len(self.newcomers):
             raise ConfigError(f"method.newcomers must be different clients, got {list(self.newcomers)}")
 
@@ -112,9 +110,7 @@ class FedCollab(Coalitions):
 
         def train(meter: Meter) -> Arrays:
             return {
-                "distances": train_discriminators(
-                    x, y, classes, clients, self.discriminator, seed, meter=meter
-                ).matrix
+                "distances": train_discriminators(x, y, classes, clients, self.discriminator, seed, meter=meter).matrix
             }
 
         inputs = (x, y, classes, sizes, self.discriminator, seed)

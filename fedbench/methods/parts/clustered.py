@@ -106,9 +106,7 @@ class WrapperMethod(Method):
 
     # ---- what several servers of the inner method have, put together
 
-    def combined_rows(
-        self, servers: Mapping[int, Tree], group: Tensor, population: Population
-    ) -> Tensor | None:
+    def combined_rows(self, servers: Mapping[int, Tree], group: Tensor, population: Population) -> Tensor | None:
         """Return the inner method's W [N, N], row i as in `servers[group[i]]` (`group` [N]); None where it has none."""
         W = torch.zeros(population.clients, population.clients, dtype=torch.float64)
         for k, server in servers.items():
@@ -180,9 +178,7 @@ class Coalitions(WrapperMethod):
         for k in members.unique().tolist():
             own = trees.take(uploads, (members == k).nonzero().flatten())
             updated = self.inner.aggregate(trees.row(base, k), own, members_of(cohort, coalition, k))
-            base = trees.put(
-                base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated)
-            )
+            base = trees.put(base, torch.tensor([k]), trees.map_leaves(lambda leaf: leaf.unsqueeze(0), updated))
         return {**server, "coalition": coalition, **trees.join(base=base)}
 
     def common(self, server: Tree, task: Task) -> Tree | None:
@@ -309,9 +305,6 @@ def _lloyd(points: Array, centres: Array) -> tuple[Labels, float]:
             break
         labels = nearest
         centres = np.stack(
-            [
-                points[labels == k].mean(0) if (labels == k).any() else centre
-                for k, centre in enumerate(centres)
-            ]
+            [points[labels == k].mean(0) if (labels == k).any() else centre for k, centre in enumerate(centres)]
         )
     return labels, float(_squared(points, centres).min(1).sum())

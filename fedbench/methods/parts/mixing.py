@@ -1,9 +1,9 @@
 """Collaboration graphs: what a client receives next is a mixture of the clients' models, row i of a matrix W.
 
 A subclass gives only W - for all leaves, or one for each group of leaves (body, head), which says who mixes with whom
-there; clients of several kinds (Cohort.by_kind) mix what both have. `Mixing` mixes the uploads of a round among
-those who took part; absent clients keep the mixture they had. `CosineMixing` is that with similarities by cosine and a
-pull towards the mixture. `ModelStore` keeps every client's latest upload and mixes when it sends, so that absent clients'
+there; clients of several kinds (Cohort.by_kind) mix what both have. `Mixing` mixes the uploads of a round among those
+who took part; absent clients keep the mixture they had. `CosineMixing` is that with similarities by cosine and a pull
+towards the mixture. `ModelStore` keeps every client's latest upload and mixes when it sends, so that absent clients'
 models go on being used; it begins with rounds of FedAvg.
 
 Leaves named in `private` stay on their clients; batch normalisation's statistics are mixed like weights unless they are

@@ -63,9 +63,7 @@ def spread_scores(heads: Array, count: int) -> Array:
     """
     centred = heads - heads.mean(0)
     left, values, right = np.linalg.svd(centred, full_matrices=False)
-    left = left * np.sign(
-        right[np.arange(len(values)), np.abs(right).argmax(1)]
-    )  # as scikit-learn fixes signs
+    left = left * np.sign(right[np.arange(len(values)), np.abs(right).argmax(1)])  # as scikit-learn fixes signs
     scores = np.zeros((len(heads), count))
     components = min(count, len(values))
     scores[:, :components] = (left * values)[:, :components]
