@@ -119,9 +119,8 @@ def padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 # A stage of a chunk's local training as a static program: one function, called once a step, of tensors that stay put.
 #
-# What differs from step to step is read from tensors: the step's number selects the mini-batches, and counts
-# for Adam.
-# So the same sequence of kernels serves every step with as many rows, and can be captured once (see `replay`).
+# What differs from step to step is read from tensors: the step's number selects the mini-batches, and counts for
+# Adam. So the same sequence of kernels serves every step with as many rows, and can be captured once (see `replay`).
 
 
 @dataclass(eq=False)
@@ -239,10 +238,9 @@ def copy_all(targets: Tree, sources: Tree) -> None:
 # Programs that are captured once and replayed: on a GPU a step is then one launch, however many kernels it has.
 #
 # A captured step has fixed addresses and a fixed number of rows. So a program is copied once, tensors and all; every
-# round's inputs are copied into it, and what it has trained out of it. Rows come in few sizes: a step of 17
-# clients may
-# run on 20 rows, of which three are of clients that have had all their steps. Their results were taken out after the
-# last of these, so that what becomes of the rows no longer matters; rows never mix.
+# round's inputs are copied into it, and what it has trained out of it. Rows come in few sizes: a step of 17 clients
+# may run on 20 rows, of which three are of clients that have had all their steps. Their results were taken out after
+# the last of these, so that what becomes of the rows no longer matters; rows never mix.
 
 WARM = 2  # calls before a step is captured: libraries choose kernels and take memory in their first
 NARROWER = 0.75  # rows of a program, in those of the next larger one

@@ -18,8 +18,8 @@ from fedbench.engine.setup import Setup
 
 # Training that diverged: told by losses, trees and scores that are not finite, and raised for the client they are of.
 #
-# Scores need no wait of their own for a device: a sample whose scores are not finite counts as nan, so the
-# counts tell.
+# Scores need no wait of their own for a device: a sample whose scores are not finite counts as nan, so the counts
+# tell.
 
 
 def diverged(completed: int, who: str, what: str) -> Diverged:

@@ -21,11 +21,9 @@ from fedbench.core.errors import ConfigError, Damaged, unknown
 
 # How far ours may be from a published value and still agree for practical purposes, in the metric's own unit.
 #
-# Fixed before any number is looked at. By default one point of accuracy or of RSD, one client of all for IPR,
-# and ten per
-# cent of the published value for ratios, times and counts. A table's YAML may set another margin for a metric,
-# with the
-# reason: `margins: {acc: {value: 2, why: "accuracy is of 50 test images"}}`.
+# Fixed before any number is looked at. By default one point of accuracy or of RSD, one client of all for IPR, and ten
+# per cent of the published value for ratios, times and counts. A table's YAML may set another margin for a metric,
+# with the reason: `margins: {acc: {value: 2, why: "accuracy is of 50 test images"}}`.
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,8 @@ class Finding:
 
 # The published values, 904 of them, as the papers print them (published.csv beside this file).
 #
-# Columns: paper, table, dataset, partition, method, metric, mean, std (empty: none printed), and setting (what
-# else a value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty: nothing).
+# Columns: paper, table, dataset, partition, method, metric, mean, std (empty: none printed), and setting (what else a
+# value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty: nothing).
 
 FILE = Path(__file__).with_name("published.csv")
 FILTERS = ("dataset", "partition", "method", "metric", "setting")

@@ -304,11 +304,9 @@ def _number(value: Any) -> float:
 
 # Which runs of a filled table have IPR and RSD against another result of Local than the one that the table shows.
 #
-# A run is measured against the Local that lay beside it. Where that Local was gone and was run again for a
-# later run, on
-# a machine that rounds otherwise, the table shows the new one under the same run key; what was measured before
-# is told
-# by the accuracies of the clients (clients.npz), where they are kept.
+# A run is measured against the Local that lay beside it. Where that Local was gone and was run again for a later run,
+# on a machine that rounds otherwise, the table shows the new one under the same run key; what was measured before is
+# told by the accuracies of the clients (clients.npz), where they are kept.
 
 LOCAL = "Local"  # why a cell is marked
 TOLERANCE = 1e-3  # percentage points; accuracies are kept as float32
@@ -332,9 +330,8 @@ def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozens
 
 # What earlier calls left in a table's folder: values that stand although their runs are gone or were not asked for.
 #
-# A value counts as long as the run keys under which it was recorded, the run's own and that of its baseline,
-# are those
-# that the cell has today, and the cell is still measured in the same way.
+# A value counts as long as the run keys under which it was recorded, the run's own and that of its baseline, are
+# those that the cell has today, and the cell is still measured in the same way.
 
 
 @dataclass(frozen=True)
@@ -437,9 +434,8 @@ def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, 
 
 # Which cells of a filled table were made by other code than today's, or measured against another Local than its own.
 #
-# Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded
-# before code
-# was; it stands by its commit, and by the tests that hold the numbers of what has changed since. Of Local: see
+# Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded before
+# code was; it stands by its commit, and by the tests that hold the numbers of what has changed since. Of Local: see
 # fedbench.tables.store.
 
 

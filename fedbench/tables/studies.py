@@ -68,11 +68,10 @@ STUDIES: Registry[Study] = Registry(
 
 # Operations and parameters of networks, counted (FedCollab, Table 5).
 #
-# Multiply-adds (MACs) of one forward pass of one sample: the weights of convolutions and linear layers, each as
-# often as
-# it is used, without biases and activations. The paper's number for ResNet-18, 37,220,352, is met to the last
-# digit when
-# a value in batch normalisation counts four, and a mean over n places n + 1, as a common profiler has it; so do we.
+# Multiply-adds (MACs) of one forward pass of one sample: the weights of convolutions and linear layers, each as often
+# as it is used, without biases and activations. The paper's number for ResNet-18, 37,220,352, is met to the last
+# digit when a value in batch normalisation counts four, and a mean over n places n + 1, as a common profiler has it;
+# so do we.
 
 
 @dataclass(frozen=True)

@@ -134,9 +134,8 @@ def _told(alone: float, both: float) -> str:
 # Is a difference between rows more than one lucky seed? Paired intervals, average ranks, critical difference.
 #
 # Paired differences to a reference row are over the seeds of a column (same partition, initial weights and batches),
-# with Student's t and p adjusted by Holm over all comparisons. Average ranks are over blocks, a column with a
-# seed, with
-# Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
+# with Student's t and p adjusted by Holm over all comparisons. Average ranks are over blocks, a column with a seed,
+# with Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
 
 LEAST_PAIRS = 3
 LEVEL = 0.05
@@ -415,9 +414,8 @@ def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
 
 # What a verdict is worth: for which other published rows would a row of ours pass as well?
 #
-# A row that is equivalent to its own published value and to five others' agrees with the paper, but says little
-# of which
-# method it is.
+# A row that is equivalent to its own published value and to five others' agrees with the paper, but says little of
+# which method it is.
 
 
 @dataclass(frozen=True)
