@@ -88,6 +88,7 @@ def complementarity(U: Tensor, greedy: bool = False) -> Tensor:
     cos phi_l is the l-th singular value of U_i^T U_j, or, if `greedy`, the next largest of its signed entries with rows
     and columns used once. 0 for a client without directions, 1 on the diagonal.
     """
+    U = U.mT.contiguous().mT  # by columns, as eigh leaves them: sums do not depend on who stacked the clients
     U = U.to(torch.float64)
     products = torch.einsum("ida,jdb->ijab", U, U)
     ranks = (U.square().sum(1) > 0.5).sum(1)
