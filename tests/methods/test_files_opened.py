@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 METHODS = Path(__file__).parents[2] / "fedbench" / "methods"
-MOST = {"fedsac": 3, "fedrema": 3, "fedcollab/fedcollab": 5, "sosicfl/sosicfl": 2, "pfedsim": 2}
+MOST = {"fedsac": 3, "fedrema": 3, "fedcollab/fedcollab": 5, "sosicfl": 2, "pfedsim": 2}
 
 
 def imported(file: Path) -> set[Path]:

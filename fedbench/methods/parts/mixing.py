@@ -85,7 +85,7 @@ class Mixing(Method):
 class CosineMixing(Mixing):
     """FedSaC's and pFedGraph's similarity of models by cosine, and their pull towards what the server mixed.
 
-    Server: S_ij = cos(theta_i - theta_0, theta_j - theta_0), 1 where that is above .9. Client: Eq. 9 of FedSaC,
+    On the server S_ij = cos(theta_i - theta_0, theta_j - theta_0), 1 where that is above .9. On a client Eq. 9 of FedSaC,
     min over theta of F_i(theta) - lambda cos(theta, theta_tilde_i), theta_tilde_i as received.
 
     Where the papers' text and the authors' code (one code base) disagree, a field says which:
