@@ -85,8 +85,8 @@ class Mixing(Method):
 class CosineMixing(Mixing):
     """FedSaC's and pFedGraph's similarity of models by cosine, and their pull towards what the server mixed.
 
-    On the server S_ij = cos(theta_i - theta_0, theta_j - theta_0), 1 where that is above .9. On a client Eq. 9 of FedSaC,
-    min over theta of F_i(theta) - lambda cos(theta, theta_tilde_i), theta_tilde_i as received.
+    On the server S_ij = cos(theta_i - theta_0, theta_j - theta_0), 1 where that is above .9. On a client Eq. 9 of
+    FedSaC, min over theta of F_i(theta) - lambda cos(theta, theta_tilde_i), theta_tilde_i as received.
 
     Where the papers' text and the authors' code (one code base) disagree, a field says which:
     - `attract`: the text subtracts lambda cos, the code adds it, which pushes away from the mixture;
