@@ -42,12 +42,10 @@ quickstart: $(INSTALLED) ## train six methods on digits with three seeds and com
 
 # Laws, rounds computed by hand, equations, and three checks on one method of each family.
 FEW := stacked_equals_looped traffic_is_what_was_sent server_hooks_leave_their_arguments_alone
-FAST := tests/core tests/metrics tests/engine/test_engine.py tests/engine/test_training_parts.py \
-	$(addprefix tests/data/test_,$(addsuffix .py,partitions dirichlet label_shift exchange_file)) \
-	tests/config/test_stated.py tests/test_house.py tests/scripts/test_mutants.py \
-	$(addprefix tests/methods/test_,$(addsuffix .py,laws coalitions rounds_by_hand gradient class_means mixing \
-	fedsac fedsac_graph subspaces fedrema fedrema_by_hand pfedsim fedap sosicfl sosicfl_regions simplex collab_solver \
-	partial heads fedpac personal attention)) \
+FAST := tests/core tests/metrics tests/engine/test_engine.py tests/data/test_partitions.py tests/config/test_stated.py \
+	tests/test_house.py tests/scripts/test_mutants.py \
+	$(addprefix tests/methods/test_,$(addsuffix .py,laws rounds_by_hand gradient class_means mixing fedsac fedrema pfedsim \
+	fedap sosicfl partial heads fedpac personal)) \
 	$(foreach name,fedavg ditto ifca,$(foreach check,$(FEW),'tests/methods/test_conformance.py::test_method[$(name)-$(check)]'))
 
 fast: lint ## the first to run: lint, laws, equations, a method of each family (under a minute on two cores)

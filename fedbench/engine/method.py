@@ -25,16 +25,7 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, FedbenchError, is_out_of_memory, nearest, unknown
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import (
-    CLIENT_HOOKS,
-    Client,
-    ClientHook,
-    Clock,
-    Cohort,
-    Conformance,
-    Preparation,
-    Stage,
-)
+from fedbench.engine.contract import CLIENT_HOOKS, Client, ClientHook, Clock, Cohort, Conformance, Preparation, Stage
 from fedbench.models.task import Task
 
 

@@ -22,15 +22,7 @@ from fedbench.runs.fingerprint import machine, source_commit
 from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Run
 from fedbench.tables import measures
-from fedbench.tables.spec import (
-    ColumnSpec,
-    MetricSpec,
-    RowSpec,
-    Selection,
-    TableSpec,
-    compose_cell,
-    load_scale,
-)
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, compose_cell, load_scale
 from fedbench.tables.store import PENDING, Cell, Provenance, StoredTable, TableResult, place_of
 
 

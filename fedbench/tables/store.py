@@ -24,16 +24,7 @@ from fedbench.metrics import fairness
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
 from fedbench.tables import measures, spec
-from fedbench.tables.spec import (
-    ColumnSpec,
-    LineT,
-    MetricSpec,
-    Published,
-    RowSpec,
-    Selection,
-    TableSpec,
-    compose_cell,
-)
+from fedbench.tables.spec import ColumnSpec, LineT, MetricSpec, Published, RowSpec, Selection, TableSpec, compose_cell
 
 PENDING = "not run yet"  # why a cell has no value that was not asked for, or not yet
 SEVERAL = "one of several settings tried beside the same published value"

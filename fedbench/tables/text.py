@@ -20,18 +20,7 @@ from fedbench.tables import spec, store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEAST_SEEDS
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.store import LOCAL, PENDING, Cell, TableResult
-from fedbench.tables.verdict import (
-    KINDS,
-    NONE,
-    Agreement,
-    Bias,
-    Match,
-    Verdict,
-    agreements,
-    biases,
-    counts,
-    verdict_of,
-)
+from fedbench.tables.verdict import KINDS, NONE, Agreement, Bias, Match, Verdict, agreements, biases, counts, verdict_of
 
 DASH = "-"
 

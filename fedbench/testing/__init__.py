@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 Check = Callable[[Subject], None]
 
-CHECKS: tuple[Check, ...] = tuple(
-    check for module in (checks, checks) for name, check in vars(module).items() if name.startswith("check_")
-)
+CHECKS: tuple[Check, ...] = tuple(check for name, check in vars(checks).items() if name.startswith("check_"))
 """All checks; each takes a `Subject` and raises AssertionError."""
 
 ESSENTIAL: tuple[Check, ...] = (checks.check_stacked_equals_looped, checks.check_traffic_is_what_was_sent)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from fedbench.cli import program
 from fedbench.cli.program import main
+from fedbench.cli.reproduce import select
 from fedbench.config import compose, groups
-from fedbench.config.messages import one_line
-from fedbench.core.errors import DataMissing, UnknownName
+from fedbench.config.messages import one_line, told
+from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, UnknownName
+from fedbench.data.partitions.file import read_arrays
 from fedbench.runs.config import resolve
 from tests.helpers.runner import FakeRunner
 
@@ -137,3 +143,128 @@ def test_unknown_names_in_a_registry() -> None:
         UnknownName, match=r"nearest: digits; a new one takes a line in fedbench/data/datasets/__init__\.py$"
     ):
         groups.registry("dataset").get("digitz")
+
+
+UNREADABLE = {
+    "deep": (b"name: fedavg\nmu: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+    "loop": (b"name: fedavg\nmu: &a [*a]", "nested too deeply|refers to itself"),
+    "latin": ("name: fedavg # é".encode("latin1"), "not UTF-8"),
+    "broken": (b"name: [fedavg\n", "while parsing"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_config_file_that_cannot_be_read_is_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, reason = UNREADABLE[name]
+    file = tmp_path / "method" / f"{name}.yaml"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name}\\.yaml.*({reason})"):
+        groups.load_yaml(file)
+    assert main(["--config-dir", str(tmp_path), f"method={name}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert re.search(reason, error)
+    assert error.count("\n") == 1
+    if name == "broken":
+        assert f'"{file}", line 1' in error
+
+
+def test_aliases_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("a: &a {b: 1}\nc: *a\nd: &d 2\ne: [*d, *d]\n")
+    assert groups.load_yaml(file) == {"a": {"b": 1}, "c": {"b": 1}, "d": 2, "e": [2, 2]}
+
+
+def test_a_value_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"seed={'[' * 1500}1{']' * 1500}"]) == 2
+    assert capsys.readouterr().err == "error: a value is nested too deeply to be read\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            "No space left on device: make room, and the same command goes on",
+        ),
+        (np.exceptions.AxisError("defect"), None),
+        (RecursionError("defect"), None),
+        (
+            MemoryError("Unable to allocate 745. GiB"),
+            "not enough memory: Unable to allocate 745. GiB; choose smaller sizes",
+        ),
+        (MemoryError(), "not enough memory: choose smaller sizes"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(error: Exception, line: str | None) -> None:
+    code, text = told(error)
+    assert (code, text) == (2, f"error: {line}") if line else (code == 1 and "defect" in text)
+
+
+def test_what_torch_cannot_have_of_a_cpu_is_one_line() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**13)
+    assert type(caught.value) is RuntimeError, "torch has no class for it"
+    code, text = told(caught.value)
+    assert code == 2
+    assert text.startswith("error: not enough memory: can't allocate memory: you tried to allocate 4")
+    assert text.endswith("; choose smaller sizes")
+
+
+def test_more_samples_than_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dataset=synthetic", "dataset.train=100000000000", f"runs_dir={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith("error: not enough memory: ")
+
+
+@pytest.mark.parametrize("seeds", ["0", "-1", "abc", "[]", "[0,-1]", "[a]", "1.5", "true"])
+def test_seeds_that_are_none(seeds: str) -> None:
+    with pytest.raises(ConfigError, match=r"seeds=.*at least 1"):
+        select(["table=fedcollab_t1", f"seeds={seeds}"])
+    with pytest.raises(ConfigError, match=r"cannot read 'seeds=\['"):
+        select(["table=fedcollab_t1", "seeds=["])
+
+
+def test_seeds_that_are_some() -> None:
+    for given, meant in (("3", (0, 1, 2)), ("[0,3]", (0, 3)), ("[7]", (7,))):
+        assert select(["table=fedcollab_t1", f"seeds={given}"])[0].seeds == meant
+
+
+def test_an_npz_that_would_run_code_is_refused_without_advice_to_let_it(tmp_path: Path) -> None:
+    np.savez(tmp_path / "objects.npz", train_0=np.array([{}], dtype=object))
+    (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04junk")
+    for name in ("objects", "junk"):
+        with pytest.raises(FedbenchError) as caught:
+            read_arrays(tmp_path / f"{name}.npz")
+        assert "pickle" not in str(caught.value)
+        assert f"{name}.npz is no .npz of index arrays, or a damaged one" in str(caught.value)
+
+
+def test_damaged_rounds_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    for text in (
+        "",
+        "round\n",
+        "round,seconds_total\n1,2\n",
+        "round,seconds_total,bytes_up,bytes_down\n1,x,2,3\n",
+    ):
+        (tmp_path / "rounds.csv").write_text(text)
+        assert program.main(["tta", str(tmp_path), "--reference", "40"]) == 2
+        assert "rounds.csv is damaged" in capsys.readouterr().err
+
+
+def test_a_working_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main([]) == 2
+    assert capsys.readouterr().err == "error: the working directory is gone; change to another one\n"
+
+
+@pytest.mark.parametrize("value", ["${seed}", "${nosuch:1}"])
+def test_an_override_that_stands_for_nothing(value: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["method=local", f"seed={value}"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1

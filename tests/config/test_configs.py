@@ -94,7 +94,7 @@ def test_every_registered_component_has_a_file(group: str) -> None:
 
 @pytest.mark.parametrize("base", [name for name in options("method") if name != "fedcollab"])
 def test_every_method_composes_inside_fedcollab(base: str) -> None:
-    early = {"sosicfl_code": "start_round=0"}.get(base)  # which prepares late: see tests/methods/test_sosicfl_start.py
+    early = {"sosicfl_code": "start_round=0"}.get(base)  # which prepares late: see tests/methods/test_sosicfl.py
     run = resolved("method=fedcollab", f"method/base={base}", *([f"method.base.{early}"] if early else []))
     alone = resolved(f"method={base}", *([f"method.{early}"] if early else []))
     assert run.plain["method"]["base"] == alone.plain["method"]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import fedbench
 from fedbench.cli.prepare import parse_request
-from fedbench.core.errors import ConfigError, DataCorrupt, FedbenchError, UnknownName
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
 from fedbench.data.dataset import Dataset, reduced, spread
 from fedbench.data.datasets import DATASETS
+from fedbench.data.datasets.own import ImageFolder, Npz
+from fedbench.data.datasets.synthetic import Captioned, Synthetic
+from tests.data.toys import build
 from tests.helpers.raw_files import images
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -170,3 +176,305 @@ def test_no_data_set_but_a_download_imports_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+Y = np.repeat(["cat", "dog"], 10)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
+
+
+def saved(path: Path, **arrays: np.ndarray) -> str:
+    np.savez(path, **arrays)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "read"),
+    [((20, 6), (1, 1, 6)), ((20, 4, 5), (1, 4, 5)), ((20, 4, 5, 3), (3, 4, 5)), ((20, 3, 4, 5), (3, 4, 5))],
+)
+def test_npz_shapes(shape: tuple[int, ...], read: tuple[int, ...], tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=shape)
+    data = Npz(path=saved(tmp_path / "mine.npz", x=x, y=Y)).load()
+    assert data.shape == read
+    assert data.x.dtype == np.float32
+    assert (data.classes, data.num_train, len(data)) == (2, 16, 20)
+    assert list(np.bincount(data.y[16:])) == [2, 2]  # a fifth of each class
+    seen = data.x[:16].transpose(1, 0, 2, 3).reshape(read[0], -1)
+    np.testing.assert_allclose(data.mean, seen.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(data.std, seen.std(1), rtol=1e-5)
+
+
+def test_npz_channels_last_keep_their_pixels(tmp_path: Path) -> None:
+    x = np.arange(20 * 4 * 5 * 3).reshape(20, 4, 5, 3).astype(np.uint8)
+    data = Npz(path=saved(tmp_path / "a.npz", x=x, y=Y, x_test=x[:5], y_test=Y[:5])).load()
+    assert (data.num_train, len(data), data.scale) == (20, 25, 255)
+    np.testing.assert_array_equal(data.x[:20], x.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(data.y[20:], 0)
+    np.testing.assert_allclose(data.mean, x.mean((0, 1, 2)) / 255, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"x": np.zeros((3, 2))}, "expected x and y"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(2)}, "as long as the samples"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(3), "x_test": np.zeros((1, 2))}, "x, y, x_test and y_test"),
+        ({"x": np.array(["a", "b"]), "y": np.zeros(2)}, "must be numbers"),
+        ({"x": np.zeros(3), "y": np.zeros(3)}, r"got \[3\]"),
+        ({"x": np.full((9, 2), np.nan), "y": np.zeros(9)}, "finite"),
+        (
+            {"x": np.zeros((3, 2)), "y": np.zeros(3), "x_test": np.zeros((1, 4)), "y_test": np.zeros(1)},
+            "dimension",
+        ),
+    ],
+)
+def test_npz_refusals(arrays: dict[str, np.ndarray], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(DataCorrupt, match=reason):
+        Npz(path=saved(tmp_path / "bad.npz", **arrays)).load()
+
+
+def test_no_file(tmp_path: Path) -> None:
+    for path, reason in (
+        (None, "set dataset.path to your data"),
+        (tmp_path / "none.npz", r"nothing at .*none\.npz"),
+    ):
+        with pytest.raises(DataMissing, match=f"dataset=npz: .*{reason}$"):
+            Npz(path=path and str(path)).load()
+    (tmp_path / "text.npz").write_text("x,y")
+    with pytest.raises(DataCorrupt, match=r"no .npz of arrays"):
+        Npz(path=str(tmp_path / "text.npz")).load()
+
+
+def test_other_samples_are_another_run(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+    y = np.arange(60) % 3
+    chosen = ("dataset=npz", "method=local", "partition=homo", "partition.num_clients=2", "protocol.rounds=1")
+    first = fedbench.run(*chosen, f"dataset.path={saved(tmp_path / 'a.npz', x=x, y=y)}", runs_dir=tmp_path)
+    second = fedbench.run(*chosen, f"dataset.path={saved(tmp_path / 'a.npz', x=x + 1, y=y)}", runs_dir=tmp_path)
+    assert first.row["dataset"] == second.row["dataset"] == "npz-a"
+    assert first.row["key"] == second.row["key"]
+    assert first.folder != second.folder
+
+
+def drawn(folder: Path, names: tuple[str, ...], count: int) -> None:
+    for value, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            Image.new("RGB", (10, 8), (50 * value, index, 7)).save(folder / name / f"{index}.png")
+
+
+def test_image_folders(tmp_path: Path) -> None:
+    drawn(tmp_path / "pets", ("cat", "dog"), 5)
+    data = ImageFolder(path=str(tmp_path / "pets"), size=6).load()
+    assert (data.shape, data.num_train, len(data), data.classes) == ((3, 6, 6), 8, 10, 2)
+    assert data.name == "images-pets-6px"
+    for image, label in zip(data.x, data.y, strict=True):
+        assert (image[0] == 50 * label).all()
+
+
+def test_image_folders_with_a_test_split(tmp_path: Path) -> None:
+    drawn(tmp_path / "train", ("cat", "dog"), 3)
+    drawn(tmp_path / "test", ("dog",), 2)
+    data = ImageFolder(path=str(tmp_path)).load()
+    assert (data.num_train, list(data.y[6:])) == (6, [1, 1])
+    drawn(tmp_path / "train", ("eel",), 1)
+    assert ImageFolder(path=str(tmp_path)).load().classes == 3  # the cache knows of a new file
+
+
+def test_image_folder_without_images(tmp_path: Path) -> None:
+    with pytest.raises(DataCorrupt, match="a folder for each class"):
+        ImageFolder(path=str(tmp_path)).load()
+
+
+# Procedural pictures with captions: the same classes in two views, and a shift that parts them.
+
+
+def likeness(source: Captioned) -> tuple[np.ndarray, np.ndarray]:
+    """How alike every two classes are in pictures and in captions: correlations of their means, off the diagonal."""
+    data = source.load()
+    assert data.text is not None
+    words = np.stack([np.bincount(data.text[data.y == c].ravel(), minlength=source.vocabulary) for c in range(12)])
+    pixels = np.stack([data.x[data.y == c].mean(0).ravel() for c in range(12)])
+    other = ~np.eye(12, dtype=bool)
+    seen, read = (np.corrcoef(v - v.mean(0))[other] for v in (pixels, np.log1p(words.astype(float))))
+    return seen, read
+
+
+@pytest.mark.parametrize(("shift", "low", "high"), [(0.0, 0.5, 1.0), (1.0, -0.35, 0.35)])
+def test_classes_that_look_alike_are_described_alike_until_the_views_shift(
+    shift: float, low: float, high: float
+) -> None:
+    source = Captioned(classes=12, train=1200, test=12, difficulty=0.5, shift=shift, chatter=0.1, traits=4)
+    assert low < np.corrcoef(*likeness(source))[0, 1] < high
+
+
+def test_the_shift_leaves_the_pictures() -> None:
+    near, far = (Captioned(train=40, test=20, shift=shift).load() for shift in (0.0, 0.5))
+    assert np.array_equal(near.x, far.x)
+    assert not np.array_equal(near.text, far.text)  # type: ignore[arg-type]
+
+
+def test_a_draw_is_a_function_of_the_settings() -> None:
+    one, again, other = (Captioned(train=40, test=20, seed=seed).load() for seed in (0, 0, 1))
+    assert one.content == again.content != other.content
+    assert one.shape == (3, 16, 16)
+    assert one.text is not None
+    assert one.text.shape == (60, 2, 8)
+    assert one.text.min() >= 2
+    assert len(one.vocabulary) == 200
+
+
+def test_other_pictures_are_as_they_were() -> None:
+    """The content of `synthetic`, which shares the code of fields and noise, does not change."""
+    assert Synthetic(train=40, test=20).load().content == SYNTHETIC
+
+
+SYNTHETIC = "b6c3efaa23ab"
+
+
+def test_no_words_are_refused() -> None:
+    with pytest.raises(ConfigError, match="vocabulary"):
+        Captioned(vocabulary=2)
+
+
+# Partitions whose clients have some of the classes: pathological, folds, groups; as published, and what is refused.
+
+CIFAR = np.full(10, 5000)  # training samples a class
+
+
+# --- pathological
+
+
+@pytest.mark.parametrize(("classes", "skew", "groups"), [(10, 2, 5), (100, 20, 5)])
+def test_pathological_is_fedsac_s(classes, skew, groups):
+    per_class = 50000 // classes
+    counts = build("pathological", skew=skew).counts(np.full(classes, per_class))
+    for client in range(10):
+        first = skew * (client % groups)
+        held = np.flatnonzero(counts[client])
+        np.testing.assert_array_equal(held, np.arange(first, first + skew))
+        assert (counts[client, held] == per_class // 2).all()  # two clients a block
+
+
+def test_pathological_blocks_of_unequal_clients():
+    counts = build("pathological", skew=2, num_clients=5).counts(np.full(4, 10))
+    np.testing.assert_array_equal(counts[:, 0], [4, 0, 3, 0, 3])
+    np.testing.assert_array_equal(counts[:, 2], [0, 5, 0, 5, 0])
+
+
+@pytest.mark.parametrize(
+    ("skew", "classes", "reason"),
+    [
+        (
+            3,
+            10,
+            "do not divide into blocks of 3; set partition.skew to one of 1, 2, 5, 10",
+        ),
+        (
+            20,
+            10,
+            "each client 20 classes, the 10 classes of the data set are fewer; set partition.skew to one of",
+        ),
+        (2, 100, "num_clients to at least 50"),
+    ],
+)
+def test_pathological_refuses_what_leaves_classes_out(skew, classes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        build("pathological", skew=skew).counts(np.full(classes, 500))
+
+
+def test_pathological_refuses_clients_that_would_lack_one_of_their_classes():
+    spec = build("pathological", skew=2, num_clients=10)
+    assert (spec.counts(np.full(4, 5)) > 0).sum(1).tolist() == [2] * 10
+    with pytest.raises(ConfigError, match=r"5 clients share the 4 samples of class 3, .* lower partition.num_clients"):
+        spec.counts(np.array([5, 5, 5, 4]))
+
+
+# --- fold
+
+
+@pytest.mark.parametrize("folds", [2, 5])
+def test_folds_are_sosicfl_s(folds):
+    counts = build("fold", folds=folds).counts(CIFAR)
+    assert (counts.sum(1) == 500).all()  # nothing is left over
+    np.testing.assert_array_equal(counts.sum(0), CIFAR)
+    width, members = 10 // folds, 100 // folds
+    for client in range(100):
+        own = slice(client // members * width, (client // members + 1) * width)
+        assert counts[client, own].sum() == 400  # 80 %
+        assert np.ptp(counts[client, own]) <= 1
+        others = np.delete(counts[client], np.arange(10)[own])
+        assert np.ptp(others) <= 1
+
+
+def test_milder_folds_and_small_data():
+    counts = build("fold", folds=2, primary=0.7, num_clients=4, size=10).counts(np.full(4, 100))
+    np.testing.assert_array_equal(counts, [[4, 3, 2, 1], [3, 4, 1, 2], [2, 1, 4, 3], [1, 2, 3, 4]])
+    uneven = build("fold", folds=2, num_clients=4).counts(np.array([100, 100, 100, 20]))
+    assert (uneven.sum(0) <= [100, 100, 100, 20]).all()
+    assert len(set(uneven.sum(1))) == 1
+    bigger = build("fold", folds=2, num_clients=4, size=int(uneven[0].sum()) + 1)
+    with pytest.raises(ConfigError, match="samples of label 3, there are 20"):
+        bigger.counts(np.array([100, 100, 100, 20]))
+
+
+@pytest.mark.parametrize("folds", [11, 1])
+def test_folds_need_classes_and_clients(folds):
+    with pytest.raises(ConfigError):
+        build("fold", folds=folds).counts(CIFAR)
+
+
+# --- groups_s
+
+
+def test_groups_are_fedrema_s():
+    spec = build("groups_s", s=0.2)
+    counts = spec.counts(np.full(10, 6000))
+    assert counts.shape == (20, 10)
+    assert (counts.sum(1) == 600).all()
+    dominant = [[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [8, 9, 0]]
+    for client in range(20):
+        expected = np.full(10, 12)  # 20 % of 600 over ten classes
+        expected[dominant[client // 4]] += 160  # 80 % over three
+        np.testing.assert_array_equal(counts[client], expected)
+
+
+def test_groups_of_other_class_counts_tile_the_classes():
+    spec = build("groups_s", s=0.0, size=100)
+    for classes in (5, 7, 20, 62, 100, 200):
+        held = [set(np.flatnonzero(row)) for row in spec.counts(np.full(classes, 10**4))[::4]]
+        assert set().union(*held) == set(range(classes))
+        assert all(len(each) == classes // 5 + 1 for each in held)
+        assert all(held[g] & held[(g + 1) % 5] for g in range(5) if classes % 5 == 0)  # neighbours share a label
+
+
+def test_groups_refuse_too_much_and_say_what_fits():
+    stock = np.full(10, 144)  # digits
+    with pytest.raises(ConfigError, match=r"partition\.size to at most") as error:
+        build("groups_s").counts(stock)
+    fits = int(str(error.value).split("at most ")[1].split(",")[0])
+    build("groups_s", size=fits).counts(stock)
+    with pytest.raises(ConfigError):
+        build("groups_s", size=fits + 1).counts(stock)
+    with pytest.raises(ConfigError, match="do not make 5 groups"):
+        build("groups_s").counts(np.full(4, 1000))
+
+
+# --- label_groups
+
+
+def test_label_groups_of_the_measurement_study():
+    """pFedSim, section 4.1: labels 0-4, 0-4, 2-6, 5-9 on exclusive subsets."""
+    counts = build("label_groups").counts(CIFAR)
+    assert (counts > 0).tolist() == [
+        [c in run for c in range(10)] for run in (range(5), range(5), range(2, 7), range(5, 10))
+    ]
+    assert (counts.sum(0) == CIFAR).all()
+    assert counts[:, 0].tolist() == [2500, 2500, 0, 0]
+    assert sorted(counts[:3, 2]) == [1666, 1667, 1667]
+    assert counts[:, 9].tolist() == [0, 0, 0, 5000]
+    with pytest.raises(ConfigError, match="4 classes"):
+        build("label_groups").counts(CIFAR[:4])

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 
 import numpy as np
 import pytest
+import torch
 
+from fedbench.config import compose
+from fedbench.config.schema import OptimizerConfig
 from fedbench.config.schema import TestConfig as Protocol
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.data.dataset import Dataset
+from fedbench.data.datasets.synthetic import Synthetic
+from fedbench.data.federation import Federation
 from fedbench.data.partition import held_out, make_partition
 from fedbench.data.partitions import PARTITIONS
-from fedbench.data.partitions.base import Assignment, PartitionSpec
-from tests.data.toys import SEEDS, TOY, same, small, toy
+from fedbench.data.partitions.base import Assignment, PartitionSpec, evenly, largest
+from fedbench.data.partitions.groups import Fold, FoldCode, LabelShift
+from fedbench.data.partitions.label import Dirichlet
+from fedbench.data.partitions.shifts import permutations
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.small import MLP
+from fedbench.runs.config import resolve
+from fedbench.testing.toys import setup, simulate
+from tests.data.toys import FASHION, SEEDS, TOY, build, data, same, small, toy
 
 NAMES = [name for name in PARTITIONS if name != "file"]  # which has tests of its own
 WHOLE = ("homo", "dir", "domain", "label_groups", "pathological", "quantity")  # hand out every sample
@@ -188,3 +203,461 @@ def test_more_clients_than_samples_are_refused(name):
         make_partition(small(name, num_clients=1201), TOY, Protocol(), 0)
     with pytest.raises(ConfigError, match="at least 1"):
         make_partition(small(name, num_clients=0), TOY, Protocol(), 0)
+
+
+CIFAR = np.full(10, 5000)  # training samples a class
+GLOBAL = Protocol(sets="global")
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dir0.1", {"alpha": 0.1}),
+        ("dir_prior0.3", {"beta": 0.3}),
+        ("pathological2", {"skew": 2}),
+        ("pathological20", {"skew": 20}),
+        ("fold5", {"folds": 5, "primary": 0.8}),
+        ("fold_code2", {"folds": 2, "primary": 0.8, "size": 500}),
+        ("groups_s0.2", {"s": 0.2}),
+        ("quantity0.5", {"beta": 0.5}),
+        ("label_shift", {}),
+        ("feature_shift", {}),
+        ("concept_shift", {}),
+        ("domain", {}),
+        ("label_groups", {"starts": (0, 0, 2, 5)}),
+        ("homo", {}),
+    ],
+)
+def test_names_on_the_command_line(name, fields):
+    run = resolve(compose.compose([f"partition={name}"]))
+    assert run.labels["partition"] == name
+    assert {key: getattr(run.partition, key) for key in fields} == fields
+    for field in ("num_clients", "scale"):
+        if hasattr(run.partition, field):
+            changed = resolve(compose.compose([f"partition={name}", f"partition.{field}=1"]))
+            assert getattr(changed.partition, field) == 1
+
+
+# --- arithmetic
+
+
+@pytest.mark.parametrize(("total", "parts"), [(7, 3), (0, 4), (12, 4), (5, 8)])
+def test_even_parts_stay_even_over_turns(total, parts):
+    table = np.stack([evenly(total, parts, turn) for turn in range(11)])
+    assert (table.sum(1) == total).all()
+    assert (np.ptp(table, axis=1) <= 1).all()
+    assert (np.ptp(np.cumsum(table, 0), axis=1) <= 1).all()
+
+
+def test_largest_by_bisection():
+    for limit in range(12):
+        assert largest(10, lambda n, limit=limit: n <= limit) == min(limit, 10)
+
+
+# --- dir_prior
+
+
+def test_dir_prior_divides_everything_into_equal_sizes():
+    spec = build("dir_prior", beta=0.3)
+    counts = spec.counts(CIFAR, np.random.default_rng(0))
+    assert counts.shape == (100, 10)
+    assert (counts.sum(1) == 500).all()  # SosicFL: 500 samples a client
+    np.testing.assert_array_equal(counts.sum(0), CIFAR)
+
+
+def test_dir_prior_s_label_shares_have_the_moments_of_the_distribution():
+    """Far from exhausting a class, client k's share of a label is Dirichlet-multinomial."""
+    beta, classes, size = 0.4, 5, 200
+    spec = build("dir_prior", beta=beta, num_clients=4000, size=size)
+    shares = spec.counts(np.full(classes, 10**7), np.random.default_rng(0)) / size
+    total = classes * beta
+    variance = (1 / classes) * (1 - 1 / classes) * (size + total) / (size * (1 + total))
+    np.testing.assert_allclose(shares.mean(0), 1 / classes, atol=4 * np.sqrt(variance / len(shares)))
+    np.testing.assert_allclose(shares.var(0), variance, rtol=0.1)
+
+
+@pytest.mark.parametrize("beta", [1e-6, 0.01, 1e4])
+def test_dir_prior_ends_when_classes_run_out(beta):
+    stock = np.array([900, 5, 40, 0, 55])
+    for seed in range(5):
+        counts = build("dir_prior", beta=beta, num_clients=10).counts(stock, np.random.default_rng(seed))
+        np.testing.assert_array_equal(counts.sum(0), stock)
+        assert (counts.sum(1) == 100).all()
+    with pytest.raises(ConfigError, match="need 1010, there are 1000"):
+        build("dir_prior", beta=beta, num_clients=10, size=101).counts(stock, np.random.default_rng(0))
+
+
+# --- domain, quantity
+
+
+def test_a_client_sees_one_domain():
+    domain = np.repeat([0, 1, 2], [300, 200, 100])[np.random.default_rng(0).permutation(600)]
+    toy = data(600, 0, 10, domain)
+    partition = make_partition(build("domain", clients_per_domain=4), toy, Protocol(), 0)
+    seen = [set(domain[np.concatenate(p)]) for p in zip(partition.train, partition.test, strict=True)]
+    assert seen == [{0}] * 4 + [{1}] * 4 + [{2}] * 4
+    assert [len(t) + len(s) for t, s in zip(partition.train, partition.test, strict=True)] == (
+        [75] * 4 + [50] * 4 + [25] * 4
+    )
+
+
+def test_domains_are_needed_and_must_be_large_enough():
+    with pytest.raises(ConfigError, match="made of domains"):
+        make_partition(build("domain"), data(100, 10, 10), GLOBAL, 0)
+    with pytest.raises(ConfigError, match="domain 1 has 10 samples for 20 clients"):
+        make_partition(build("domain"), data(100, 10, 10, np.arange(110) // 90), Protocol(), 0)
+
+
+def test_quantity_is_iid_in_labels_and_dirichlet_in_sizes():
+    spec = build("quantity", beta=0.5, num_clients=4, min_size=1)
+    draws = np.stack([spec.sizes(10**6, np.random.default_rng(seed)) for seed in range(600)]) / 10**6
+    np.testing.assert_allclose(draws.sum(1), 1)
+    variance = (1 / 4) * (3 / 4) / (4 * 0.5 + 1)
+    np.testing.assert_allclose(draws.var(0), variance, rtol=0.15)
+    toy = data(4000, 100, 4)
+    partition = make_partition(spec, toy, GLOBAL, 3)
+    sizes = np.array([len(part) for part in partition.train])
+    assert np.ptp(sizes) > 500
+    shares = partition.label_counts(toy.y) / sizes[:, None]
+    assert (abs(shares - 0.25) < 5 * np.sqrt(0.19 / sizes)[:, None]).all()
+    with pytest.raises(ConfigError, match="none of 2000 draws"):
+        build("quantity", beta=1e-6, num_clients=10).sizes(1000, np.random.default_rng(0))
+
+
+# Label shares drawn from a Dirichlet distribution: counts, moments, published sizes, settings that cannot be.
+
+CIFAR_LABELS = np.full(10, 6000)  # CIFAR-10, train and test split together
+
+
+def test_dirichlet_counts_are_a_division_of_every_class():
+    sizes = np.array([50, 0, 300, 7, 1000])
+    for seed in SEEDS:
+        counts = Dirichlet(alpha=0.5, num_clients=6).counts(sizes, np.random.default_rng(seed))
+        np.testing.assert_array_equal(counts.sum(1), sizes)
+        assert counts.min() >= 0
+        assert counts.sum(0).min() >= 10
+
+
+def test_dirichlet_shares_have_the_moments_of_the_distribution():
+    """Without cap and minimum, the share of one client in one class is Beta(alpha, (N - 1) alpha)."""
+    N, alpha, size = 8, 0.4, 100_000
+    spec = Dirichlet(alpha=alpha, num_clients=N, cap=False, min_size=1)
+    rng = np.random.default_rng(0)
+    shares = np.concatenate([spec._draw(np.full(10, size), rng, 64).reshape(-1, N) for _ in range(8)]) / size
+    variance = (1 / N) * (1 - 1 / N) / (N * alpha + 1)
+    np.testing.assert_allclose(shares.mean(0), 1 / N, atol=4 * np.sqrt(variance / len(shares)))
+    np.testing.assert_allclose(shares.var(0), variance, rtol=0.12)
+
+
+def test_the_cap_gives_nothing_more_to_a_client_with_its_fair_share():
+    sizes = np.full(10, 1000)
+    capped, free = (Dirichlet(alpha=0.1, num_clients=5, cap=cap) for cap in (True, False))
+    for seed in SEEDS:
+        counts = capped.counts(sizes, np.random.default_rng(seed))
+        before = np.cumsum(counts, 0) - counts  # [classes, N] held when a class is divided
+        # One sample may fall to the last client by rounding.
+        assert counts[before >= 2000].max(initial=0) <= 1
+    violated = [
+        counts[(np.cumsum(counts, 0) - counts) >= 2000].max(initial=0)
+        for counts in (free.counts(sizes, np.random.default_rng(seed)) for seed in SEEDS)
+    ]
+    assert max(violated) > 1
+
+
+# Per cent of letters in English text, A to Z.
+ENGLISH = """8.04 1.48 3.34 3.82 12.49 2.40 1.87 5.05 7.57 0.16 0.54 4.07 2.51 7.23 7.64 2.14 0.12 6.28 6.51 9.28 2.73
+1.05 1.68 0.23 1.66 0.09"""
+
+
+def emnist():
+    """EMNIST byclass as far as it is published: 402,953 digits, 220,304 capital and 190,998 small letters.
+
+    Its authors say of single letters that they are about as frequent as in English text; so they are here. Its 62 true
+    counts are in no paper, so they are not entered.
+    """
+    letters = np.array(ENGLISH.split(), dtype=float) / 100
+    groups = [
+        total * shares / shares.sum()
+        for total, shares in ((402_953, np.ones(10)), (220_304, letters), (190_998, letters))
+    ]
+    counts = np.floor(np.concatenate(groups)).astype(np.int64)
+    counts[0] += 814_255 - counts.sum()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("sizes", "alpha", "published"),
+    [
+        (CIFAR_LABELS, 0.1, 487),
+        pytest.param(CIFAR_LABELS, 0.5, 170, marks=pytest.mark.slow),
+        pytest.param(np.full(10, 27_000), 0.1, 1962, marks=pytest.mark.slow),  # CINIC-10
+        (np.full(10, 27_000), 0.5, 843),
+        (np.full(200, 550), 0.1, 118),  # Tiny-ImageNet
+        pytest.param(np.full(200, 550), 0.5, 38, marks=pytest.mark.slow),
+        # Its mean, 8142, is of 814,255 samples; the table's 805,263 is a slip.
+        pytest.param(emnist(), 0.1, 2545, marks=pytest.mark.slow),
+        (emnist(), 0.5, 782),
+    ],
+)
+def test_sizes_agree_with_pfedsim_table_4(sizes, alpha, published):
+    """CIFAR-10 over 100 clients: mean 600, standard deviation 487 (0.1) and 170 (0.5), one draw each; and so on."""
+
+    def deviations(cap):
+        spec = Dirichlet(alpha=alpha, num_clients=100, cap=cap)
+        seeds = range({10: 60, 62: 24}.get(len(sizes), 12))
+        draws = [spec.counts(sizes, np.random.default_rng(seed)).sum(0) for seed in seeds]
+        assert {draw.mean() for draw in draws} == {sizes.sum() / 100}
+        return np.array([draw.std() for draw in draws])
+
+    capped, free = deviations(True), deviations(False)
+    assert capped.min() <= published <= capped.max()
+    assert abs(published - capped.mean()) < 2 * capped.std()
+    # The cap is what the code behind the table uses: without it 170 lies far outside, and 487 farther off.
+    assert abs(published - free.mean()) / free.std() > abs(published - capped.mean()) / capped.std()
+
+
+def test_the_minimum_of_the_authors_code_is_reachable():
+    counts = Dirichlet(alpha=0.5, num_clients=100, min_size=40).counts(CIFAR_LABELS, np.random.default_rng(0))
+    assert counts.sum(0).min() >= 40
+
+
+@pytest.mark.parametrize("alpha", [0, -1, 1e-320, float("nan"), float("inf")])
+def test_an_alpha_that_is_no_alpha_is_refused(alpha):
+    with pytest.raises(ConfigError, match="alpha must be at least 1e-06"):
+        small("dir", alpha=alpha)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"num_clients": 121}, "need 1210, there are 1200"),
+        ({"num_clients": 100, "alpha": 0.01}, "raise partition.alpha"),
+        ({"num_clients": 100, "alpha": 1e-6}, "raise partition.alpha"),
+        ({"num_clients": 100, "alpha": 0.01, "cap": False}, "none of 2000 draws"),
+        ({"num_clients": 120, "alpha": 1e6}, "lower partition.min_size"),
+    ],
+)
+def test_impossible_settings_end_in_under_a_second(fields, reason):
+    start = time.process_time()
+    with pytest.raises(ConfigError, match=reason):
+        make_partition(small("dir", **fields), TOY, Protocol(), 0)
+    assert time.process_time() - start < 1
+
+
+def test_extreme_alphas_that_are_possible():
+    # One class a client at most, or nearly: still every sample, still a partition.
+    sharp = make_partition(small("dir", alpha=1e-3, num_clients=4, min_size=1), TOY, Protocol(sets="global"), 0)
+    assert (sharp.label_counts(TOY.y).max(0) > 60).all()
+    flat = make_partition(small("dir", alpha=1e6, num_clients=4), TOY, Protocol(sets="global"), 0)
+    assert abs(flat.label_counts(TOY.y) - 30).max() <= 1
+
+
+def test_no_more_draws_than_allowed():
+    spec = small("dir", num_clients=20, alpha=0.1, min_size=30, max_tries=1)
+    refused = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        first = spec._draw(np.full(10, 120), rng, 64)[0]
+        possible = first.sum(0).min() >= 30
+        with contextlib.nullcontext() if possible else pytest.raises(ConfigError, match="none of 1 draws"):
+            counts = spec.counts(np.full(10, 120), np.random.default_rng(seed))
+            np.testing.assert_array_equal(counts, first)
+        refused += not possible
+    assert refused > 0
+
+
+def test_label_shift_is_fedcollab_table_4_to_the_sample():
+    partition = make_partition(small("label_shift"), FASHION, Protocol(), 0)
+    assert [len(part) for part in partition.train] == [2100] * 10 + [14] * 10
+    assert [len(part) for part in partition.test] == [350] * 20
+    expected = np.zeros((20, 10), dtype=int)
+    expected[0:5, [0, 1, 2, 3]] = [300, 600, 600, 600]
+    expected[5:10, [1, 2, 3, 4]] = [600, 600, 600, 300]
+    expected[10:15, [5, 6, 7, 8]] = [2, 4, 4, 4]
+    expected[15:20, [6, 7, 8, 9]] = [4, 4, 4, 2]
+    np.testing.assert_array_equal(partition.label_counts(FASHION.y), expected)
+    tested = np.stack([np.bincount(FASHION.y[part], minlength=10) for part in partition.test])
+    np.testing.assert_array_equal(tested, np.where(expected == 0, 0, np.where(np.isin(expected, (300, 2)), 50, 100)))
+    # Labels 1-3 take all 7,000 samples there are, so some come from the test split.
+    assert max(part.max() for part in partition.train) >= FASHION.num_train
+
+
+def test_label_shift_keeps_its_labels_and_redraws_its_samples():
+    a, b = (make_partition(small("label_shift"), FASHION, Protocol(), seed) for seed in (0, 1))
+    np.testing.assert_array_equal(a.label_counts(FASHION.y), b.label_counts(FASHION.y))
+    assert len(np.intersect1d(a.train[0], b.train[0])) < 0.2 * 2100  # by chance about 300 of 2,100
+    ten = np.concatenate(a.train[10:])
+    assert len(np.intersect1d(ten, np.concatenate(b.train[10:]))) < 30
+
+
+DIGITS = np.array([178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
+
+
+def test_label_shift_scales_itself_to_digits():
+    train, test = LabelShift().counts(DIGITS)
+    assert ((train + test).sum(0) <= DIGITS).all()
+    assert set(train.sum(1)[:10]) == {32}
+    assert set(train.sum(1)[10:]) == {11}
+    assert set(test.sum(1)) == {28}
+    # One more sample a shared label on the large clients would not fit.
+    assert 10 * (train[0, 1] + 1 + test[0, 1]) > DIGITS[2]
+    bigger, _ = LabelShift().counts(10 * DIGITS)
+    assert bigger[0, 1] == 152  # 152 + 152 * 100 // 600 = 177 of each of label 2's ten parts
+
+
+def test_label_shift_at_a_given_scale():
+    train, test = LabelShift(scale=0.5).counts(np.full(10, 7000))
+    np.testing.assert_array_equal(train[[0, 10], :], [[150, 300, 300, 300] + [0] * 6, [0] * 5 + [2, 3, 3, 3, 0]])
+    assert test[0, 1] == 50
+    with pytest.raises(ConfigError, match="label 2, there are 177"):
+        LabelShift(scale=0.5).counts(DIGITS)
+
+
+@pytest.mark.parametrize("bad", [{"scale": 0}, {"scale": 1.5}, {"large": 0}, {"min_test": 0}])
+def test_impossible_label_shifts_are_refused(bad):
+    with pytest.raises(ConfigError):
+        small("label_shift", **bad)
+
+
+def test_label_shift_needs_ten_labels_with_enough_samples():
+    with pytest.raises(ConfigError, match="labels 0 to 9"):
+        make_partition(small("label_shift"), toy([500] * 9), Protocol(), 0)
+    with pytest.raises(ConfigError, match="there are 20"):
+        make_partition(small("label_shift"), toy([20] * 10), Protocol(), 0)
+
+
+COMMON = Protocol(sets="common")
+
+
+def fold_toy(each: int, classes: int) -> Dataset:
+    """`each` training samples of each class, and one test sample of it."""
+    labels = np.arange((each + 1) * classes) % classes
+    images = np.zeros((len(labels), 1, 1, 1), dtype=np.uint8)
+    return Dataset("toy", images, labels, each * classes, classes, (0.5,), (0.5,))
+
+
+def test_ten_classes_divide_evenly() -> None:
+    """A fifth over all ten classes: 90 % of a client's samples are of its own five."""
+    counts = FoldCode(folds=2).counts(np.full(10, 5000))
+    np.testing.assert_array_equal(counts[0], [90] * 5 + [10] * 5)
+    np.testing.assert_array_equal(counts[99], [10] * 5 + [90] * 5)
+    np.testing.assert_array_equal(FoldCode(folds=5).counts(np.full(10, 5000))[20], [10] * 2 + [210] * 2 + [10] * 6)
+
+
+@pytest.mark.parametrize(("folds", "own"), [(2, 4), (5, 10)])
+def test_of_two_hundred_classes_the_last_has_a_fifth(folds: int, own: int) -> None:
+    counts = FoldCode(folds=folds).counts(np.full(200, 500))
+    assert (counts.sum(1) == 500).all()
+    assert counts[:, :-1].max() == own
+    np.testing.assert_array_equal(counts[:50, -1], 100)
+    np.testing.assert_array_equal(counts[-1, -5:], [own] * 4 + [100 + own])
+
+
+def test_remainders_of_a_fold_go_to_its_last_class() -> None:
+    counts = FoldCode(folds=2, num_clients=2, size=20).counts(np.full(6, 99))
+    np.testing.assert_array_equal(counts, [[5, 5, 6, 0, 0, 4], [0, 0, 0, 5, 5, 10]])
+
+
+def test_clients_share_the_samples_of_a_scarce_class_but_no_test_sample() -> None:
+    data = fold_toy(150, 200)
+    made = make_partition(FoldCode(folds=2, num_clients=10), data, COMMON, seed=3)
+    trained, tested = np.concatenate(made.train), np.concatenate(made.test)
+    assert not set(trained) & set(tested)
+    assert len(np.unique(trained)) < len(trained)
+    for client in range(10):
+        assert (len(made.train[client]), len(made.test[client])) == (400, 100)
+        assert len(np.unique(made.train[client])) == 400
+    found = np.stack(
+        [np.bincount(data.y[np.concatenate(p)], minlength=200) for p in zip(made.train, made.test, strict=True)]
+    )
+    np.testing.assert_array_equal(found, FoldCode(folds=2, num_clients=10).counts(np.full(200, 150)))
+    again = make_partition(FoldCode(folds=2, num_clients=10), data, COMMON, seed=3)
+    assert again.hash == made.hash
+
+
+def test_what_a_client_cannot_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="of label 199, there are 40 of that kind"):
+        make_partition(FoldCode(folds=2, num_clients=10), fold_toy(50, 200), COMMON, seed=0)
+    with pytest.raises(ConfigError, match="do not make 11 folds"):
+        FoldCode(folds=11).counts(np.full(10, 99))
+
+
+@pytest.mark.parametrize("spec", [FoldCode(folds=2, num_clients=10), Fold(folds=2, num_clients=10, size=500)])
+def test_fedavg_on_two_hundred_classes_scores_a_fifth_more_on_clients(spec: Fold) -> None:
+    """local = 20 + .8 global, as published for Tiny-ImageNet; in the text's balanced folds both are the same."""
+    data = Synthetic(classes=200, train=36_000, test=4000, size=8, difficulty=0.5).load()
+    federation = Federation(data, make_partition(spec, data, COMMON, seed=0), dtype=torch.float32)
+    sgd = OptimizerConfig(lr=0.05, momentum=0.9)
+    options = {"rounds": 9, "epochs": 1, "batch": 20, "optimizer": sgd, "test": COMMON, "eval_every": 9}
+    last = simulate(setup(FedAvg(), federation, MLP(hidden=(64,)), **options)).history.last
+    local, common = (
+        100 * last.tallies[name].correct.sum() / last.tallies[name].total.sum() for name in ("local", "common")
+    )
+    expected = 20 + 0.8 * common if isinstance(spec, FoldCode) else common
+    assert common > 15
+    assert local == pytest.approx(expected, abs=4)  # of 1,000 local test samples: a standard error of 1.5 points
+
+
+@pytest.mark.parametrize(("name", "classes", "small"), [("feature_shift", 10, 340), ("concept_shift", 20, 120)])
+def test_shifts_are_fedcollab_table_4_to_the_sample(name, classes, small):
+    partition = make_partition(build(name), data(50000, 10000, classes), Protocol(), 0)
+    assert [len(part) for part in partition.train] == [2500] * 10 + [small] * 10
+    assert [len(part) for part in partition.test] == [500] * 20
+    assert max(part.max() for part in partition.train) >= 50000  # train and test split together
+    if name == "feature_shift":
+        assert partition.rotation.tolist() == [25.0] * 5 + [-25.0] * 5 + [155.0] * 5 + [-155.0] * 5
+        assert partition.label_map is None
+    else:
+        assert partition.rotation is None
+
+
+def test_concept_shift_permutes_as_in_figure_4():
+    maps = permutations(20)
+    assert maps[0].tolist() == list(range(20))
+    assert maps[1].tolist() == [5, 4, 3, 2, 1, 0, *range(6, 20)]
+    assert maps[2].tolist() == list(range(19, -1, -1))
+    assert maps[3].tolist() == [14, 15, 16, 17, 18, 19, *range(13, -1, -1)]
+    agree = (maps[:, None] == maps[None]).sum(2)
+    # The paper: client 0 agrees with 1-4 in all labels, with 5-9 in 14, with 10-19 in none.
+    np.testing.assert_array_equal(agree, [[20, 14, 0, 0], [14, 20, 0, 0], [0, 0, 20, 14], [0, 0, 14, 20]])
+
+
+@pytest.mark.parametrize("classes", [4, 5, 10, 62, 100, 200])
+def test_concept_shift_of_other_class_counts(classes):
+    maps = permutations(classes)
+    for each in maps:
+        assert sorted(each) == list(range(classes))
+    middle = classes % 2
+    assert (maps[0] == maps[2]).sum() == (maps[0] == maps[3]).sum() == middle
+    assert 0 < (maps[0] == maps[1]).sum() < classes
+    block = classes - (maps[0] == maps[1]).sum()
+    assert abs(block - 0.3 * classes) <= 1 or block == 2
+
+
+def test_shifts_scale_themselves_down_and_refuse_what_does_not_fit():
+    train, test = build("feature_shift").counts(1797)
+    assert (train[0], train[10], test[0]) == (117, 15, 23)  # 117 / 2500 of all three, rounded down
+    assert train.sum() + test.sum() <= 1797
+    assert sum(map(sum, build("feature_shift")._tables(118))) > 1797
+    half, _ = build("concept_shift", scale=0.5).counts(50000)
+    assert (half[0], half[10]) == (1250, 60)
+    with pytest.raises(ConfigError, match="there are 1797"):
+        build("concept_shift", scale=0.5).counts(1797)
+    for wrong in ({"angles": (1.0, 2.0)}, {"corners": "meen"}, {"scale": 0.0}):
+        with pytest.raises(FedbenchError):
+            build("feature_shift", **wrong)
+    with pytest.raises(ConfigError, match="at least 4 classes"):
+        make_partition(build("concept_shift"), data(300, 100, 3), Protocol(), 0)
+
+
+def test_clients_see_permuted_labels():
+    toy = data(600, 100, 20)
+    partition = make_partition(build("concept_shift"), toy, Protocol(), 0)
+    federation = Federation(toy, partition)
+    for client, kind in ((0, 0), (7, 1), (12, 2), (19, 3)):
+        for name, samples in (("train", partition.train), ("local", partition.test)):
+            _, y = federation.gather(federation.indices(name, client))
+            np.testing.assert_array_equal(y.numpy(), permutations(20)[kind][toy.y[samples[client]]])

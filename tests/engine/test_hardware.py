@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fedbench.config import compose
-from fedbench.config.schema import HardwareConfig
+from fedbench.config.schema import HardwareConfig, LocalConfig, OptimizerConfig, ProtocolConfig, TestConfig
 from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError, Diverged
 from fedbench.core.trees import Tree
-from fedbench.engine import hardware
+from fedbench.engine import hardware, schedule
 from fedbench.engine import hardware as memory
-from fedbench.engine.hardware import EngineCandidate, pick_device, pick_trainer, run_steps
+from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.hardware import EngineCandidate, pick_device, pick_trainer, run_steps, time_engines
+from fedbench.engine.history import History, Record
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.setup import Setup
+from fedbench.engine.setup import Setup, drawn
+from fedbench.engine.simulation import Simulation, pack, unpack
 from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import Trainer
+from fedbench.engine.trainer import Outcome, Trainer
+from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedrep import FedRep
+from fedbench.metrics import Tally
+from fedbench.models.small import MLP
 from fedbench.models.task import Task
 from fedbench.runs.config import resolve
-from tests.methods.toys import setup
+from tests.methods.toys import federation, setup, simulate
 
 
 class Workers(LoopedTrainer):
@@ -190,3 +201,221 @@ def test_a_run_in_python_has_the_command_lines_hardware() -> None:
     """Torch's own choice of threads on a busy or a large machine is many times slower for small networks."""
     assert resolve(compose.compose([])).hardware == HardwareConfig()
     assert HardwareConfig().threads == 1
+
+
+# A few steps of a run, timed: what they predict, that they change nothing, that they are timed once.
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+
+
+class Ticking:
+    """An engine on a clock of its own: a second a step of every client, and `once` seconds a round of a client."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, once: float = 0.0) -> None:
+        self.now = 0.0
+        self.calls = 0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        ticking = self
+
+        class Engine(LoopedTrainer):
+            def train(
+                self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()
+            ) -> Outcome:
+                ticking.calls += 1
+                ticking.now += once * len(ids)
+                return super().train(ids, message, memory, clock, score)
+
+            def descend(
+                self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str
+            ) -> list[Tensor]:
+                losses = super().descend(client, work, view, stages, purpose)
+                ticking.now += len(losses)
+                return losses
+
+        self.contender = {"ticking": EngineCandidate(Engine)}
+
+
+@pytest.mark.parametrize("epochs", [1, 5, 40])
+def test_the_pace_is_a_rounds_time_over_its_steps(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens once a round counts once, however few of its steps are taken."""
+    chosen = setup(FedAvg(), epochs=epochs)
+    steps = max(chosen.steps(client) for client in range(5))
+    ticking = Ticking(monkeypatch, once=7.0)
+    assert time_engines(chosen, ticking.contender)["ticking"] == pytest.approx((steps + 7) / steps)
+    assert ticking.calls == 3, "to warm up, a few steps, some more"
+    assert ticking.now <= 3 * 7 + 2 * hardware.FEW + hardware.MORE
+
+
+def test_what_a_method_does_besides_is_part_of_a_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ditto trains two models, so a plain step costs two; FedRep's stages have epochs of their own."""
+    contender = Ticking(monkeypatch).contender
+    assert time_engines(setup(Ditto(), epochs=20), contender)["ticking"] == pytest.approx(2.0)
+    rep = FedRep(head_epochs=30, body_epochs=10)
+    assert time_engines(setup(rep, epochs=20), contender)["ticking"] == pytest.approx(2.0)
+
+
+def test_a_cohort_together_is_counted_by_its_clients_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Ticking(monkeypatch).contender["ticking"].build
+    assert time_engines(setup(FedAvg()), {"four": EngineCandidate(engine, 4)})["four"] == pytest.approx(1.0)
+
+
+def test_timing_happens_once_for_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking = Ticking(monkeypatch)
+    contender = ticking.contender
+    first = time_engines(setup(FedAvg()), contender)
+    assert time_engines(setup(FedAvg(), seed=1, rounds=9), contender) == first
+    assert ticking.calls == 3
+    others = [
+        setup(FedAvg(), batch=4),
+        setup(Ditto()),
+        setup(FedAvg(), model=MLP(hidden=(8,))),
+        setup(FedAvg(), federation(dtype=torch.float32)),
+    ]
+    for other in others:
+        time_engines(other, contender)
+    time_engines(setup(FedAvg()), {"ticking": EngineCandidate(contender["ticking"].build, 2)})
+    assert ticking.calls == 3 * (2 + len(others))
+
+
+def finished(chosen: Setup) -> Tree:
+    """The server's state after all rounds."""
+    simulation = Simulation(chosen, LoopedTrainer(chosen))
+    state = simulation.begin()
+    while not simulation.done(state):
+        simulation.step(state)
+    return state.server
+
+
+@pytest.mark.parametrize("engine", [LoopedTrainer, lambda brief: StackedTrainer(brief, 3)])
+def test_real_engines_are_timed_and_the_run_is_not_touched(engine: Any) -> None:
+    chosen, other = setup(Ditto()), setup(Ditto())
+    assert 0 < time_engines(chosen, {"engine": EngineCandidate(engine, 3)})["engine"] < 10
+    assert chosen.source is drawn
+    after, fresh = (finished(each) for each in (chosen, other))
+    assert all(torch.equal(leaf, fresh[name]) for name, leaf in after.items())
+
+
+@pytest.mark.parametrize("local", [LocalConfig(epochs=3, batch_size=8), LocalConfig(iterations=7)])
+def test_steps_of_all_are_those_of_each(local: LocalConfig) -> None:
+    sizes = torch.tensor([1.0, 8.0, 9.0, 31.0], dtype=torch.float64)
+    each = [schedule.steps(int(size), local) for size in sizes]
+    assert schedule.all_steps(sizes, local).tolist() == each
+
+
+def test_the_runs_steps_are_those_of_the_cohorts_expected() -> None:
+    chosen = setup(FedAvg(), rounds=7)
+    everyone = sum(chosen.steps(client) for client in range(5))
+    assert run_steps(chosen) == pytest.approx(7 * everyone)
+    assert run_steps(setup(FedAvg(), rounds=7, cohort=0.4)) == pytest.approx(7 * everyone * 2 / 5)
+
+
+# protocol.score=both: models as received and after training compete for a client's best round, as in FedSaC's code.
+
+VALIDATED = TestConfig(sets="both", val_fraction=0.2)
+
+
+def tally(*correct: float, total: float = 10) -> Tally:
+    return Tally(np.array(correct, dtype=float), np.full(len(correct), total))
+
+
+def record(done: int, **tallies: Tally) -> Record:
+    return Record(done, tallies, 0, 0, {})
+
+
+# Two clients over two rounds; (test, validation) of each candidate.
+COMPETING = History(
+    [
+        record(0, local=tally(1, 1), val=tally(1, 2)),
+        record(
+            1,
+            local=tally(2, 6),
+            val=tally(3, 7),
+            trained_local=tally(5, 3),
+            trained_val=tally(9, 6),
+        ),
+        record(
+            2,
+            local=tally(8, 2),
+            val=tally(9, 5),
+            trained_local=tally(7, 9),
+            trained_val=tally(8, 4),
+        ),
+    ]
+)
+
+
+def read(rule: str, **options: Any) -> list[float]:
+    return COMPETING.report("local", rule, **options).tally.correct.tolist()
+
+
+def test_each_client_is_read_at_its_best_validation_of_either_moment() -> None:
+    # Client 0: 9 of 10 after the first training, and no more later: the first counts. Client 1: 7, as received.
+    assert read("best_val", per_client=True) == [5, 6]
+    assert COMPETING.report("local", "best_val", per_client=True).rounds.tolist() == [[1, 1]]
+
+
+def test_one_round_for_all_is_one_moment_for_all() -> None:
+    # Mean validation accuracy: received 1.5, 5, 7; trained 7.5, 6.
+    assert read("best_val") == [5, 3]
+    # Mean test accuracy: received 1, 4, 5; trained 4, 8.
+    assert read("best_test") == [7, 9]
+
+
+def test_rules_that_choose_nothing_read_models_as_received() -> None:
+    assert read("last") == [8, 2]
+    assert read("mean_last_5") == [10, 8]  # summed over two trained rounds
+    with pytest.raises(ConfigError, match="use best_val or best_test"):
+        ProtocolConfig(score="both", report="last")
+
+
+def scores(score: str, **options: Any) -> list[Record]:
+    fast = OptimizerConfig(lr=0.5)
+    chosen = setup(FedAvg(), test=VALIDATED, optimizer=fast, score=score, report="best_val", rounds=3, **options)
+    return list(simulate(chosen).history.records)
+
+
+def same(one: Tally, other: Tally, clients: Sequence[int]) -> bool:
+    return all(
+        np.array_equal(getattr(one, part)[list(clients)], getattr(other, part)[list(clients)])
+        for part in ("correct", "total")
+    )
+
+
+@pytest.mark.parametrize("cohort", [1.0, 2])
+def test_both_are_what_each_alone_would_be(cohort: float) -> None:
+    both, received, trained = (scores(each, cohort=cohort) for each in ("both", "received", "trained"))
+    assert [r.round for r in both] == [0, 1, 2, 3]
+    assert set(both[-1].tallies) == {
+        *("local", "global", "common", "val"),
+        *("trained_local", "trained_global", "trained_val"),
+    }
+    for mine, theirs in zip(both, received, strict=True):
+        assert all(same(mine.tallies[name], each, range(len(each))) for name, each in theirs.tallies.items())
+    differ = 0
+    for mine, theirs in zip(both[1:], trained, strict=True):
+        for name, each in theirs.tallies.items():
+            seen = np.flatnonzero(each.total)
+            waiting = np.flatnonzero(each.total == 0)
+            assert same(mine.tallies[f"trained_{name}"], each, seen)
+            assert same(mine.tallies[f"trained_{name}"], mine.tallies[name], waiting), "has not trained yet"
+            differ += not same(each, mine.tallies[name], seen)
+    assert differ, "training must change some score, or this test cannot fail"
+
+
+def test_an_interrupted_run_reads_the_same() -> None:
+    chosen = setup(FedAvg(), test=VALIDATED, score="both", report="best_val", cohort=2, rounds=4, per_client=True)
+    whole = simulate(chosen).history
+    simulation = Simulation(chosen, LoopedTrainer(chosen))
+    state = simulation.begin()
+    for _ in range(2):
+        simulation.step(state)
+    again = unpack(*pack(state), chosen.federation.device)
+    while not simulation.done(again):
+        simulation.step(again)
+    for name in ("local", "global", "common"):
+        one, other = (each.report(name, "best_val", per_client=True) for each in (whole, again.history))
+        assert np.array_equal(one.tally.correct, other.tally.correct)
+        assert np.array_equal(one.rounds, other.rounds)

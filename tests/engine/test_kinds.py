@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,17 @@ from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
-from fedbench.engine.trainer import Outcome
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Outcome, Trainer
+from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fediot import FedIoT
 from fedbench.methods.fedsac import MultimodalFedSaC
 from fedbench.methods.local import Local
 from fedbench.methods.per_kind import PerKind
 from tests.helpers.pair import KIND, UNLIKE, apart, pair, personal, serving, simulate, trainer
+from tests.helpers.pretended import ENGINES as PRETENDED
+from tests.helpers.pretended import of_kinds, trial
 
 
 @pytest.mark.parametrize("name", UNLIKE)
@@ -140,3 +146,57 @@ def test_the_global_model_is_scored_in_every_kind_s_view() -> None:
     common = state.history.last.tallies["common"]
     assert common.total.sum() == 2 * 24
     assert {"local", "global"} <= set(state.history.last.tallies)
+
+
+ENGINES: dict[str, Callable[[Setup], Trainer]] = {
+    "workers": partial(WorkersTrainer, workers=2),
+    "stacked": partial(StackedTrainer, chunk=2),
+}
+INSIDE = {
+    "per_kind(ditto)": serving("per_kind", base={"name": "ditto"}),
+    "per_kind(pfedgraph)": serving("per_kind", base={"name": "pfedgraph", "reference": "directions"}),
+}
+ALL: dict[str, Method] = {**{name: serving(name) for name in UNLIKE}, **INSIDE}
+FEW = (
+    "fedavg",
+    "local",
+    "fediot",
+    "fedsac_multimodal",
+    *INSIDE,
+)  # each server; the others differ on the client
+MOST = 8  # waits a round, as with clients of one kind
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in ALL])
+def test_engines_agree_for_every_kind(name: str, engine: str) -> None:
+    chosen = pair(ALL[name])
+    expected = personal(chosen, simulate(chosen))
+    assert apart(expected, personal(chosen, simulate(chosen, ENGINES[engine]))) < 1e-9
+
+
+PAIRS = [(name, engine) for name in FEW for engine in PRETENDED]
+QUICK = ("fedsac_multimodal", "stacked")
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [pytest.param(*p, marks=[] if p == QUICK else pytest.mark.slow) for p in PAIRS]
+)
+def test_a_gpu_takes_every_kind_and_hardly_waits(name: str, engine: str) -> None:
+    """However large the cohort."""
+    for cohort in (4, 12):
+        found = trial(of_kinds(ALL[name], cohort), lambda chosen: trainer(chosen, PRETENDED[engine]))
+        assert found.apart < 1e-6
+        assert found.step == 0, found.kinds
+        assert found.round <= MOST, found.kinds
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "kinds.md"
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for line in code.splitlines() if line and not line.startswith(("from", "import"))]
+    assert len(lines) <= 20
+    exec(code.replace("train=400", "train=80").replace("rounds=3", "rounds=1"), {})
+    assert capsys.readouterr().out.count(".") >= 4

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fedbench.config import groups
-from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.config.schema import HardwareConfig, LocalConfig, OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
-from fedbench.engine import stacked
+from fedbench.engine import hardware, stacked
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import Capture, Program, StackedTrainer, rows_for
@@ -168,3 +170,41 @@ def test_every_preset_is_traced_once(preset: str, kind: str, caplog: pytest.LogC
         found = everything(simulate(chosen, StackedTrainer(chosen, 99, traced)))
     assert not caplog.records
     assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 99)))) < 1e-9
+
+
+# A GPU's graphs, as far as they can be told without one: what is called, in which order, and when.
+
+
+def test_a_gpu_captures_a_step_in_a_graph_of_the_common_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as it can be told without one: what is called, and in which order."""
+    told: list[Any] = []
+
+    @contextlib.contextmanager
+    def graph(made: Any, **options: Any) -> Iterator[None]:
+        told.append(options)
+        yield
+        told.append("captured")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replayed")))
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    program: Any = SimpleNamespace(step=lambda rows, *, full: told.append((rows, full)))
+    again = stacked.cuda_capture(torch.device("cuda"))(program, 5, True)
+    again()
+    again()
+    options = {"pool": "pool", "capture_error_mode": "thread_local"}
+    assert told == [options, (5, True), "captured", "replayed", "replayed"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "device", "captures"), [("auto", "cuda", True), ("off", "cuda", False), ("auto", "cpu", False)]
+)
+def test_hardware_graph_says_whether_a_gpu_captures(
+    graph: str, device: str, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "cuda_capture", {torch.device(device): rerun}.get)
+    chosen = setup(FedAvg())
+    chosen.federation.device = torch.device(device)
+    trainer = hardware.stacked_engine(chosen, HardwareConfig(graph=graph, chunk=2))
+    assert (trainer.capture is rerun) == captures

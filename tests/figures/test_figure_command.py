@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedbench.cli import program, runs
+from fedbench.core import files
 from fedbench.core.errors import Damaged
+from fedbench.core.files import as_json, as_npz
 from fedbench.figures import plan
+from tests.helpers.damage import DAMAGES, tried
 from tests.helpers.runs import FAST
 
 QUICK = ["scale=quick", "jobs=1", "hardware.engine=looped", "protocol.local.epochs=1"]
@@ -152,3 +157,17 @@ def test_committed_figures_are_of_what_is_kept() -> None:
             assert (folder / each.scale / f"{each.name}.{kind}").is_file()
         kept = json.loads((folder / each.scale / f"{each.name}.json").read_text(encoding="utf-8"))
         assert kept["claim"] == plan.load_spec(each.name).claim, "run `make tables`"
+
+
+DRAWN = plan.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim")
+
+
+@pytest.mark.parametrize("name", ["fedsac_f7.npz", "fedsac_f7.json", files.MANIFEST])
+def test_a_figure_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "quick" / "fedsac_f7"
+    place.parent.mkdir()
+    content = {f"{place.name}.npz": as_npz({"W": np.eye(3)}), f"{place.name}.json": as_json(asdict(DRAWN))}
+    plan.files_of(place).write(content)
+    found = tried(place.with_name(name), lambda: plan.load_figure(place))
+    assert found["refused"] > 2 * DAMAGES
+    assert set(found) <= ({"refused", "no difference"} if name == files.MANIFEST else {"refused"})

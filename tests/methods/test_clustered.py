@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.cluster import KMeans as ScikitKMeans
+from torch import Tensor
 
 from fedbench.config.schema import OptimizerConfig
-from fedbench.core import trees
+from fedbench.core import rng, trees
 from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
+from fedbench.engine.contract import Clock
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import State
-from fedbench.methods import METHODS
+from fedbench.methods import METHODS, cfl
 from fedbench.methods.cfl import CFL
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedcollab import solver
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig
+from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fesem import FeSEM
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.kmeans import KMeans
+from fedbench.methods.local import Local
 from fedbench.methods.oracle import Oracle
-from tests.methods.toys import close, federation, initial, models, run, same_groups
+from fedbench.methods.parts import clustered
+from fedbench.methods.parts.clustered import weight_vectors
+from tests.methods.toys import (
+    FOUR,
+    adapted,
+    close,
+    cross_entropy,
+    descend,
+    federation,
+    gap,
+    initial,
+    logits,
+    models,
+    run,
+    same_groups,
+    samples,
+    setup,
+    simulate,
+)
 
 PLANTED = [0, 1, 0, 1, 1, 0]
 
@@ -154,3 +184,403 @@ def test_impossible_settings_are_refused() -> None:
         CFL(eps1=-1.0)
     with pytest.raises(ConfigError, match="each of 4 clients, it has 2 numbers"):
         run(Oracle(coalition=(0, 1)))
+
+
+WHOLE: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 50, "optimizer": OptimizerConfig(lr=0.1)}
+
+
+def step(chosen: Setup, client: int, w: Tree) -> Tree:
+    """One full-batch gradient step."""
+    x, y = samples(chosen, client)
+    return descend(lambda w: cross_entropy(logits(w, x), y), w, 0.1)
+
+
+def test_a_round_of_ifca_by_hand() -> None:
+    chosen, state = run(IFCA(k=3), **WHOLE)
+    generator = rng.torch_rng(0, "init")
+    start = [{k: v.double() for k, v in chosen.task.init(generator).items()} for _ in range(3)]
+    assert gap(start[0], start[1]) > 0.1
+    taken: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for k in range(4):
+        losses = [float(cross_entropy(logits(w, samples(chosen, k)[0]), samples(chosen, k)[1])) for w in start]
+        taken[losses.index(min(losses))].append(k)
+    assert max(len(clients) for clients in taken.values()) < 4, "the toy should use two models at least"
+    for j, clients in taken.items():
+        expected = start[j]
+        if clients:
+            n = sum(FOUR[k] for k in clients)
+            trained = [step(chosen, k, start[j]) for k in clients]
+            expected = {
+                name: sum(FOUR[k] / n * w[name] for k, w in zip(clients, trained, strict=True)) for name in start[j]
+            }
+        assert close(trees.row(state.server, j), {k: torch.as_tensor(v) for k, v in expected.items()})
+    size = sum(v[0].numel() for v in state.server.values())
+    assert state.bytes_down == 4 * 3 * 8 * size, "all three models are sent to each"
+    assert state.bytes_up == 4 * 8 * (size + 1), "one comes back, with its number"
+
+
+def test_a_round_of_fesem_by_hand() -> None:
+    """Uploads 0, 1, 9, 10 in clusters {0, 1, 9} and {10}: centres 10/3 and 10; then 9 moves over."""
+    chosen = setup(FeSEM(k=2), federation((5, 5, 5, 5)))
+    method = chosen.method
+    names = chosen.task.init(torch.Generator())
+    at = torch.tensor([0.0, 1.0, 9.0, 10.0], dtype=torch.float64)
+    uploads = {k: at.view(-1, *[1] * v.dim()).expand(4, *v.shape) for k, v in names.items()}
+    server = {
+        "coalition": torch.tensor([0, 0, 0, 1]),
+        **trees.join(base={k: uploads[k][[0, 3]] for k in names}),
+    }
+    after = method.aggregate(server, uploads, chosen.cohort(torch.arange(4), Clock(0, 1)))
+    assert after["coalition"].tolist() == [0, 0, 1, 1]
+    assert close(after["base/head.bias"], torch.tensor([[10 / 3] * 4, [10.0] * 4], dtype=torch.float64))
+    away = chosen.cohort(torch.tensor([0, 1]), Clock(0, 1))
+    after = method.aggregate(server, {k: v[:2] for k, v in uploads.items()}, away)
+    assert after["coalition"].tolist() == [0, 0, 0, 1]
+    assert close(after["base/head.bias"], torch.tensor([[0.5] * 4, [10.0] * 4], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("compared", [("head.bias",), ("@head",), ("fc.*", "@head")])
+def test_distances_are_over_the_weights_compared(compared: tuple[str, ...]) -> None:
+    """Clients 0 and 1 agree in the head's bias and 0 and 2 in everything else."""
+    chosen = setup(KMeans(k=2, compared=compared), federation((5, 5, 5)))
+    names = chosen.task.init(torch.Generator())
+    uploads = {k: torch.zeros(3, *v.shape, dtype=torch.float64) for k, v in names.items()}
+    uploads["head.bias"][2] = 3.0
+    uploads["head.weight"][1] = 100.0
+    points = weight_vectors(uploads, chosen.task, compared)
+    alike = [0, 0, 1] if compared == ("head.bias",) else [0, 1, 0]
+    assert same_groups(clustered.kmeans(clustered.isometric_coordinates(points.numpy()), 2).tolist(), alike)
+    assert points.shape[1] == sum(
+        v.numel() for k, v in names.items() if any(fnmatch(k, each.replace("@head", "head.*")) for each in compared)
+    )
+    with pytest.raises(ConfigError, match="matches none of the network's weights"):
+        run(FeSEM(k=2, compared=("tail.*",)))
+
+
+def test_fesem_moves_clients_by_what_is_compared() -> None:
+    """By hand: heads 0, 1, 9, 10 in clusters {0, 1, 9} and {10}, bodies that would keep all where they are."""
+    chosen = setup(FeSEM(k=2, compared=("head.bias",)), federation((5, 5, 5, 5)))
+    names = chosen.task.init(torch.Generator())
+    far = torch.tensor([0.0, 0.0, 0.0, 500.0], dtype=torch.float64)
+    near = torch.tensor([0.0, 1.0, 9.0, 10.0], dtype=torch.float64)
+    uploads = {
+        k: (near if k == "head.bias" else far).view(-1, *[1] * v.dim()).expand(4, *v.shape) for k, v in names.items()
+    }
+    server = {
+        "coalition": torch.tensor([0, 0, 0, 1]),
+        **trees.join(base={k: uploads[k][[0, 3]] for k in names}),
+    }
+    after = chosen.method.aggregate(server, uploads, chosen.cohort(torch.arange(4), Clock(0, 1)))
+    assert after["coalition"].tolist() == [0, 0, 1, 1]
+
+
+def split_toy(method: CFL, moves: list[float], ids: list[int]) -> Tree:
+    """The server after one round in which client ids[i] moved every weight by moves[i] (all from 1)."""
+    chosen = setup(method, federation((5, 5, 5, 10, 5)))
+    names = chosen.task.init(torch.Generator())
+    at = 1 + torch.tensor(moves, dtype=torch.float64)
+    uploads = {k: at.view(-1, *[1] * v.dim()).expand(len(ids), *v.shape) for k, v in names.items()}
+    server = {
+        "coalition": torch.zeros(5, dtype=torch.int64),
+        **trees.join(base={k: torch.ones(1, *v.shape, dtype=torch.float64) for k, v in names.items()}),
+    }
+    return method.aggregate(server, uploads, chosen.cohort(torch.tensor(ids), Clock(0, 1)))
+
+
+WEIGHTS = (16 * 7 + 7 + 7 * 4 + 4) ** 0.5  # norm of an update that moves every weight by 1
+
+
+def test_cfl_splits_by_hand() -> None:
+    """Clients 0, 1, 2, 4 (5 samples) and 3 (10): updates +1 +1 -1 -1 +1 sum to (3 * 5 - 5 - 10) / 30 = 0."""
+    everyone = list(range(5))
+    moves = [1.0, 1.0, -1.0, -1.0, 1.0]
+    due = CFL(eps1=0.1, eps2=0.9 * WEIGHTS)
+    after = split_toy(due, moves, everyone)
+    assert same_groups(after["coalition"].tolist(), [0, 0, 1, 1, 0])
+    bias = {int(k): float(v[0]) for k, v in enumerate(after["base/head.bias"])}
+    assert bias[int(after["coalition"][0])] == pytest.approx(2.0)
+    assert bias[int(after["coalition"][2])] == pytest.approx(0.0)
+    for early in (
+        CFL(eps1=0.1, eps2=1.1 * WEIGHTS),  # no client is far from its optimum
+        CFL(eps1=0.0, eps2=0.0),  # the cluster is not yet at its own
+        CFL(eps1=0.1, eps2=0.0, warmup=1),
+    ):
+        assert split_toy(early, moves, everyone)["coalition"].tolist() == [0] * 5
+    assert split_toy(CFL(eps1=WEIGHTS, eps2=0.0, gamma_max=0.5), [0.1] * 5, everyone)["coalition"].tolist() == [0] * 5
+    unbalanced = split_toy(CFL(eps1=0.1, eps2=0.0), [1.0, 1.0, -1.0, 1.0, 1.0], everyone)
+    assert unbalanced["coalition"].tolist() == [0] * 5
+
+
+def test_relative_thresholds_do_not_know_the_scale_of_updates() -> None:
+    """Mean update .6, then .2; absolute thresholds would see 1e-3 of each. Halves inherit the largest mean."""
+    for scale in (1e-3, 1.0):
+        chosen = setup(CFL(eps1=0.5, eps2=1.0, relative=True), federation((5, 5, 5, 10, 5)))
+        names = chosen.task.init(torch.Generator())
+        server = chosen.method.init(chosen.task, chosen.population, torch.Generator())[0]
+        seen = []
+        for round_, moves in enumerate(([1.0, 1.0, 0.2, 0.2, 1.0], [1.2, 1.2, -0.8, -0.8, 1.2])):
+            at = scale * torch.tensor(moves, dtype=torch.float64)
+            received = chosen.method.send(server, chosen.cohort(torch.arange(5), Clock(round_, 2)))
+            uploads = {k: received[k] + at.view(-1, *[1] * v.dim()) for k, v in names.items()}
+            server = chosen.method.aggregate(server, uploads, chosen.cohort(torch.arange(5), Clock(round_, 2)))
+            seen.append(server["coalition"].tolist())
+        assert seen[0] == [0] * 5, "the first mean update is the largest yet"
+        assert same_groups(seen[1], [0, 0, 1, 1, 0])
+        assert server["peak"] / (scale * WEIGHTS) == pytest.approx([0.6] * 5)
+
+
+def test_absent_members_stay_with_the_larger_half() -> None:
+    """Client 3 (10 samples) against 0 and 1; 2 and 4 are away."""
+    after = split_toy(CFL(eps1=0.1, eps2=0.0), [1.5, 0.5, -1.0], [0, 1, 3])["coalition"].tolist()
+    assert after in ([0, 0, 0, 1, 0], [1, 1, 0, 0, 0])
+    after = split_toy(CFL(eps1=0.1, eps2=0.0), [2.0, -1.0], [0, 3])["coalition"].tolist()
+    assert after == [1, 0, 0, 0, 0]
+
+
+# FedCollab's coalitions: those that the solver makes, those that differ, and those who come late.
+
+QUICK = DiscriminatorConfig(hidden=5, rounds=20)
+
+
+def test_without_capacity_term_clients_that_differ_stay_alone() -> None:
+    data = federation((40, 40, 40), labels=[[0], [1], [2, 3]])
+    sharp = DiscriminatorConfig(hidden=20, lr=0.1)
+    chosen = setup(FedCollab(C=0.0, discriminator=sharp), data, rounds=2)
+    state, local = simulate(chosen), setup(Local(), data, rounds=2)
+    assert sorted(state.server["coalition"].tolist()) == [0, 1, 2]
+    assert close(models(chosen, state), models(local, simulate(local)))
+
+
+def test_a_newcomer_is_alone_until_it_joins() -> None:
+    method = FedCollab(newcomers=(2,), join_round=2, discriminator=QUICK, C=1e6)
+    for rounds in (1, 2, 3):
+        chosen = setup(method, federation(FOUR), rounds=rounds)
+        state = simulate(chosen)
+        local = setup(Local(), federation(FOUR), rounds=rounds)
+        alone = close(trees.row(models(chosen, state), 2), trees.row(models(local, simulate(local)), 2))
+        coalition = state.server["coalition"].tolist()
+        assert alone is (rounds < 2)
+        assert coalition == ([0, 0, 1, 0] if rounds < 2 else [0, 0, 0, 0])
+
+
+def test_newcomers_join_those_who_are_like_them() -> None:
+    """Clients 2 and 4 come late; before they do the others train as if there were no others, after it they share."""
+    labels = [[0, 1], [2, 3], [0, 1], [2, 3], [2, 3], [0, 1]]
+    data = federation((40,) * 6, labels=labels)
+    sharp = DiscriminatorConfig(hidden=20, lr=0.1)
+    method = FedCollab(C=5.0, newcomers=(2, 4), join_round=2, discriminator=sharp)
+    early, late = (setup(method, data, rounds=rounds) for rounds in (1, 3))
+    before, after = simulate(early), simulate(late)
+    assert before.server["coalition"].tolist() == [0, 1, 2, 1, 3, 0]
+    assert after.server["coalition"].tolist() == [0, 1, 0, 1, 1, 0]
+    sizes, distances = np.full(6, 40), after.arrays["distances"]
+    joined = itertools.product(range(4), repeat=2)
+    best = min(joined, key=lambda c: solver.objective([0, 1, c[0], 1, c[1], 0], sizes, distances, 5.0))
+    assert best == (0, 1), "of all ways to take them in, the best by Eq. 10"
+    older = [0, 1, 3, 5]
+    alone = setup(
+        replace(method, newcomers=(), join_round=0), federation((40,) * 6, labels=labels, ids=older), rounds=1
+    )
+    expected = models(alone, simulate(alone))
+    assert close({k: v[older] for k, v in models(early, before).items()}, expected)
+    shared = models(late, after)
+    for a, b in ((0, 2), (0, 5), (1, 3), (1, 4)):
+        assert gap(trees.row(shared, a), trees.row(shared, b)) == 0
+    assert gap(trees.row(shared, 0), trees.row(shared, 1)) > 1e-2
+
+
+@pytest.mark.parametrize("newcomers", [(-1,), (1, 1), (4,), (0, 1, 2, 3)])
+def test_newcomers_that_cannot_be_are_refused(newcomers: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"method\.newcomers"):
+        run(FedCollab(newcomers=newcomers, join_round=1, discriminator=QUICK))
+
+
+def test_newcomers_who_never_join_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for join, told in ((2, []), (3, ["newcomers join after 3 rounds; of 2 they never do"])):
+        simulate(setup(FedCollab(newcomers=(2,), join_round=join, discriminator=QUICK), federation(FOUR), rounds=2))
+        assert [record.getMessage() for record in caplog.records] == told
+
+
+def test_coalitions_are_what_the_solver_makes_of_the_distances() -> None:
+    labels = [[0, 1], [0, 1], [2, 3], [2, 3], [2, 3]]
+    data = federation((40, 40, 40, 40, 40), labels=labels)
+    chosen = setup(FedCollab(C=5.0, discriminator=DiscriminatorConfig(hidden=20, lr=0.1)), data, rounds=1)
+    state = simulate(chosen)
+    assert state.server["coalition"].tolist() == [0, 0, 1, 1, 1]
+    weights = chosen.method.collaboration(state.server, chosen.population)
+    assert weights is not None
+    assert weights[0].tolist() == [0.5, 0.5, 0, 0, 0]
+    assert state.bytes_up > sum(v[0].numel() for v in state.server.values())  # the discriminators' traffic counts
+    distances = state.arrays["distances"]
+    again = solver.solve(np.full(5, 40), distances, 5.0, 10, np.random.default_rng(0))
+    assert again.assignment.tolist() == state.arrays["coalition"].tolist()
+
+
+BASES: list[dict[str, Any]] = [
+    {"name": "fedavg"},
+    {"name": "fedprox", "mu": 0.5},
+    {"name": "fednova"},
+    {"name": "finetune"},
+    {"name": "perfedavg", "alpha": 0.1},
+    {"name": "pfedme", "lam": 1.0, "personal_lr": 0.1},
+    {"name": "ditto"},
+    {"name": "scaffold"},
+    {"name": "scaffold", "weighted": True, "option": 1},
+    {"name": "feddyn", "weighted": True},
+    {"name": "fedbabu", "tune_epochs": 1},
+    {"name": "apfl"},
+]
+
+
+def pairs(base: dict[str, Any]) -> Oracle:
+    """Coalitions {0, 2} and {1, 3}."""
+    return Oracle(base=base, coalition=(0, 1, 0, 1))
+
+
+@dataclass(frozen=True)
+class Pairs(FedCollab):
+    """FedCollab after it has found the same."""
+
+    def prepare(self, preparation: Any, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return Oracle(self.base, (0, 1, 0, 1)).prepare(preparation, server, memory)
+
+
+@pytest.mark.parametrize("outer", [pairs, lambda base: Pairs(base=base)], ids=["oracle", "fedcollab"])
+@pytest.mark.parametrize("base", BASES, ids=lambda base: "-".join(map(str, base.values())))
+def test_a_coalition_is_the_base_on_its_members(base: dict[str, Any], outer: Any) -> None:
+    chosen = setup(outer(base), federation(FOUR), rounds=2, epochs=1)
+    everyone = adapted(chosen, simulate(chosen))
+    for members in ([0, 2], [1, 3]):
+        alone = setup(pairs(base).inner, federation(FOUR, ids=members), rounds=2, epochs=1)
+        expected = adapted(alone, simulate(alone))
+        assert close({k: v[members] for k, v in everyone.items()}, expected, 1e-9)
+    first, second = (trees.row(everyone, k) for k in (0, 1))
+    assert gap(first, second) > 1e-3
+
+
+@pytest.mark.parametrize("base", [{"name": "scaffold"}, {"name": "feddyn"}])
+def test_a_coalitions_server_counts_its_members_not_all_clients(base: dict[str, Any]) -> None:
+    """With two of four clients a round, one or none of a coalition: shares are of its two members."""
+    chosen = setup(pairs(base), federation(FOUR), rounds=3, cohort=0.5)
+    assert len({chosen.draw_cohort(Clock(t, 3)).tolist()[0] for t in range(3)}) > 1
+    state = simulate(chosen)
+    for k, members in enumerate(([0, 2], [1, 3])):
+        own = trees.row(trees.part(state.server, "base"), k)
+        mean = {name: leaf[members].mean(0) for name, leaf in state.memory.items()}
+        kept = trees.part(own, "control") or {name: -leaf for name, leaf in trees.part(own, "drift").items()}
+        assert close(kept, mean, 1e-10)
+
+
+def collaboration(base: dict[str, Any], **options: Any) -> tuple[Tensor | None, Tensor | None]:
+    """(W inside coalitions {0, 2} and {1, 3}, W of either run alone put together) after two rounds."""
+    chosen = setup(pairs(base), federation(FOUR), rounds=2, epochs=1, **options)
+    found = chosen.method.collaboration(simulate(chosen).server, chosen.population)
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    for members in ([0, 2], [1, 3]):
+        alone = setup(pairs(base).inner, federation(FOUR, ids=members), rounds=2, epochs=1, **options)
+        own = alone.method.collaboration(simulate(alone).server, alone.population)
+        if own is None:
+            return found, None
+        expected[torch.tensor(members).unsqueeze(1), members] = own.to(torch.float64)
+    return found, expected
+
+
+@pytest.mark.parametrize("base", ["pfedgraph", "fedsac", "fedamp", "fedfomo", "fedrema", "pfedsim"])
+def test_who_shares_is_as_the_base_says_within_each_coalition(base: str) -> None:
+    found, expected = collaboration({"name": base})
+    assert found is not None
+    assert expected is not None
+    assert close(found, expected, 1e-9)
+
+
+def test_who_shares_by_clusters_within_coalitions() -> None:
+    base = {"name": "oracle", "coalition": [0, 0, 0, 1]}
+    chosen = setup(pairs(base), federation((6, 9, 18, 8)), rounds=1)
+    found = chosen.method.collaboration(simulate(chosen).server, chosen.population)
+    assert found is not None
+    expected = [[0.25, 0, 0.75, 0], [0, 1, 0, 0], [0.25, 0, 0.75, 0], [0, 0, 0, 1]]
+    assert close(found, torch.tensor(expected, dtype=torch.float64), 1e-12)
+
+
+@pytest.mark.parametrize("base", ["fedavg", "ditto", "fedper", "scaffold"])
+def test_who_shares_an_average_has_shares(base: str) -> None:
+    found, _ = collaboration({"name": base})
+    assert found is not None
+    assert torch.equal(found, torch.from_numpy(clustered.size_weights([0, 1, 0, 1], FOUR)))
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        {"name": "local"},
+        {"name": "fedavg", "private": ["*"]},
+        {"name": "fedproto"},
+        {"name": "pfedhn"},
+        {"name": "ifca"},
+        {"name": "oracle", "base": {"name": "local"}},
+    ],
+    ids=lambda base: "-".join(map(str, base.values())),
+)
+def test_who_shares_is_not_said_where_the_base_averages_nothing(base: dict[str, Any]) -> None:
+    chosen = setup(pairs(base), federation(FOUR), rounds=1)
+    assert chosen.method.collaboration(simulate(chosen).server, chosen.population) is None
+
+
+def test_what_the_base_records_is_kept_of_each_coalition() -> None:
+    chosen = setup(pairs({"name": "fedrema"}), federation(FOUR), rounds=2, epochs=1)
+    kept = chosen.method.record(simulate(chosen).server)
+    assert {name: leaf.nonzero().flatten().tolist() for name, leaf in kept.items()} == {
+        "ccp_rounds:0": [0, 2],
+        "ccp_rounds:1": [1, 3],
+    }
+
+
+def test_coordinates_keep_distances() -> None:
+    points = np.random.default_rng(0).normal(size=(7, 300))
+    found = clustered.isometric_coordinates(points)
+    assert found.shape == (7, 7)
+    for x in (0, 3):
+        expected = np.linalg.norm(points - points[x], axis=1)
+        np.testing.assert_allclose(np.linalg.norm(found - found[x], axis=1), expected, atol=1e-9)
+
+
+def inertia(points: np.ndarray, labels: np.ndarray) -> float:
+    return sum(float(((own := points[labels == k]) - own.mean(0)).__pow__(2).sum()) for k in set(labels))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kmeans_is_as_good_as_scikit_learn(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    points = generator.normal(size=(40, 3)) + 2 * generator.integers(0, 3, (40, 1))
+    labels = clustered.kmeans(points, 4)
+    assert inertia(points, labels) <= ScikitKMeans(4, n_init=50, random_state=0).fit(points).inertia_ * 1.02
+    order = generator.permutation(40)
+    assert same_groups(clustered.kmeans(points[order], 4), labels[order])
+
+
+def test_kmeans_of_fewer_points_than_groups() -> None:
+    assert sorted(clustered.kmeans(np.array([[0.0], [5.0]]), 4).tolist()) == [0, 1]
+    assert clustered.kmeans(np.ones((3, 2)), 2).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_single_linkage_is_the_optimal_bipartition(seed: int) -> None:
+    """No bipartition has a smaller largest similarity across; complete linkage can be worse."""
+    vectors = np.random.default_rng(seed).normal(size=(6, 3))
+    similarity = cfl.cosines(vectors)
+    np.testing.assert_allclose(similarity[0, 1], vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors[:2], axis=1)))
+    best = min(
+        similarity[np.ix_(side, ~side)].max()
+        for bits in itertools.product([False, True], repeat=5)
+        if any(side := np.array([False, *bits]))
+    )
+    side, across = cfl.bipartition(similarity, "single")
+    assert across == pytest.approx(best)
+    assert across == pytest.approx(similarity[np.ix_(side, ~side)].max())
+    assert cfl.bipartition(similarity, "complete")[1] >= best - 1e-12
+
+
+def test_ties_are_cut_too() -> None:
+    side, across = cfl.bipartition(np.ones((4, 4)), "single")
+    assert 0 < side.sum() < 4
+    assert across == 1

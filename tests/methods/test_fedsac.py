@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import cvxpy
+import numpy as np
 import pytest
+import scipy.linalg
 import torch
+from sklearn.decomposition import PCA
 
 from fedbench.config.schema import OptimizerConfig
-from fedbench.core import trees
-from fedbench.core.errors import FedbenchError
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import Diverged, FedbenchError
 from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.local import Local
+from fedbench.methods.parts.features import complementarity, directions, products
 from fedbench.methods.pfedgraph import PFedGraph
 from tests.methods.toys import (
     FOUR,
+    bases,
     close,
     cross_entropy,
     derivative,
+    features,
     federation,
     final,
     gap,
@@ -145,3 +155,165 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
         FedSaC(**wrong)
     with pytest.raises(FedbenchError):
         PFedGraph(alpha=0.0)
+
+
+def uploaded(chosen: Setup, seed: int = 0) -> Tree:
+    """Random models and bases of all clients."""
+    generator = rng.torch_rng(seed, "test")
+    start = initial(chosen)
+    drawn = {k: v + 0.3 * torch.randn(4, *v.shape, generator=generator).double() for k, v in start.items()}
+    return {**drawn, "subspace/U": bases(4, 7, 3, seed)}
+
+
+def started(chosen: Setup) -> Tree:
+    """What the server holds for S."""
+    return trees.join(initial=initial(chosen))
+
+
+def cohort(chosen: Setup, at: int = 0) -> Cohort:
+    return chosen.cohort(torch.arange(4), Clock(at, 10))
+
+
+def solved(linear: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """Rows minimising |W_i - p|^2 + linear_i^T W_i over the simplex."""
+    rows = []
+    for cost in linear:
+        x = cvxpy.Variable(len(p))
+        objective = cvxpy.Minimize(cvxpy.sum_squares(x - p) + cost @ x)
+        cvxpy.Problem(objective, [x >= 0, cvxpy.sum(x) == 1]).solve(solver="CLARABEL")
+        rows.append(x.value)
+    return np.array(rows)
+
+
+def by_loops(chosen: Setup, uploads: Tree, since: Tree | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(S, C) of uploads, pair by pair."""
+    names = [k for k in uploads if "/" not in k]
+    rows = [
+        np.concatenate([(uploads[k][i] - (0 if since is None else since[k])).flatten().numpy() for k in names])
+        for i in range(4)
+    ]
+    S, C = np.eye(4), np.eye(4)
+    for i in range(4):
+        for j in range(4):
+            if i != j:
+                S[i, j] = rows[i] @ rows[j] / np.linalg.norm(rows[i]) / np.linalg.norm(rows[j])
+                U, V = uploads["subspace/U"][i].numpy(), uploads["subspace/U"][j].numpy()
+                C[i, j] = np.cos(scipy.linalg.subspace_angles(U, V).mean())
+    return S, C
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.9, 1.4), (0.5, 1.6), (0.0, 1.4), (0.9, 0.0)])
+def test_rows_of_w_are_the_solvers(alpha: float, beta: float) -> None:
+    chosen = setup(FedSaC(alpha=alpha, beta=beta, similarity="parameters", snap=None), federation(FOUR))
+    uploads = uploaded(chosen)
+    found = chosen.method.graph(started(chosen), uploads, cohort(chosen))["*"].numpy()  # type: ignore[attr-defined]
+    S, C = by_loops(chosen, uploads)
+    np.testing.assert_allclose(found, solved(alpha * C - beta * S, np.array(FOUR) / sum(FOUR)), atol=1e-5)
+
+
+def test_pfedgraphs_rows_are_the_solvers() -> None:
+    chosen = setup(PFedGraph(alpha=0.8, snap=None), federation(FOUR))
+    uploads, start = uploaded(chosen), initial(chosen)
+    server = trees.join(initial=start)
+    found = chosen.method.graph(server, uploads, cohort(chosen))["*"].numpy()  # type: ignore[attr-defined]
+    S, _ = by_loops(chosen, uploads, start)
+    np.testing.assert_allclose(found, solved(-S / 0.8, np.array(FOUR) / sum(FOUR)), atol=1e-5)
+    snapped = PFedGraph(snap=-0.5).similarities(server, uploads, cohort(chosen))
+    assert bool((snapped == 1).all())
+
+
+@pytest.mark.parametrize("method", [FedSaC(), FedSaC(collaborators=2), PFedGraph()], ids=repr)
+def test_the_printed_programme_gives_the_closed_forms_w(method: FedSaC | PFedGraph) -> None:
+    chosen = setup(method, federation(FOUR))
+    uploads, server = uploaded(chosen), started(chosen)
+    closed, solved = (
+        dataclasses.replace(method, solver=solver).graph(server, uploads, cohort(chosen))["*"]
+        for solver in ("closed", "cvxpy")
+    )
+    assert close(solved, closed, 1e-6)
+    assert not torch.equal(solved, closed), "it was solved otherwise"
+
+
+def test_complementarity_counts_in_the_first_seven_tenths_of_the_rounds() -> None:
+    chosen = setup(FedSaC(), federation(FOUR))
+    uploads = uploaded(chosen)
+    early, last, after, similarity = (
+        method.graph(started(chosen), uploads, cohort(chosen, at))["*"]
+        for method, at in ((FedSaC(), 0), (FedSaC(), 6), (FedSaC(), 7), (FedSaC(alpha=0.0), 0))
+    )
+    assert torch.equal(early, last)
+    assert torch.equal(after, similarity)
+    assert gap({"": early}, {"": after}) > 1e-2
+    assert torch.equal(FedSaC(alpha_share=1.0).graph(started(chosen), uploads, cohort(chosen, 9))["*"], early)
+
+
+def test_clients_mix_with_the_drawn_and_themselves() -> None:
+    chosen = setup(FedSaC(collaborators=2, beta=0.0, alpha=0.0), federation(FOUR))
+    weights = chosen.method.graph(started(chosen), uploaded(chosen), cohort(chosen))["*"]  # type: ignore[attr-defined]
+    drawn = [j for j in range(4) if bool((weights[:, j] > 0).all())]
+    assert len(drawn) == 2
+    for i in range(4):
+        allowed = sorted({*drawn, i})
+        total = sum(FOUR[j] for j in allowed)
+        assert weights[i].tolist() == pytest.approx([FOUR[j] / total * (j in allowed) for j in range(4)])
+    again = chosen.method.graph(started(chosen), uploaded(chosen), cohort(chosen))["*"]  # type: ignore[attr-defined]
+    assert torch.equal(weights, again)
+
+
+def test_angles_are_scipys() -> None:
+    U = bases(5, 9, 3)
+    U[4, :, 2] = 0  # a client with two directions
+    found = complementarity(U)
+    for i in range(5):
+        for j in range(5):
+            few = 2 if 4 in (i, j) else 3
+            cosines = np.linalg.svd(U[i].numpy().T @ U[j].numpy(), compute_uv=False)[:few]
+            angles = np.arccos(np.clip(cosines, -1, 1))
+            if few == 3:
+                np.testing.assert_allclose(
+                    angles[::-1], scipy.linalg.subspace_angles(U[i].numpy(), U[j].numpy()), atol=1e-7
+                )
+            assert float(found[i, j]) == pytest.approx(np.cos(angles.mean()), abs=1e-7)
+    assert float(found.min()) > -1e-9
+    assert close(found, found.t())
+
+
+def test_the_codes_matching_takes_signed_entries_greedily() -> None:
+    M = 0.6 * np.array([[0.9, 0.8], [0.85, -0.2]])
+    U = np.vstack([np.eye(2), np.zeros((2, 2))])
+    V = np.vstack([M, np.real(scipy.linalg.sqrtm(np.eye(2) - M.T @ M))])
+    found = complementarity(torch.from_numpy(np.stack([U, V])), greedy=True)
+    assert float(found[0, 1]) == pytest.approx(np.cos((np.arccos(0.54) + np.arccos(-0.12)) / 2))
+    principal = np.cos(scipy.linalg.subspace_angles(U, V).mean())
+    assert float(complementarity(torch.from_numpy(np.stack([U, V])))[0, 1]) == pytest.approx(principal)
+    assert principal != pytest.approx(float(found[0, 1]), abs=1e-3)
+
+
+def test_directions_are_the_singular_vectors_and_the_principal_components() -> None:
+    chosen = setup(FedSaC(), federation((600,)))
+    x, y = samples(chosen, 0)
+    model = initial(chosen)
+    X = features(model, x).numpy()
+    expected = np.linalg.svd(X)[2][:3].T
+    components = PCA(3).fit(X).components_.T
+    padded = torch.cat([x, torch.full((5, *x.shape[1:]), 7.0, dtype=x.dtype)])
+    mask = torch.arange(605) < 600
+    for centred, truth in ((False, expected), (True, components)):
+        for batch in (Batch(x, y), Batch(padded, torch.nn.functional.pad(y, (0, 5)), mask)):
+            found = directions(products(model, batch, chosen.task, centred), 3)
+            np.testing.assert_allclose(np.abs(found.numpy()), np.abs(truth), atol=1e-7)
+            assert bool((found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all())
+
+
+def test_few_samples_span_few_directions() -> None:
+    chosen = setup(FedSaC(), federation((2,)))
+    x, y = samples(chosen, 0)
+    for centred, rank in ((False, 2), (True, 1)):
+        found = directions(products(initial(chosen), Batch(x, y), chosen.task, centred), 3)
+        assert found.square().sum(0).tolist() == pytest.approx([1.0] * rank + [0.0] * (3 - rank))
+
+
+def test_features_that_diverged_are_told_before_anything_is_decomposed() -> None:
+    chosen = setup(FedSaC(), federation(FOUR), optimizer=OptimizerConfig(lr=1e200), epochs=5)
+    with pytest.raises(Diverged, match=r"round 1 on client \d"):
+        simulate(chosen)

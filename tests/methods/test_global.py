@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError
 from fedbench.engine import schedule
 from fedbench.engine.contract import Stage
 from fedbench.engine.looped import LoopedTrainer
@@ -18,11 +20,13 @@ from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.feddyn import FedDyn
-from fedbench.methods.fednova import FedNova
+from fedbench.methods.fednova import FedNova, accumulation
+from fedbench.methods.fedprox import FedProx
 from fedbench.methods.finetune import Finetune
 from fedbench.methods.moon import Moon
 from fedbench.methods.scaffold import Scaffold
 from fedbench.models.small import LeNet5
+from tests.methods.quadratics import CURVED, POINTS, UNEQUAL, attraction, bias, counted, local_steps, minima, quadratic
 from tests.methods.toys import (
     adapted,
     close,
@@ -129,3 +133,159 @@ def test_running_statistics_are_shared_and_averaged(method: Any) -> None:
     assert names
     assert all(close(common[name], fedavg[name], 1e-12) for name in names)
     assert gap({"": fedavg[names[0]]}, {"": initial(chosen)[names[0]]}) > 1e-2
+
+
+# FedNova, SCAFFOLD and FedDyn: limits, conserved quantities, fixed points, rounds computed by hand.
+
+EQUAL = (9, 9, 9)
+ONE = OptimizerConfig(lr=0.1)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_accumulation_counts_a_constant_gradient(momentum: float) -> None:
+    optimizer = OptimizerConfig(lr=0.1, momentum=momentum)
+    for steps in (1, 2, 7, 40):
+        found = accumulation(torch.tensor(float(steps)), optimizer, "x")
+        assert float(found) == pytest.approx(counted(steps, momentum), rel=1e-12)
+    with pytest.raises(ConfigError, match="defined for SGD"):
+        accumulation(torch.ones(()), OptimizerConfig(name="adam"), "fednova")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_with_equal_steps_is_fedavg(momentum: float) -> None:
+    options: dict[str, Any] = {"optimizer": OptimizerConfig(lr=0.05, momentum=momentum), "rounds": 3}
+    data = federation((6, 8, 7))
+    fedavg = simulate(setup(FedAvg(), data, **options)).server
+    assert close(simulate(setup(FedNova(), data, **options)).server, fedavg)
+    uneven = federation(UNEQUAL)
+    fedavg = simulate(setup(FedAvg(), uneven, **options)).server
+    assert gap(simulate(setup(FedNova(), uneven, **options)).server, fedavg) > 1e-3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_round_of_fednova_by_hand(momentum: float) -> None:
+    optimizer = OptimizerConfig(lr=0.1, momentum=momentum)
+    chosen = quadratic(FedNova(), UNEQUAL, POINTS, CURVED, rounds=1, epochs=2, optimizer=optimizer)
+    w, e = initial(chosen)["head.bias"].numpy(), minima(chosen).numpy()
+    share, taken = np.array(UNEQUAL) / sum(UNEQUAL), (2, 4, 6)
+    passed = np.array([counted(steps, momentum) for steps in taken])
+    trained = [local_steps(w, attraction(CURVED[k], e[k]), taken[k], 0.1, momentum) for k in range(3)]
+    per_step = (w - np.stack(trained)) / passed[:, None]
+    expected = w - (share @ passed) * (share @ per_step)
+    assert close(bias(simulate(chosen)), torch.from_numpy(expected), 1e-12)
+
+
+def test_fednovas_fixed_point_is_the_objectives_and_fedavgs_is_not() -> None:
+    """Equal curvature, lr eta: client k contracts by (1 - eta)^tau_k, so that FedNova weighs e_k by
+    p_k (1 - (1 - eta)^tau_k) / tau_k, which tends to p_k with eta; FedAvg without the division."""
+    eta, taken, share = 0.05, np.array([1, 2, 3]), np.array(UNEQUAL) / sum(UNEQUAL)
+    options: dict[str, Any] = {"rounds": 120, "epochs": 1, "optimizer": OptimizerConfig(lr=eta)}
+    found = {}
+    for method in (FedNova(), FedAvg()):
+        chosen = quadratic(method, UNEQUAL, POINTS, **options)
+        found[type(method)] = bias(simulate(chosen)).numpy()
+    e = minima(chosen).numpy()
+    reached = 1 - (1 - eta) ** taken
+    nova, plain = share * reached / taken, share * reached
+    assert found[FedNova] == pytest.approx(nova @ e / nova.sum(), abs=1e-4)
+    assert found[FedAvg] == pytest.approx(plain @ e / plain.sum(), abs=1e-4)
+    best = share @ e
+    assert np.linalg.norm(found[FedNova] - best) < 0.15 * np.linalg.norm(found[FedAvg] - best)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_two_rounds_of_scaffold_by_hand(option: int, momentum: float) -> None:
+    lr, rate = 0.1, 0.7
+    method = Scaffold(option=option, server_lr=rate)
+    optimizer = OptimizerConfig(lr=lr, momentum=momentum)
+    chosen = quadratic(method, UNEQUAL, POINTS, CURVED, rounds=2, epochs=2, optimizer=optimizer)
+    x, e = initial(chosen)["head.bias"].numpy(), minima(chosen).numpy()
+    c, own = np.zeros(2), np.zeros((3, 2))
+    for _ in range(2):
+        change, fresh = np.zeros((3, 2)), np.zeros((3, 2))
+        for k, steps in enumerate((2, 4, 6)):
+            slope = attraction(CURVED[k], e[k])
+            y = local_steps(x, attraction(CURVED[k], e[k], c - own[k]), steps, lr, momentum)
+            mean = (x - y) / (counted(steps, momentum) * lr)
+            change[k] = y - x
+            fresh[k] = slope(x) if option == 1 else own[k] - c + mean
+        x, c, own = x + rate * change.mean(0), c + (fresh - own).mean(0), fresh
+    state = simulate(chosen)
+    assert close(bias(state), torch.from_numpy(x), 1e-12)
+    assert close(state.memory["head.bias"], torch.from_numpy(own), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("option", "weighted", "cohort"), [(1, False, 1.0), (2, False, 1.0), (2, True, 1.0), (2, False, 2)]
+)
+def test_scaffolds_fixed_point_is_the_objectives(option: int, weighted: bool, cohort: float) -> None:
+    method = Scaffold(option=option, weighted=weighted)
+    options: dict[str, Any] = {"rounds": 70, "epochs": 2, "optimizer": ONE, "cohort": cohort}
+    chosen = quadratic(method, UNEQUAL, POINTS, CURVED, **options)
+    share = np.array(CURVED) * (np.array(UNEQUAL) if weighted else 1)
+    expected = share @ minima(chosen).numpy() / share.sum()
+    assert bias(simulate(chosen)).numpy() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scaffolds_server_variate_is_the_mean_of_the_clients(weighted: bool) -> None:
+    chosen = setup(Scaffold(weighted=weighted), rounds=4, cohort=0.6, optimizer=OptimizerConfig(lr=0.05))
+    state = simulate(chosen)
+    sizes = chosen.population.sizes if weighted else torch.ones(5, dtype=torch.float64)
+    assert close(trees.part(state.server, "control"), trees.mean(state.memory, sizes / sizes.sum()), 1e-10)
+
+
+def test_scaffolds_first_round_is_fedavg() -> None:
+    data = federation(EQUAL)
+    chosen = setup(Scaffold(), data, rounds=1)
+    assert close(trees.part(simulate(chosen).server, "model"), simulate(setup(FedAvg(), data, rounds=1)).server)
+    with pytest.raises(ConfigError, match="one of 2, 1"):
+        Scaffold(option=3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_two_rounds_of_feddyn_by_hand(weighted: bool) -> None:
+    """In the paper's symbols: g_k and h."""
+    lr, alpha = 0.1, 0.4
+    method = FedDyn(alpha=alpha, weighted=weighted)
+    chosen = quadratic(method, UNEQUAL, POINTS, CURVED, rounds=2, epochs=2, optimizer=ONE)
+    w, e = initial(chosen)["head.bias"].numpy(), minima(chosen).numpy()
+    each = alpha * np.mean(UNEQUAL) / np.array(UNEQUAL) if weighted else np.full(3, alpha)
+    g, drift = np.zeros((3, 2)), np.zeros(2)
+    for _ in range(2):
+        trained = np.zeros((3, 2))
+        for k, steps in enumerate((2, 4, 6)):
+            # a (v - e) - g + alpha (v - w) is a quadratic's gradient again, at curvature a + alpha
+            slope = attraction(CURVED[k] + each[k], np.zeros(2), -CURVED[k] * e[k] - g[k] - each[k] * w)
+            trained[k] = local_steps(w, slope, steps, lr, 0.0)
+        g = g - each[:, None] * (trained - w)
+        drift = drift - (trained - w).mean(0)  # h / alpha
+        w = trained.mean(0) - drift
+    state = simulate(chosen)
+    assert close(bias(state), torch.from_numpy(w), 1e-12)
+    assert close(state.memory["head.bias"], torch.from_numpy(g / each[:, None]), 1e-12)
+
+
+@pytest.mark.parametrize(("weighted", "cohort"), [(False, 1.0), (True, 1.0), (False, 2)])
+def test_feddyns_fixed_point_is_the_objectives(weighted: bool, cohort: float) -> None:
+    options: dict[str, Any] = {"rounds": 70, "epochs": 3, "optimizer": ONE, "cohort": cohort}
+    chosen = quadratic(FedDyn(alpha=1.0, weighted=weighted), UNEQUAL, POINTS, CURVED, **options)
+    share = np.array(CURVED) * (np.array(UNEQUAL) if weighted else 1)
+    expected = share @ minima(chosen).numpy() / share.sum()
+    assert bias(simulate(chosen)).numpy() == pytest.approx(expected, abs=1e-4)
+
+
+def test_feddyns_drift_is_what_its_clients_gave() -> None:
+    state = simulate(setup(FedDyn(alpha=0.1), rounds=4, cohort=0.6))
+    given = {k: -v.mean(0) for k, v in state.memory.items()}
+    assert close(trees.part(state.server, "drift"), given, 1e-10)
+
+
+def test_feddyns_first_round_is_fedprox_taken_twice() -> None:
+    data = federation(EQUAL)
+    chosen = setup(FedDyn(alpha=0.3), data, rounds=1)
+    prox = simulate(setup(FedProx(mu=0.3), data, rounds=1)).server
+    start = initial(chosen)
+    found = trees.part(simulate(chosen).server, "model")
+    assert close(found, {k: 2 * prox[k] - start[k] for k in start})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedbench.metrics import Tally, fairness, weighted
-from tests.results.toys import tally
+from tests.runs.toys import tally
 
 
 class TestTally:

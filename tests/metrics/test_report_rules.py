@@ -9,7 +9,7 @@ import pytest
 
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.metrics import Tally, improvement, report, time_to_accuracy
-from tests.results.toys import tally
+from tests.runs.toys import tally
 
 # Two clients with ten test samples each, seven evaluations; client means 0, .3, .5, .7, .5, .7, .45
 ROUNDS = [0, 10, 20, 30, 40, 50, 60]

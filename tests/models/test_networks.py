@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import pickle
+import random
+
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbench.core import rng
-from fedbench.core.errors import ConfigError
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import rng, trees
+from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.trees import Tree
-from fedbench.models.task import Model
+from fedbench.data.dataset import Dataset
+from fedbench.data.federation import Federation
+from fedbench.data.partition import Partition
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.layers import MaxPool2
+from fedbench.models.small import MLP, LeNet5
+from fedbench.models.task import Model, Task, check_input
+from tests.helpers.plain import plain_fedavg
+from tests.helpers.tiers import tiered
+from tests.methods.toys import close, federation, gap, setup, simulate
 from tests.models.scratch import VISION, build
 
 
@@ -177,3 +194,219 @@ def test_the_first_convolution_takes_other_channels_from_scratch_only(name: str)
     assert task.apply(task.init(torch.Generator()), torch.zeros(2, 1, 32, 32)).shape == (2, 5)
     with pytest.raises(ConfigError, match="need images of 3 channels, these have 1"):
         build(name, pretrained=True).task((1, 32, 32), 5)
+
+
+CASES: list[tuple[Model, tuple[int, int, int]]] = [
+    (MLP(hidden=(9, 7)), (2, 3, 3)),
+    (LeNet5(), (3, 32, 32)),
+    (LeNet5(batch_norm=True), (1, 16, 16)),
+]
+IDS = [model.label for model, _ in CASES]
+
+
+def inputs(task: Task, count: int = 5) -> torch.Tensor:
+    return torch.randn(count, *task.shape, generator=torch.Generator().manual_seed(1))
+
+
+def fresh(task: Task, seed: int = 0) -> trees.Tree:
+    return task.init(rng.torch_rng(seed, "init"))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "count"),
+    [
+        (LeNet5(), (3, 32, 32), 62_006),
+        (LeNet5(batch_norm=True), (3, 32, 32), 62_006 + 2 * (6 + 16)),
+        (LeNet5(), (1, 28, 28), 44_426),
+        (MLP(), (1, 28, 28), 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10),
+        (MLP(hidden=(5,)), (1, 8, 8), 64 * 5 + 5 + 5 * 10 + 10),
+    ],
+)
+def test_parameter_counts_of_all(model: Model, shape: tuple[int, int, int], count: int) -> None:
+    task = model.task(shape, 10)
+    assert sum(leaf.numel() for leaf in task.weights(fresh(task)).values()) == count
+
+
+@pytest.mark.parametrize(("model", "shape"), CASES, ids=IDS)
+def test_apply_is_the_module_it_was_built_from(model: Model, shape: tuple[int, int, int]) -> None:
+    """In evaluation and in training, gradients and running statistics included."""
+    task, net = model.task(shape, 4), model.build(shape, 4)
+    net.load_state_dict(fresh(task), strict=False)
+    tree, x = fresh(task), inputs(task)
+    assert close(task.apply(tree, x), net.eval()(x).detach(), 1e-6)
+    moving = {k: v.requires_grad_(k in task.parameters) for k, v in trees.clone(tree).items()}
+    names = sorted(task.parameters)
+    labels = torch.tensor([0, 1, 2, 3, 0])
+    loss = task.loss(moving, Batch(x, labels))
+    theirs = nn.functional.cross_entropy(net.train()(x), labels)
+    theirs.backward()
+    assert close(loss.detach(), theirs.detach(), 1e-6)
+    grads = dict(zip(names, torch.autograd.grad(loss, [moving[n] for n in names]), strict=True))
+    expected = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+    assert gap(grads, expected) < 1e-5
+    buffers = {n: b for n, b in net.named_buffers() if not n.endswith("num_batches_tracked")}
+    assert set(buffers) == task.buffers
+    assert gap({n: moving[n] for n in task.buffers}, buffers) < 1e-6
+
+
+@pytest.mark.parametrize(("model", "shape"), CASES, ids=IDS)
+def test_body_then_head_is_the_whole(model: Model, shape: tuple[int, int, int]) -> None:
+    task = model.task(shape, 4)
+    tree, x = fresh(task), inputs(task)
+    z = task.features(tree, x)
+    assert z.dim() == 2
+    assert torch.equal(task.head(tree, z), task.apply(tree, x))
+    only_head = {k: v for k, v in tree.items() if k.startswith("head.")}
+    assert torch.equal(task.head(only_head, z), task.apply(tree, x)), "the head needs its own leaves alone"
+
+
+def test_evaluation_leaves_statistics_alone() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    tree = fresh(task)
+    task.apply(tree, inputs(task))
+    assert gap(tree, fresh(task)) == 0
+    task.apply(tree, inputs(task), train=True)
+    changed = {name for name, leaf in fresh(task).items() if not torch.equal(leaf, tree[name])}
+    assert changed == task.buffers
+
+
+def test_groups_and_selectors() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    names = sorted(task.parameters | task.buffers)
+    head = ["head.bias", "head.weight"]
+    statistics = [f"conv.{k}.running_{what}" for k in (1, 5) for what in ("mean", "var")]
+    linear = [f"fc.{k}.{what}" for k in (0, 2) for what in ("bias", "weight")]
+    assert task.select(names, ["@head"]) == head
+    assert task.select(names, ["@body"]) == [n for n in names if n not in head]
+    assert task.select(names, ["@stats"]) == statistics
+    norm = sorted([*statistics, *(f"conv.{k}.{what}" for k in (1, 5) for what in ("bias", "weight"))])
+    assert task.select(names, ["@norm"]) == norm
+    assert task.select(names, ["@classifier"]) == [*linear, *head]
+    assert task.select(names, ["conv.0.*", "@head"]) == ["conv.0.bias", "conv.0.weight", *head]
+    assert task.select(names, ["*"]) == names
+    assert task.select(names, ["nothing*"]) == task.select(names, []) == []
+    spaced = [*(f"personal/{n}" for n in names), *names]
+    assert task.select(spaced, ["personal/@head"]) == [f"personal/{n}" for n in head]
+    assert task.select(spaced, ["@head"]) == head, "a group without a namespace is the model's own"
+    assert task.select(spaced, ["personal/*"]) == [f"personal/{n}" for n in names]
+    with pytest.raises(ConfigError, match=r"@heads.*@head, @body"):
+        task.select(names, ["@heads"])
+
+
+def test_statistics_are_known_in_any_namespace() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    assert task.is_buffer("conv.1.running_mean")
+    assert task.is_buffer("personal/conv.1.running_var")
+    assert not task.is_buffer("personal/conv.1.weight")
+    assert set(task.weights(fresh(task))) == task.parameters
+
+
+def test_initial_weights_are_the_layers_own_and_keyed() -> None:
+    """PyTorch's default for nn.Linear: uniform within 1 / sqrt(fan_in), and no two layers alike."""
+    task = MLP(hidden=(300, 300)).task((1, 10, 10), 10)
+    tree = fresh(task)
+    for name, fan_in in (("fc.0.weight", 100), ("fc.2.weight", 300)):
+        assert tree[name].abs().max().item() == pytest.approx(fan_in**-0.5, rel=1e-3)
+        assert tree[name].std().item() == pytest.approx((3 * fan_in) ** -0.5, rel=1e-2)
+    assert gap(tree, fresh(task)) == 0
+    assert gap(tree, fresh(task, seed=1)) > 1e-2
+
+
+def test_networks_are_built_without_touching_global_randomness() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    fresh(task)
+    check_input(task, 2)
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_a_pickled_task_is_the_same_function() -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    copy = pickle.loads(pickle.dumps(task))
+    assert torch.equal(copy.apply(fresh(task), inputs(task)), task.apply(fresh(task), inputs(task)))
+    assert (copy.groups, copy.shape, copy.classes) == (task.groups, task.shape, task.classes)
+
+
+def text_federation() -> Federation:
+    """Captions of 11 tokens below 9, padded with zeros; three clients."""
+    draw = np.random.default_rng(0)
+    x = draw.integers(1, 9, (30, 1, 1, 11)).astype(np.float32)
+    x[:, :, :, 8:] *= draw.integers(0, 2, (30, 1, 1, 1))
+    data = Dataset("text", x, draw.integers(0, 4, 30), 24, 4, (0.0,), (1.0,), scale=1.0)
+    own = [np.arange(0, 7), np.arange(7, 12), np.arange(12, 16)]
+    empty = [np.zeros(0, dtype=np.int64)] * 3
+    tests = [np.arange(16 + 3 * k, 19 + 3 * k) for k in range(3)]
+    return Federation(data, Partition("text", 0, "text", 4, own, empty, tests), dtype=torch.float64)
+
+
+NETWORKS = [
+    ("simple_cnn", (3, 20, 20)),
+    ("cnn5", (2, 18, 18)),
+    ("fedrema_cnn", (1, 16, 16)),
+    ("fedrema_alexnet", (1, 12, 12)),
+    ("cub_cnn", (2, 16, 16)),
+    ("textcnn", ()),
+    ("resnet18", (3, 33, 33)),
+    ("mobilenet_v2", (1, 33, 33)),
+    ("squeezenet", (3, 21, 21)),
+    ("squeezenet", (1, 37, 37)),
+]
+
+
+SMALL = [case for case in NETWORKS if case[0] not in ("resnet18", "mobilenet_v2")]
+
+
+@pytest.mark.parametrize(("name", "shape"), tiered(NETWORKS, quick=SMALL))
+def test_every_network_trains_alike_in_both_engines_and_the_plain_loop(name: str, shape: tuple[int, ...]) -> None:
+    model = build(name, **({"vocabulary": 9} if name == "textcnn" else {}))
+    data = text_federation() if name == "textcnn" else federation((6, 7), shape, tests=3)
+    # Small steps, large batches: normalising two or three values by their own spread blows rounding up, layer by layer.
+    work = {"batch": 7, "iterations": 2, "optimizer": OptimizerConfig(lr=1e-3)} if name in VISION else {"batch": 4}
+    chosen = setup(FedAvg(), data, model, rounds=1, epochs=1, **work)
+    expected = plain_fedavg(chosen, model)
+    start = chosen.task.init(rng.torch_rng(0, "init"))
+    still = {n for n in start if gap({n: start[n].double()}, {n: expected[n]}) == 0}
+    assert not still, f"nothing trains {still}"
+    for trainer in (LoopedTrainer(chosen), StackedTrainer(chosen, 99)):
+        assert gap(simulate(chosen, trainer).server, expected) < 1e-9
+
+
+def test_networks_refuse_what_they_cannot_read() -> None:
+    for name, shape, reason in (
+        ("lenet5", (1, 8, 8), "does not fit"),
+        ("cnn5", (1, 8, 8), "does not fit"),
+        ("simple_cnn", (1, 8, 8), "does not fit"),
+        ("fedrema_cnn", (1, 8, 8), "does not fit"),
+        ("textcnn", (3, 32, 32), "token numbers"),
+        ("cub_cnn", (1, 1, 40), "does not fit"),
+    ):
+        with pytest.raises(FedbenchError, match=reason):
+            check_input(build(name).task(shape, 10), 4)
+
+
+def test_pooling_before_the_activation_changes_no_bit() -> None:
+    """Outputs and gradients of max pooling and ReLU are those of ReLU and max pooling, ties and odd sizes too."""
+    convolution = torch.nn.Conv2d(3, 6, 3)
+    x = torch.randn(4, 3, 9, 11, generator=torch.Generator().manual_seed(0))
+    x[0] = 0.0  # windows of equal values
+    found = []
+    for net in (
+        torch.nn.Sequential(convolution, MaxPool2(), torch.nn.ReLU()),
+        torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
+    ):
+        convolution.zero_grad()
+        out = net(x)
+        out.square().sum().backward()
+        found.append((out.detach(), convolution.weight.grad.clone(), convolution.bias.grad.clone()))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pooling_without_a_gradient_is_pooling(layout: torch.memory_format) -> None:
+    x = torch.randn(4, 6, 9, 11, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=layout)
+    with torch.no_grad():
+        assert torch.equal(MaxPool2()(x), torch.nn.functional.max_pool2d(x, 2))
+        assert torch.equal(torch.vmap(MaxPool2())(x[None])[0], torch.nn.functional.max_pool2d(x, 2))

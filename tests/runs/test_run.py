@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,12 +16,21 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedbench.core.errors import FedbenchError
-from fedbench.data.partition import Partition
+from fedbench.cli.program import main
+from fedbench.config.schema import TestConfig as Protocol
+from fedbench.core.errors import CheckpointError, ConfigError, FedbenchError, FolderInUse
+from fedbench.data.datasets.synthetic import Synthetic
+from fedbench.data.partition import Partition, make_partition
+from fedbench.data.partitions.label import Homogeneous
+from fedbench.engine.history import History, Labels, Record
+from fedbench.engine.simulation import State
+from fedbench.metrics import Tally
 from fedbench.runs import execution
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, run_key
-from tests.helpers.runs import config, count_rounds, rows
+from fedbench.runs.folder import RunFolder
+from fedbench.runs.run import Reading, summarise
+from tests.helpers.runs import FAST, config, count_rounds, kill_and_rerun, rows, same_models, stamps
 
 
 def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
@@ -185,3 +196,153 @@ def test_a_reference_of_another_seed(tmp_path: Path) -> None:
     assert same.row["key"] == paired.row["key"]
     unused = run.execute(config(tmp_path, "method=local", "seed=1", "reference_seed=3"))
     assert unused.row["key"] == local.row["key"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedcollab"])
+def test_an_interrupted_run_goes_on_to_the_same_rows(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run.execute(config(tmp_path / "whole", f"method={method}", "save_models=true"))
+    overrides = [f"method={method}", "save_models=true", "checkpoint.rounds=1"]
+    run.execute(config(tmp_path / "parts", "method=local"))
+    for stop in (1, 3):
+        with monkeypatch.context() as patch:
+
+            def interrupt(state: State, stop: int = stop) -> None:
+                if state.round == stop:
+                    raise KeyboardInterrupt
+
+            count_rounds(patch, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run.execute(config(tmp_path / "parts", *overrides))
+    trained = count_rounds(monkeypatch)
+    parts = run.execute(config(tmp_path / "parts", *overrides))
+    assert trained == [3]
+    assert rows(parts.folder) == rows(whole.folder)
+    assert same_models(parts.folder, whole.folder)
+
+
+def test_a_checkpoint_of_another_config_or_a_damaged_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(state: State) -> None:
+        if state.round == 2:
+            raise KeyboardInterrupt
+
+    checkpoints = {}
+    with monkeypatch.context() as patch:
+        count_rounds(patch, stop)
+        for lr in (0.1, 0.2):
+            with pytest.raises(KeyboardInterrupt):
+                run.execute(config(tmp_path, "method=local", "checkpoint.rounds=1", f"protocol.optimizer.lr={lr}"))
+            (checkpoints[lr],) = set(tmp_path.rglob("checkpoint.safetensors")) - set(checkpoints.values())
+    checkpoints[0.1].write_bytes(checkpoints[0.2].read_bytes())
+    with pytest.raises(CheckpointError, match="another configuration"):
+        run.execute(config(tmp_path, "method=local", "protocol.optimizer.lr=0.1"))
+    damaged = bytearray(checkpoints[0.2].read_bytes())
+    damaged[-3] ^= 1
+    checkpoints[0.2].write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="damaged"):
+        run.execute(config(tmp_path, "method=local", "protocol.optimizer.lr=0.2"))
+    assert not list(tmp_path.rglob("result.json"))
+
+
+KEPT = ["checkpoint.rounds=1", "save_models=true"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_rows(tmp_path: Path) -> None:
+    assert kill_and_rerun(tmp_path, ["method=ditto", "protocol.rounds=40", *KEPT], kills=4, seed=0) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["looped", "workers", "stacked"])
+def test_ten_kills_change_nothing(engine: str, tmp_path: Path) -> None:
+    overrides = ["method=fedcollab", "method.discriminator.rounds=20", "protocol.rounds=300"]
+    overrides += ["protocol.cohort=50%", f"hardware.engine={engine}", "hardware.workers=2", *KEPT]
+    assert kill_and_rerun(tmp_path, overrides, kills=10, seed=os.getpid()) == 10
+
+
+@pytest.mark.slow
+def test_the_command_killed_and_given_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    overrides = [*FAST, "method=local", "protocol.rounds=80", "progress=none", "hardware=cpu", *KEPT]
+    command = [sys.executable, "-m", "fedbench", *overrides, f"runs_dir={tmp_path / 'parts'}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not stamps(tmp_path):
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not list(tmp_path.rglob("result.json"))
+    subprocess.run(command, check=True, capture_output=True)
+    whole = run.execute(config(tmp_path / "whole", *overrides))
+    (parts,) = tmp_path.glob("parts/**/result.json")
+    assert rows(parts.parent) == rows(whole.folder)
+
+
+def test_a_failure_is_kept_until_the_run_succeeds(tmp_path: Path) -> None:
+    folder = run.RunFolder(tmp_path, "0" * 16, execution.labels_of(config(tmp_path)))
+    with pytest.raises(ValueError, match="broken"), folder, folder.noting_failure():
+        raise ValueError("broken\nfor a reason")
+    assert folder.failure() == "ValueError: broken for a reason"
+    with folder, folder.noting_failure():
+        pass
+    assert folder.failure() == ""
+    for none in (KeyboardInterrupt, FolderInUse):  # the latter: another process's run, which may well succeed
+        with pytest.raises(none), folder, folder.noting_failure():
+            raise none
+        assert folder.failure() == ""
+
+
+def test_a_run_that_another_process_finished_before_the_lock_was_had_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = config(tmp_path, "method=local")
+    enter = RunFolder.__enter__
+
+    def late(folder: RunFolder) -> RunFolder:
+        with monkeypatch.context() as other:
+            other.setattr(RunFolder, "__enter__", enter)
+            run.execute(chosen)
+        return enter(folder)
+
+    monkeypatch.setattr(RunFolder, "__enter__", late)
+    trained = count_rounds(monkeypatch)
+    assert run.execute(chosen).earlier
+    assert len(trained) == chosen.protocol.rounds
+
+
+def test_a_client_a_sample_is_refused_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "dataset=digits",
+        "partition=homo",
+        "partition.num_clients=1797",
+        f"runs_dir={tmp_path}/runs",
+    ]
+    assert main([*command, "progress=none", "protocol.rounds=1"]) == 2
+    error = capsys.readouterr().err
+    assert "leaves none of 1797 clients a test sample" in error
+    assert "protocol.test.fraction, or fewer clients" in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sets", ["local", "both", "common"])
+def test_every_kind_of_run_that_scores_clients_on_their_own_samples(sets: str) -> None:
+    data = Synthetic(train=20, test=10, classes=2).load()
+    with pytest.raises(ConfigError, match="none of 20 clients a test sample"):
+        make_partition(Homogeneous(num_clients=20), data, Protocol(sets=sets), 0)
+    make_partition(Homogeneous(num_clients=20), data, Protocol(sets="global"), 0)
+    make_partition(Homogeneous(num_clients=19), data, Protocol(sets=sets), 0)  # one has two samples
+
+
+def test_validation_samples_that_nobody_gets() -> None:
+    data = Synthetic(train=20, test=10, classes=2).load()
+    with pytest.raises(ConfigError, match=r"none of 10 clients a val sample.*protocol\.test\.val_fraction"):
+        make_partition(Homogeneous(num_clients=10), data, Protocol(val_fraction=0.2), 0)
+
+
+def test_only_clients_without_test_samples_were_scored() -> None:
+    """What the draw of clients decides is known at the end only: no result then, instead of one without a number."""
+    nobody = Tally(np.zeros(2), np.zeros(2))
+    history = History([Record(1, {"local": nobody}, 1, 1, {})])
+    with pytest.raises(ConfigError, match=r"no client that was scored .* local test set"):
+        summarise(Labels(*"dpmfq", 0), "key", history, Reading(), partition_hash="")

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench.tables.equivalence import (
-    DIFFERENT,
-    EQUIVALENT,
-    INCONCLUSIVE,
-    Sample,
-    compare,
-    hedges_g,
-    seeds_needed,
-)
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare, hedges_g, seeds_needed
 
 A, B = np.array([90.0, 91.5, 89.0, 92.0, 90.5]), np.array([88.0, 90.0, 88.5])
 

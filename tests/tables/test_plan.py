@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedbench.cli import program
 from fedbench.core.errors import ConfigError, UnknownName
-from fedbench.tables import plan, spec
+from fedbench.tables import plan, spec, store
 from fedbench.tables.plan import local_reference
+from fedbench.tables.spec import Selection, compose_cell
 from tests.tables.selections import selection, table
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")
@@ -150,3 +153,51 @@ def test_missing_imagenet_weights_are_a_reason_too(tmp_path: Path) -> None:
     spec_ = table(columns=[{"label": "c", "overrides": ["dataset=digits", "model=resnet18", weights]}])
     planned = plan.make(spec_, selection(tmp_path))
     assert all("weights missing" in cell.reason for cell in planned.cells)
+
+
+def cell(*changed: str) -> dict[str, Any]:
+    table = spec.load("fedcollab_t1")
+    return compose_cell(table, table.columns[0], table.rows[-1].overrides, Selection(scale="quick", overrides=changed))[
+        1
+    ]
+
+
+def test_a_cell_is_of_the_table_the_selection_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBENCH_RUNS", "here")
+    first = cell()
+    assert (first["method"]["base"]["name"], first["seed"]) == ("ditto", 0)
+    assert cell("seed=3") == {**first, "seed": 3}
+    monkeypatch.setenv("FEDBENCH_RUNS", "there")
+    assert (first["runs_dir"], cell()["runs_dir"]) == ("here", "there")
+
+
+def test_a_key_that_there_is_not_is_refused_with_the_table_s_name() -> None:
+    with pytest.raises(ConfigError, match=r"^table fedcollab_t1, .*abacus"):
+        cell("protocol.abacus=1")
+
+
+SMALL = [
+    "scale=smoke",
+    "substitute=captioned",
+    "jobs=1",
+    "dataset.train=400",
+    "dataset.test=100",
+    "model.kinds.image.width=8",
+    "model.kinds.text.width=8",
+    "hardware=cpu",
+    "hardware.engine=looped",
+    "progress=none",
+]
+
+
+@pytest.mark.slow
+def test_every_cell_of_table_2_is_filled(tmp_path: Path) -> None:
+    arguments = ["table=fedsac_t2", *SMALL, f"results={tmp_path / 'tables'}", f"runs_dir={tmp_path / 'runs'}"]
+    assert program.main(["reproduce", *arguments]) == 0
+    (folder,) = store.folders(tmp_path / "tables")
+    table = store.load_table(folder)
+    assert len(table.cells) == 40
+    assert not [cell for cell in table.cells if not cell.values or math.isnan(cell.values[0])]
+    assert len({cell.keys for cell in table.cells}) == 20, "a run fills the cells of both modalities"
+    per_row = {(cell.row, cell.column): cell.values[0] for cell in table.cells}
+    assert any(per_row[row, "homo images"] != per_row[row, "homo text"] for row, _ in per_row)

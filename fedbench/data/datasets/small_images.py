@@ -16,15 +16,7 @@ from fedbench.core.cache import Arrays, cached_arrays, source_key
 from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
 from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
 from fedbench.data.files import FileSource, Part, Remote, data_dir
-from fedbench.data.formats import (
-    MNIST_STEMS,
-    idx_files,
-    images_in,
-    lines_of,
-    read_batch,
-    read_images,
-    read_pair,
-)
+from fedbench.data.formats import MNIST_STEMS, idx_files, images_in, lines_of, read_batch, read_images, read_pair
 
 # Digits: 1,797 handwritten digits of 8 x 8 (Alpaydin & Kaynak 1998), shipped inside scikit-learn.
 #

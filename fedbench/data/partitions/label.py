@@ -11,14 +11,7 @@ from numpy.typing import NDArray
 from fedbench.config.fields import at_least
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
-from fedbench.data.partitions.base import (
-    Assignment,
-    PartitionSpec,
-    Pool,
-    evenly,
-    require_clients,
-    require_size,
-)
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, evenly, require_clients, require_size
 
 # dir<alpha>: each class is divided among the clients by a draw from Dirichlet(alpha) (Hsu et al. 2019).
 #

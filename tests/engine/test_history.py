@@ -11,7 +11,7 @@ import torch
 from fedbench.engine import checkpoint
 from fedbench.engine.history import History, Record
 from fedbench.runs.run import Reading, client_rows, summarise
-from tests.results.toys import KEY, LABELS, a_history, a_record, tally
+from tests.runs.toys import KEY, LABELS, a_history, a_record, tally
 
 
 class TestHistory:

@@ -14,7 +14,7 @@ import pytest
 from fedbench.engine.history import Record
 from fedbench.metrics import Tally
 from fedbench.runs.trackers import MlflowTracker, TensorBoardTracker, Tracker, WandbTracker
-from tests.results.toys import KEY, LABELS
+from tests.runs.toys import KEY, LABELS
 
 CONFIG = {"method": {"name": "fedavg", "mu": 0.125}}
 ALL = (WandbTracker, TensorBoardTracker, MlflowTracker)
