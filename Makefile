@@ -45,10 +45,10 @@ FEW := stacked_equals_looped traffic_is_what_was_sent server_hooks_leave_their_a
 FAST := tests/core tests/metrics tests/engine/test_engine.py tests/data/test_partitions.py tests/config/test_stated.py \
 	tests/test_house.py tests/scripts/test_mutants.py \
 	$(addprefix tests/methods/test_,$(addsuffix .py,laws rounds_by_hand gradient class_means mixing fedsac fedrema pfedsim \
-	fedap sosicfl partial heads fedpac personal)) \
+	fedap sosicfl partial heads)) \
 	$(foreach name,fedavg ditto ifca,$(foreach check,$(FEW),'tests/methods/test_conformance.py::test_method[$(name)-$(check)]'))
 
-fast: lint ## the first to run: lint, laws, equations, a method of each family (under a minute on two cores)
+fast: lint ## the first to run: lint, laws, equations, a method of each family (40 seconds on two cores)
 	$(CHECKS) -m "not slow" $(FAST)
 
 check-method: $(INSTALLED) ## every promise of a method: NAME=ditto, or NAME=package.module:Class for your own

@@ -258,8 +258,10 @@ def test_damaged_rounds_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_working_directory_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    tmp_path.rmdir()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
     assert main([]) == 2
     assert capsys.readouterr().err == "error: the working directory is gone; change to another one\n"
 
