@@ -55,19 +55,17 @@ def in_blocks(work: Sequence[float], count: int) -> list[list[int]]:
 # Starting and ending worker processes that a script neither has to allow for nor can get in the way of.
 
 
-def start(
-    serve: Callable[[Connection, Any], None], argument: Any, count: int, preload: str
-) -> tuple[list[Any], list[Connection]]:
+def start(serve: Callable[[Connection, Any], None], argument: Any, count: int) -> tuple[list[Any], list[Connection]]:
     """`count` processes that run `serve` on a link and `argument`, and our ends of the links.
 
-    `preload`: the module that is imported once for all of them.
+    The module of `serve` is imported once for all of them.
 
     Raises:
         ConfigError: `argument` holds something that the script defines.
     """
     _name_a_known_start_method()
     context = torch_multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])
+    context.set_forkserver_preload([serve.__module__])
     with _unheard(signal.SIGINT, signal.SIGTERM):  # which a terminal sends to all, also to one that still imports
         forkserver.ensure_running()
     processes: list[Any] = []
@@ -261,7 +259,7 @@ class WorkersTrainer(Engine):
         setup.federation.share_memory()
         self._buffers: dict[str, SharedTree] = {}
         self._calls = 0
-        self._processes, self._links = start(serve, setup, workers, __package__ + ".worker")
+        self._processes, self._links = start(serve, setup, workers)
         self._end = weakref.finalize(self, end, self._processes, self._links)  # also at the end of the program
 
     def close(self) -> None:
