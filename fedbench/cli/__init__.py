@@ -1,1 +1,1 @@
-"""The command line: Hydra's application, the configs it can find, and the errors and tables it prints."""
+"""The command line: the commands, and Hydra's application behind runs and sweeps."""

@@ -239,7 +239,7 @@ def redraw_command(arguments: Sequence[str]) -> int:
 
 # Pictures of finished runs and filled tables, from their files: what `python -m fedbench plot` writes.
 #
-# `run_figures`, `comparison_figures` and `table_figures` return figures by name, for a page that shows some.
+# `run_figures`, `comparison_figures` and `table_figures` return figures by name.
 
 Figures = dict[str, "Figure"]
 TABLE = "table.json"

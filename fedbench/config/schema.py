@@ -44,7 +44,7 @@ class Cohorts(Domain):
         super().__init__("be a count (5), a share (10%) or all", "a count, a share (10%) or all", self._says)
 
     def error(self, key: str, value: object) -> FedbenchError:
-        """What `parse` raises."""
+        """Return what `parse_cohort` raises."""
         try:
             parse_cohort(str(value))
         except ConfigError as error:

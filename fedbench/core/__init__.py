@@ -1,1 +1,1 @@
-"""The ground: trees of tensors, randomness, batches, files, errors. Imports nothing of the package."""
+"""The ground: trees of tensors, randomness, batches, files, signals, errors. It imports nothing of the package."""

@@ -264,7 +264,7 @@ class ChecksummedFolder:
 
         Args:
             files: name -> content.
-            written: name -> `checksum` of files that are there already and get their seal now.
+            written: name -> `checksum` of files that are there already.
         """
         before = {**(self._known() or {}), **{name: (given,) for name, given in (written or {}).items()}}
         after = {**before, **{name: (checksum(content),) for name, content in files.items()}}
@@ -276,7 +276,7 @@ class ChecksummedFolder:
             write_manifest(self.folder, after)
 
     def adopt(self, *names: str) -> None:
-        """Seal those of the files `names` that are there, if the folder was made before there were seals."""
+        """Note checksums of those of `names` that are there, if the folder was made before there were checksums."""
         if self._known() is None:
             there = [name for name in names if (self.folder / name).is_file()]
             write_manifest(self.folder, {name: (checksum_of(self.folder / name),) for name in there})

@@ -1,1 +1,1 @@
-"""The engine: trees of tensors, keyed randomness, local training, and the one loop over rounds."""
+"""The engine: the interface of methods, the engines that train clients, and the one loop over rounds."""

@@ -220,6 +220,8 @@ def _seconds(work: Callable[..., object], *arguments: object) -> float:
     return (time.perf_counter() - begin) / REPEATS
 
 
+# How many clients fit in memory at once: estimated, and where that is not sure, tried.
+
 SHARE = 0.6  # of the free memory that a chunk may take
 COPIES = 5  # of a client's model while it trains: weights, gradient, momentum, and two temporaries
 ACTIVATION_COPIES = 3  # of every layer's output: itself, its gradient, workspace
@@ -344,8 +346,8 @@ def _container_bytes(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
         return []
 
 
-# Seconds that worker processes must save a run before they are worth starting, which took as long on two quiet cores
-# (`workers_start` in results/bench).
+# Which engine trains. Worker processes are worth starting where they save a run this many seconds: their start took as
+# long on two quiet cores (`workers_start` in results/bench).
 WORKERS_START = 4.0
 
 

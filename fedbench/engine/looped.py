@@ -96,7 +96,7 @@ class LoopedTrainer(Engine):
             yield self.setup.client(client, *rows)
 
     def train_one(self, client: int, view: Client, score: Sequence[str]) -> Outcome:
-        """Local work of one client; trees and results without a client axis, and not settled yet."""
+        """Local work of one client; trees and results without a client axis, not checked yet (see `synchronize`)."""
         setup, method = self.setup, self.setup.method
         call = HookCaller(method, view.clock, [client])
         with torch.no_grad():
@@ -167,7 +167,7 @@ class LoopedTrainer(Engine):
         sample = math.prod(federation.shape) * federation.dtype.itemsize
         return max(1, GATHERED_BYTES // (sample * self.setup.protocol.local.batch_size))
 
-    # ---- scoring one model after another: right answers per class on a client's sets, and on what all share
+    # ---- scoring
 
     @property
     def filters(self) -> torch.memory_format:

@@ -219,7 +219,7 @@ class SimulationThread(Generic[ResultT]):
 
 # Several simulations that share an engine, each in a thread of its own of which one runs at a time.
 #
-# What a simulation asks of its seat waits until every other one has asked too, or ended; then requests that are alike
+# What a simulation asks of its proxy waits until every other one has asked too, or ended; then requests that are alike
 # are served as one.
 
 log = logging.getLogger("fedbench")

@@ -120,7 +120,7 @@ def padded(lists: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 # A stage of a chunk's local training as a static program: one function, called once a step, of tensors that stay put.
 #
 # What differs from step to step is read from tensors: the step's number selects the mini-batches, and counts for
-# Adam. So the same sequence of kernels serves every step with as many rows, and can be captured once (see `replay`).
+# Adam. So the same sequence of kernels serves every step with as many rows, and can be captured once (see `Replayed`).
 
 
 @dataclass(eq=False)
@@ -447,7 +447,7 @@ class StackedTrainer(Engine):
             models = self.map("personal", "personal", method.personal, chunk)
         return call("predict", self.count, chunk, models, score)
 
-    # ---- a cohort in chunks that memory holds, and hooks of one client applied to all rows of a chunk
+    # ---- chunks
 
     def in_chunks(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, run: Callable[[Chunk], Outcome]
@@ -571,7 +571,7 @@ class StackedTrainer(Engine):
         x, y = self.setup.federation.gather(indices)
         return x, y, mask
 
-    # ---- scoring the models of a chunk as one program: right answers per class on each client's sets
+    # ---- counting right answers
 
     @torch.no_grad()
     def count(self, chunk: Chunk, models: Tree, score: Sequence[str]) -> Counts:
@@ -609,5 +609,5 @@ class StackedTrainer(Engine):
 
 
 def _client_last(hook: Callable[[Tree, Client], Any]) -> Callable[[Client, Tree], Any]:
-    """A hook on (work, client) as Stacking.map calls it."""
+    """A hook on (work, client) as StackedTrainer.map calls it."""
     return lambda client, work: hook(work, client)

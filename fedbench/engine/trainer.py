@@ -18,8 +18,7 @@ from fedbench.engine.setup import Setup
 
 # Training that diverged: told by losses, trees and scores that are not finite, and raised for the client they are of.
 #
-# Scores need no wait of their own for a device: a sample whose scores are not finite counts as nan, so the counts
-# tell.
+# Scores need no wait of their own for a device: a sample whose scores are not finite counts as nan, so counts tell.
 
 
 def diverged(completed: int, who: str, what: str) -> Diverged:
@@ -112,7 +111,7 @@ class Engine(Trainer):
 
     @abstractmethod
     def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
-        """`train`, not settled: the host has waited for nothing."""
+        """As `train`, before `synchronize`: the host has waited for nothing."""
 
     @abstractmethod
     def dispatch_scoring(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:

@@ -2,7 +2,7 @@
 
 Row i of the graph minimises over the simplex alpha sum_j (W_ij - p_j)^2 - sum_j W_ij S_ij, S the cosines between
 models and p_j = n_j / n: the projection of p + S_i / (2 alpha). So it is FedSaC with alpha = 0 and beta = 1 / alpha
-there. The fields shared with FedSaC, and where text and code differ, are described in `cosine`.
+there. The fields shared with FedSaC, and where text and code differ, are described in `CosineMixing`.
 Where a round draws some of the clients the graph is over these, p too; the others keep the mixture they had.
 Batch normalisation: statistics are mixed like weights, unless they are private, and are in no cosine.
 """

@@ -118,8 +118,7 @@ class PlacesMean(nn.Module):
 #
 # torch's own rule under vmap is one grouped convolution, a group a client, forward and backward. A GPU's library is
 # slow at some shapes of it. The same sums can be had from images whose channels lie last, or as one batched product of
-# weights with patches. Which is fastest depends on the layer and the device (fedbench.engine.hardware times
-# them).
+# weights with patches. Which is fastest depends on layer and device (fedbench.engine.hardware times them).
 
 NATIVE, GROUPED, CHANNELS_LAST, PATCHES = LOWERINGS = ("native", "grouped", "channels_last", "patches")
 Pair = tuple[int, int]

@@ -55,9 +55,6 @@ def leaf_groups(net: nn.Module, classifier: str) -> dict[str, frozenset[str]]:
     }
 
 
-# Some stages of a network as a pure function of its leaves.
-
-
 class Slice:
     """Some stages of a network as a function of its leaves.
 
@@ -307,9 +304,6 @@ class Task:
     def kind_of(self, ids: Tensor) -> Tensor:
         """The kind of each of clients `ids`: a place in `kinds`, int64 [C]."""
         return torch.zeros_like(ids)
-
-
-# Whether a network fits its inputs, found out before anything is trained.
 
 
 def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[Tree, Tree]:

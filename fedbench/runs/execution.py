@@ -165,7 +165,7 @@ DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel 
 def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = None, purpose: str = "") -> Run:
     """Run what `run` describes, go on with it if it was interrupted, or just read it if it is finished.
 
-    `make_proxy` makes of the engine that was picked for the run the one that it uses: see fedbench.runs.execution.
+    `make_proxy` makes of the engine that was picked for the run the one that it uses: see fedbench.engine.seeds.
     `purpose` is shown beside the method's name: what the run is for.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How a run that goes on is shown: a bar on a terminal, lines elsewhere."""
+"""Runs as people see them: numbers in words, closing tables, and the progress of a run that goes on."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
     Cells are mean ± sample standard deviation over the runs, the best mean of a section is bold. A run that
     appears twice (same key) counts once; more runs than seeds are shown as such, since they mix configurations.
-    Where other code made one of the runs (`code_changed`), its line is marked: see `units.remark`.
+    Where other code made one of the runs (`code_changed`), its line is marked: see `remark`.
     """
     unique = {row.get("key") or index: row for index, row in enumerate(rows)}
     table = Table()

@@ -1,4 +1,4 @@
-"""The reader of a finished run: its row, its rounds and clients, W, its models."""
+"""A finished run: how its row is made, how its files are read again, and many runs as one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the trackers share: a failure of theirs is told once and ends the logging, not the run."""
+"""Experiment trackers: Weights & Biases, TensorBoard, MLflow.
+
+A failure of a tracker is told once and ends its logging, not the run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A filled table as Markdown, LaTeX and CSV."""
+"""A filled table as Markdown, LaTeX, CSV and data frames, and for the terminal."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""FilledTable tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
+"""Filled tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
 
 table.json holds the specification, the cells and the provenance; rows.csv one line a run with its whole result
 row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;
-clients.npz the accuracy of every client. All are sealed (fedbench.core.files).
+clients.npz the accuracy of every client. All have checksums (fedbench.core.files).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TableResult:
     cells: tuple[Cell, ...]
     provenance: Provenance = field(default_factory=Provenance)
     clients: Mapping[str, int] = field(default_factory=dict)  # column -> clients of its runs, where they are known
-    # (row, column) -> what is not as in the table's other rows or today's code (fedbench.tables.store)
+    # (row, column) -> what is not as in the table's other rows or today's code; see `load`
     stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def exploratory(self, row: str, column: str) -> str:
@@ -427,7 +427,7 @@ def _lines(spec: TableSpec, row: RowSpec, column: ColumnSpec) -> tuple[RowSpec, 
 #
 # Each line of rows.csv names the code that made it (fedbench.runs.fingerprint). A line without was recorded before
 # code was; it stands by its commit, and by the tests that hold the numbers of what has changed since. Of Local: see
-# fedbench.tables.store.
+# `another_local`.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,17 +134,15 @@ def operations(module: nn.Module, x: torch.Tensor, output: torch.Tensor) -> int:
     return 0
 
 
-# pFedSim's measurement study (Tan et al., 2023, section 4.1, Table 2): five measures of the similarity of two
-# clients.
+# pFedSim's measurement study (Tan et al., 2023, section 4.1, Table 2): five measures of two clients' similarity.
 #
 # Four clients i, i', j and k (partition label_groups) train from the same initial weights, each alone (method local).
 # The paper defines data similarity (Eq. 1) and classifier similarity (Eq. 2), and the others by reference alone:
 # - WDB, FedAP (Lu et al., 2022): 1 / d_ij, d_ij the distance of batch-normalisation statistics that FedAP's weights
 #   are made of;
 # - MDB, CFL (Sattler et al., 2020): the cosine of the models' changes in training;
-# - LDB, FedFomo (Zhang et al., 2021), Eq. 4: (L_i(theta_i) - L_i(theta_j)) / |theta_j - theta_i|, L_i on the
-# test samples
-#   of the first client of the pair.
+# - LDB, FedFomo (Zhang et al., 2021), Eq. 4: (L_i(theta_i) - L_i(theta_j)) / |theta_j - theta_i|, L_i on
+#   the test samples of the first client of the pair.
 
 PAIRS = {"i and i'": (0, 1), "i and j": (0, 2), "j and k": (2, 3), "i and k": (0, 3)}
 

@@ -1,4 +1,4 @@
-"""What every rendering of a table shares: the text of a cell, and which cells are best and second."""
+"""A filled table in words, which every rendering shares: its cells, what stands below them, and counts of verdicts."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 
 
 def sentences(layout: Layout) -> Iterator[str]:
-    """Yield one each; nothing for a table that mirrors no published one."""
+    """Yield what is said of the verdicts; nothing for a table that mirrors no published one."""
     table = layout.table
     if not table.spec.paper:
         return
@@ -391,7 +391,7 @@ def _passing(label: str, found: Sequence[Match]) -> str:
 
 
 def notes(layout: Layout) -> list[str]:
-    """Return all of them, in the order in which they are read."""
+    """Return the sentences below a table, in the order in which they are read."""
     table = layout.table
     spec, made = table.spec, table.provenance
     said = [*_seed_notes(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]

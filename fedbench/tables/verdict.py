@@ -10,6 +10,8 @@ fedbench.tables.equivalence, an account of both in docs/verdicts.md.
   changed on the command line but for those that the paper leaves open (`left_open` of the table); none where the paper
   prints nothing, and none on seconds, which depend on the machine.
 - A row whose setting was chosen after outcomes had been seen keeps its verdict, marked `exploratory` and counted apart.
+
+Below it: tests between rows, the order of the rows, groups of rows that lean to one side, and what a verdict is worth.
 """
 
 from __future__ import annotations
@@ -324,9 +326,8 @@ def comparable(cell: Cell) -> bool:
 #
 #     d = mean over seeds s of (mean over rows of ours[row, s]) - mean over rows of published[row],
 #
-# tested as a single cell is (fedbench.tables.equivalence: Welch's t). The spread of the published mean over
-# rows is taken
-# to be the mean of their spreads, which is its largest possible value: as if the paper's rows went up and down
+# tested as a single cell is (fedbench.tables.equivalence: Welch's t). The spread of the published mean over rows is
+# taken to be the mean of their spreads, which is its largest possible value: as if the paper's rows went up and down
 # together.
 
 ALL = "all rows"

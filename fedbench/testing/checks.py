@@ -1,4 +1,4 @@
-"""Checks of a method's hooks: a documented value, pure functions, trees that keep their names and shapes."""
+"""The checks of the conformance suite: of a method's hooks, each by itself, and of whole runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny federations: given client sizes, random images, float64 so that equalities are sharp."""
+"""Tiny federations, and a method's runs on them: given client sizes, random images, float64 for sharp equalities."""
 
 from __future__ import annotations
 

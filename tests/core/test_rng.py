@@ -8,7 +8,7 @@ from fedbench.core import rng
 
 
 def test_seeds_are_pinned() -> None:
-    """StoredTable results are drawn from these: a change of the derivation would change them all."""
+    """Stored results are drawn from these: a change of the derivation would change them all."""
     assert rng.derive(0, "init") == 3912388711783151084
     assert rng.derive(3, "batches", 7, 2) == 4451958741721694522
     assert rng.numpy_rng(0, "partition", "dir0.1").integers(10**6) == 792787

@@ -1,4 +1,4 @@
-"""HookCaller of a table add up: partial ones lose nothing, and runs that are gone are not made again."""
+"""Calls of a table add up: partial ones lose nothing, and runs that are gone are not made again."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ FIRST_LABELS = {
 
 
 def _mnist_parts(folder: str, mirrors: tuple[str, ...], md5: tuple[str, str, str, str]) -> tuple[Part, ...]:
-    """The four gzipped idx files; checksums in the order of STEMS, as torchvision lists them."""
+    """The four gzipped idx files; checksums in the order of MNIST_STEMS, as torchvision lists them."""
     names = [f"{stem}-ubyte.gz" for stem in MNIST_STEMS]
     return tuple(
         Part(Remote(tuple(m + name for m in mirrors), name, digest), f"{folder}/{name}", archive=False)

@@ -14,8 +14,6 @@ from fedbench.core.errors import Report, silent
 from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Availability, Dataset, DataSource
 
-# Procedural images for tests and machines without data: no file, any size, one number for the difficulty.
-
 GRID = 4  # a prototype is GRID x GRID normal numbers, interpolated: smooth, so it survives small shifts
 CONTRAST = 40.0  # grey levels a unit of prototype or noise
 CHUNK = 4096  # images drawn at once: bounds the memory of the float intermediates
@@ -95,7 +93,7 @@ def _moments(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]
     return tuple(map(float, flat.mean(1))), tuple(map(float, np.where(std > 0, std, 1.0)))
 
 
-# Procedural images with captions: two views of the same thing, for tests and machines without CUB-200-2011.
+# Images with captions, two views of the same thing, stand in for CUB-200-2011.
 #
 # A class is a few normal numbers, its traits. They mix smooth fields into the class's image, and say how likely each
 # word is in its captions; so classes that look alike are described alike. `shift` replaces a share of the traits that

@@ -131,8 +131,8 @@ class LabelGroups(PartitionSpec):
 #
 # SosicFL's 2-Fold and 5-Fold (section 4.1, after Huang et al., AAAI 2021): groups of equal size, contiguous folds of
 # classes, 80 % primary; all clients as large. The classes within each part are as even as whole samples allow; which
-# samples is random. CIFAR-10 over 100 clients: 500 samples each, which uses all 50,000. The authors'
-# code deals otherwise: fold_code.
+# samples is random. CIFAR-10 over 100 clients: 500 samples each, which uses all 50,000. The authors' code deals
+# otherwise: fold_code.
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What several methods share: mixing, coalitions, class means, projections."""
+"""What several methods share: collaboration graphs, coalitions, passes over a client's samples, the simplex."""
