@@ -1,4 +1,7 @@
-"""Atomic files: a reader sees the previous version or the new one, whole, whenever the writer is killed."""
+"""Files that no kill and no damage spoils: atomic writing, a lock on a folder, checksums of what is read back.
+
+A reader sees the previous version of a file or the new one, whole, whenever the writer is killed.
+"""
 
 from __future__ import annotations
 

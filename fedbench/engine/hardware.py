@@ -1,4 +1,7 @@
-"""From the hardware config to a device and an engine. Defaults are the fastest correct choice known for the machine."""
+"""Choose the device and the engine of a run: by the hardware config, by a few timed steps, by the memory that is free.
+
+Defaults are the fastest correct choice known for the machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The history of a run: one record an evaluated round, append-only, stored losslessly in every checkpoint."""
+"""The history of a run, and the observers that are told of it while it goes on.
+
+A history has one record an evaluated round. It is append-only, and every checkpoint stores it without loss.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A table as data: conf/table/NAME.yaml says which runs fill which cells, and which published values they mirror."""
+"""A table as data: conf/table/NAME.yaml says which runs fill which cells, and which published values they mirror.
+
+Beside it: margins, published values, scales, and what a command line selects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m fedbench collect: run folders to one tidy file."""
+"""`python -m fedbench collect` and `tta`: run folders to one tidy file, and to times to an accuracy."""
 
 from __future__ import annotations
 

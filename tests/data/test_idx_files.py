@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and EMNIST: idx files wherever they lie, Matlab's file, and what is said of missing ones."""
+"""MNIST, Fashion-MNIST and EMNIST: idx files wherever they lie, and what is said of missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole data sets from their published archives to a run; the script that prepares them."""
+"""Whole data sets from their published archives to a run; the command that prepares them."""
 
 from __future__ import annotations
 

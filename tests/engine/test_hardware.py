@@ -1,4 +1,4 @@
-"""From the hardware config to a device and an engine."""
+"""A device and an engine by the hardware config, steps that are timed, and models of two moments that compete."""
 
 from __future__ import annotations
 

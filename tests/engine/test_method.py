@@ -1,4 +1,4 @@
-"""What a method may ask of the engines: stages, directions, noise, augmentation. Looped and stacked, one answer."""
+"""What a method may ask of the engines: stages, directions, noise, samples; what is refused, and how a hook fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How methods are built on each other: short chains of bases, and parts that know no method.
+"""Conventions of methods: short chains of bases, documented leaves, words on statistics, settings that are read.
 
 `python -m tests.methods.test_conventions` prints each method's chain.
 """

@@ -1,4 +1,4 @@
-"""What FedCollab gives its discriminators."""
+"""FedCollab: its solver against Eq. 10 by loops, when discriminators are checked, and what they see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MOON and Finetune: limits, rounds computed by hand; options of all that average, stacked."""
+"""MOON, Finetune, FedNova, SCAFFOLD and FedDyn: limits, fixed points, rounds by hand; and their options, stacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projections onto the simplex against a solver; mixtures of models in the limits where they are other methods."""
+"""Projections, mixtures and clusters against solvers and limits; rounds of FedAMP and FedFomo by hand."""
 
 from __future__ import annotations
 

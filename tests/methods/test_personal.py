@@ -1,4 +1,4 @@
-"""pFedHN and kNN-Per: rounds by hand, scikit-learn's neighbours."""
+"""pFedHN, kNN-Per, pFedMe, Per-FedAvg and APFL: limits, and rounds by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is what is read: tables of text, histories, sealed folders."""
+"""What is written is what is read: tables of text, histories, folders with checksums."""
 
 from __future__ import annotations
 

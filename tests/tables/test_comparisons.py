@@ -1,4 +1,4 @@
-"""Order of a column against the paper's, and whether its headline holds."""
+"""Rows compared: their order and the paper's, intervals and ranks, groups that lean, rows that pass for others."""
 
 from __future__ import annotations
 
