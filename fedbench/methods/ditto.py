@@ -42,7 +42,7 @@ class Ditto(Method):
     paper: ClassVar[str] = "Li et al., ICML 2021"
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
-        """W and every v_k start from the same model."""
+        """Start w and every v_k from the same model."""
         model = task.init(generator)
         return model, trees.join(personal=trees.expand(model, population.clients))
 

@@ -49,7 +49,7 @@ class FedDistill(ClassMeans):
         return total / clients.clamp(min=1).unsqueeze(2), clients > 0
 
     def pull(self, values: Tensor, targets: Tensor) -> Tensor:
-        """Return Phi of a sample's logits against the received ones of its class."""
+        """Return phi of a sample's logits against the received ones of its class."""
         if self.distance == "mse":
             return (values - targets).square().mean(1)
         return -(targets.softmax(1) * functional.log_softmax(values, 1)).sum(1)

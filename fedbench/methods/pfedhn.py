@@ -114,6 +114,6 @@ class PFedHN(FedAvg):
     # ---- client
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Return delta theta: received minus trained."""
+        """Return Delta theta, the received model minus the trained one."""
         trained, memory = super().finish(work, client)
         return {name: client.message[name] - leaf for name, leaf in trained.items()}, memory

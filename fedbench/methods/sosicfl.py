@@ -63,7 +63,7 @@ class SosicFL(Method):
     Upload: * [...] if without endpoints; endpoints/* [E, ...]
     """
 
-    # M + 1; beyond 30, region.uniform can reject all but one draw in thousands
+    # M + 1; beyond 30, simplex.uniform can reject all but one draw in thousands
     endpoints: int = within(1, 30, 3)
     # parameters with endpoints; the others are one model's
     simplex: tuple[str, ...] = selectors(("@head",), among="weights")
