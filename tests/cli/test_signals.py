@@ -164,7 +164,7 @@ def test_a_sweep_counts_what_failed_and_keeps_what_was_swept(
 # Real processes that are sent a signal: each run under way is saved, and the same command ends with the same rows.
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS, EACH = 200, 5
+ROUNDS, EACH = 120, 5
 STOPPED_RUN = [
     *["dataset.limit=60", "partition=homo", "partition.num_clients=3", "model=mlp", "hardware=cpu"],
     *[f"protocol.rounds={ROUNDS}", "protocol.eval_every=10", f"checkpoint.rounds={EACH}"],

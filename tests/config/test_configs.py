@@ -14,6 +14,7 @@ import pytest
 from fedbench.config import compose, groups
 from fedbench.config.groups import REGISTRIES
 from fedbench.runs.config import SCHEMAS, RunConfig, from_plain, resolve, run_key
+from tests.helpers.tiers import tiered
 
 CONF = groups.conf_dir()
 GROUPS = (*REGISTRIES, *SCHEMAS)
@@ -92,7 +93,10 @@ def test_every_registered_component_has_a_file(group: str) -> None:
     assert sorted(named) == list(groups.registry(group))
 
 
-@pytest.mark.parametrize("base", [name for name in options("method") if name != "fedcollab"])
+BASES = [name for name in options("method") if name != "fedcollab"]
+
+
+@pytest.mark.parametrize("base", tiered(BASES, quick=["fedavg", "ditto", "fedsac", "ifca", "pfedhn"]))
 def test_every_method_composes_inside_fedcollab(base: str) -> None:
     early = {"sosicfl_code": "start_round=0"}.get(base)  # which prepares late: see tests/methods/test_sosicfl.py
     run = resolved("method=fedcollab", f"method/base={base}", *([f"method.base.{early}"] if early else []))

@@ -56,7 +56,7 @@ def check(found: Trial, more: int = 0) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("preset", tiered(FEW, quick=["cfl", "fedsac"]))
+@pytest.mark.parametrize("preset", tiered(FEW, quick=["cfl"]))
 def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: str) -> None:
     subject = Subject.of(preset)
     each = preset.startswith("fedsac") and engine == "looped"  # a client's eigenvectors are a wait
@@ -109,7 +109,7 @@ class Noisy(FedRep):
         return batch.noise["scale"] * super().loss(work, client, batch)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
 def test_the_next_rounds_mini_batches_are_drawn_before_the_host_waits(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +203,7 @@ def test_what_makes_the_host_wait_is_counted(fault: str) -> None:
     assert trial(lambda device: toy(Faulty(fault=fault), device), LoopedTrainer).step > 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
 def test_a_wait_for_every_client_is_counted(engine: str) -> None:
     rounds = [trial(federated(Subject(Reading()), "mlp", cohort), ENGINES[engine]).round for cohort in (4, 16)]
     assert rounds[1] == rounds[0] + 12

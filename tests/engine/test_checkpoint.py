@@ -192,7 +192,7 @@ from fedbench.engine import checkpoint
 
 torch.set_num_threads(1)
 path, chance, step = sys.argv[1], random.Random(0), 0
-for _ in range(20):
+for _ in range(10):
     reader, acknowledge = os.pipe()
     child = os.fork()
     if child == 0:
@@ -220,7 +220,7 @@ def test_a_killed_writer_never_costs_an_acknowledged_checkpoint(tmp_path):
     path = tmp_path / "c.safetensors"
     run = subprocess.run([sys.executable, "-c", KILLS, str(path)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) >= 20
+    assert int(run.stdout) >= 10
     for left_over in (".tmp-1-aa-c.safetensors", ".tmpAbCdEf"):  # ours, and safetensors' own
         (tmp_path / left_over).write_bytes(b"half")
     sweep(tmp_path)

@@ -83,7 +83,6 @@ PICKLES = {
 
 @given(damages(), st.sampled_from(sorted(PICKLES)))
 @example(lambda _: b"\x80\x02}r\xff\xff\xff\x3f.", "2")  # a memory of 2^30 entries for one
-@example(lambda _: b"\x80\x05\x96\0\0\0\0\x01\0\0\0.", "5")  # 4 GB announced
 @tried(8)
 def test_any_pickle(damage: Damage, form: str) -> None:
     with holding(damage(PICKLES[form]), "data_batch_1") as path:
