@@ -38,8 +38,8 @@ def is_setting(key: str) -> bool:
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """Return the config that `python -m fedbench OVERRIDES` would run; also works inside a running job.
 
-    Hydra takes a tenth of a second for it, most of it for its own part, which no run depends on. So what it composes
-    of each choice (`method=fedsac`) is kept, and put together in a few milliseconds; then values (`seed=3`) are set.
+    Hydra takes a tenth of a second for it, most of it for its own part, which no run depends on. So Hydra composes the
+    default once, in which each choice (`method=fedsac`) is put in its place; then values (`seed=3`) are set.
 
     Raises:
         HydraException, OmegaConfBaseException, ConfigError: an override that has no place, or a file that is none.
@@ -81,6 +81,8 @@ def _of_choices(choices: Sequence[str]) -> DictConfig:
 
     That holds of choices such as `method=fedsac`, which change their group's part of the config and nothing else.
     """
+    from omegaconf import OmegaConf
+
     composed = _composed(groups.conf_state())
     chosen = {choice.partition("=")[0]: choice for choice in choices}
     if len(chosen) < len(choices) or not {*groups.REGISTRIES, *groups.SCHEMAS}.issuperset(chosen):
@@ -90,7 +92,12 @@ def _of_choices(choices: Sequence[str]) -> DictConfig:
         return copy.deepcopy(composed[whole])
     if "" not in composed:
         composed[""] = _by_hydra([])
-    if missing := {group: choice for group, choice in chosen.items() if choice not in composed}:
+    missing = {group: choice for group, choice in chosen.items() if choice not in composed}
+    for group, choice in list(missing.items()):
+        if (name := choice.partition("=")[2]) in groups.names(group):
+            composed[choice] = OmegaConf.create(groups.load(group, name))
+            del missing[group]
+    if missing:  # one of a family, such as dir0.3, or a name that Hydra refuses
         config = _by_hydra(list(missing.values()))
         composed |= {choice: config[group] for group, choice in missing.items()}
     config = copy.deepcopy(composed[""])
