@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from fedbench.engine.simulation import Simulation, State, pack, unpack
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.methods import METHODS
 from fedbench.models.small import MLP, LeNet5
-from fedbench.models.task import Model
+from fedbench.models.task import Model, Task
 
 SIZES = (1, 13, 8, 21, 5)  # one sample, a short last batch, one full batch, several batches, less than one
 BATCH = 8
@@ -76,6 +77,12 @@ def federation(
     return made
 
 
+@functools.cache
+def _task(model: Model, shape: tuple[int, ...], classes: int) -> Task:
+    """A network takes 20 ms to build, and many toys have the same."""
+    return model.task(shape, classes)
+
+
 def setup(
     method: Method,
     data: Federation | None = None,
@@ -92,7 +99,7 @@ def setup(
 ) -> Setup:
     """A Setup over a toy federation; a cohort that is no int is a share; further keywords go to ProtocolConfig."""
     data = data or federation()
-    task = (model or MLP(hidden=(7,))).task(data.shape, data.classes)
+    task = _task(model or MLP(hidden=(7,)), data.shape, data.classes)
     chosen = ProtocolConfig(
         rounds=rounds,
         cohort=str(cohort) if isinstance(cohort, int) else f"{100 * cohort:g}%",
