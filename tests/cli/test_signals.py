@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 from fedbench.cli import program
 from fedbench.cli.program import main
@@ -205,13 +206,14 @@ def straight(command: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
     return rows(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "number", "group"),
     [
-        pytest.param(SWEEP, signal.SIGTERM, False, id="sweep, SIGTERM", marks=pytest.mark.slow),
-        pytest.param(SWEEP, signal.SIGINT, True, id="sweep, Ctrl-C", marks=pytest.mark.slow),
+        pytest.param(SWEEP, signal.SIGTERM, False, id="sweep, SIGTERM"),
+        pytest.param(SWEEP, signal.SIGINT, True, id="sweep, Ctrl-C"),
         pytest.param(TABLE, signal.SIGINT, True, id="seeds together, Ctrl-C"),
-        pytest.param(TABLE, signal.SIGTERM, False, id="seeds together, SIGTERM", marks=pytest.mark.slow),
+        pytest.param(TABLE, signal.SIGTERM, False, id="seeds together, SIGTERM"),
     ],
 )
 def test_every_run_under_way_is_saved_and_goes_on(
@@ -246,6 +248,7 @@ def test_every_run_under_way_is_saved_and_goes_on(
     assert len(rows(tmp_path)) == 2
     assert rows(tmp_path) == straight(tuple(command), tmp_path_factory.mktemp("straight"))
     if command is SWEEP:
+        get_reusable_executor().shutdown()  # the next test's output is not for the files of this one
         resumed = capfd.readouterr().out
         assert all(f"resumed after round {done}" in resumed for done, _ in said)
 

@@ -103,13 +103,13 @@ def test_a_run_whose_settings_its_method_no_longer_takes_is_marked(
 
 
 def test_a_sweep_of_other_runs_with_the_same_name_is_moved_aside(capsys: pytest.CaptureFixture[str]) -> None:
-    assert swept() == 0
-    assert swept("method=local,fedavg,fedprox") == 0
+    assert swept("seed=0") == 0
+    assert swept("method=local,fedavg,fedprox", "seed=0") == 0
     assert "held another sweep" not in capsys.readouterr().out, "it holds the same runs, and more"
-    assert swept("dataset.limit=200", "method=local") == 0
+    assert swept("dataset.limit=200", "method=local", "seed=0") == 0
     assert "held another sweep; it is in results/sweeps/mine-before-1 now" in capsys.readouterr().out
     assert "fedprox" in Path("results/sweeps/mine-before-1/runs.csv").read_text(encoding="utf-8")
     assert "fedprox" not in Path("results/sweeps/mine/runs.csv").read_text(encoding="utf-8")
     Path("results/sweeps/mine/runs.csv").write_text("", encoding="utf-8")
-    assert swept("dataset.limit=200", "method=local") == 0
+    assert swept("dataset.limit=200", "method=local", "seed=0") == 0
     assert "it is in results/sweeps/mine-before-2 now" in capsys.readouterr().out, "it cannot be read"
