@@ -70,7 +70,7 @@ def test_classes_with_one_subclass_are_known() -> None:
 
 
 def test_the_interface_of_a_method_is_no_larger() -> None:
-    """24 members are what DESIGN means: what serves one method goes into that method."""
+    """What serves one method goes into that method."""
     members = [name for name in vars(Method) if not name.startswith("_")]
     assert len(members) <= 24, sorted(members)
 

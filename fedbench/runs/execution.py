@@ -21,7 +21,6 @@ from fedbench.engine.hardware import pick_device, pick_trainer, set_threads, sta
 from fedbench.engine.history import Labels, Observer, Observers
 from fedbench.engine.method import HookCaller
 from fedbench.engine.recording import Arrays, check
-from fedbench.engine.seeds import joint_setup, together
 from fedbench.engine.setup import Setup, assemble
 from fedbench.engine.simulation import Simulation, State
 from fedbench.engine.trainer import Engine, Trainer, by_kind
@@ -385,6 +384,8 @@ def wait_while_in_use(make: Callable[[], ResultT], tell: Callable[[FolderInUse],
 
 def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:
     """`execute` each of `runs`, all on the stacked engine; return the error of a run that failed in its place."""
+    from fedbench.engine.seeds import joint_setup, together  # which a single run does without
+
     references = [run.local for run in runs if run.local is not None]
     lacking = {run_key(each): each for each in references if run_status(each, folder_of(each)) != "finished"}
     if lacking:  # once each, as runs may share one; an error comes up again, in the run that needs the reference

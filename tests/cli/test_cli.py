@@ -65,3 +65,17 @@ def test_help_is_quick_and_light_in_any_folder(elsewhere: Path) -> None:
     assert "python -m fedbench -m" in output
     assert seconds < 2
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_of_fedavg_loads_no_more_than_it_takes(elsewhere: Path) -> None:
+    """Other methods, models and commands are loaded by whom they serve."""
+    chosen = ["method=fedavg", "dataset=digits", "dataset.limit=300", "model=mlp", "protocol.rounds=1"]
+    code = (
+        "import sys; from fedbench.cli.program import main\n"
+        f"main({chosen!r})\n"
+        "print('LOADED', *[m for m in sys.modules if m.partition('.')[0] == 'fedbench'])"
+    )
+    loaded = _python("-c", code)[1].splitlines()[-1].split()[1:]
+    assert "fedbench.methods.fedavg" in loaded
+    assert len(loaded) <= 70, sorted(loaded)

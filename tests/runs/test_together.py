@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from fedbench.core.errors import Diverged
+from fedbench.engine import seeds
 from fedbench.engine.contract import Clock
 from fedbench.engine.seeds import Request, joint_setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.runs import execution
-from fedbench.runs import execution as run
-from fedbench.runs import execution as runs_together
 from fedbench.runs.execution import execute_batched
 from fedbench.runs.run import Run
 from fedbench.testing.checks import rerun
@@ -55,7 +54,7 @@ from tests.runs.seeds import SEEDS, configs, finished, same
 def test_results_of_separate_runs(chosen: list[str], tmp_path: Path) -> None:
     together = finished(execute_batched(configs(tmp_path / "together", *chosen)))
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
-        same(ours, run.execute(config))
+        same(ours, execution.execute(config))
     assert together[0].row["acc"] != together[1].row["acc"]
 
 
@@ -91,16 +90,16 @@ def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
 
     chosen = ["method=local", "partition=homo", "partition.num_clients=7"]
     with monkeypatch.context() as patch:
-        patch.setattr(runs_together, "stacked_engine", lambda whole, _: StackedTrainer(whole, 99, capture))
+        patch.setattr(execution, "stacked_engine", lambda whole, _: StackedTrainer(whole, 99, capture))
         together = finished(execute_batched(configs(tmp_path / "together", *chosen)))
     assert set(captured) == {14}
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
-        same(ours, run.execute(config))
+        same(ours, execution.execute(config))
 
 
 def test_what_is_drawn_ahead_for_all_runs_is_what_each_draws(tmp_path: Path) -> None:
     chosen = ["method=local", "partition=dir0.5", "protocol.cohort=4"]
-    setups = [run.build(config) for config in configs(tmp_path, *chosen)]
+    setups = [execution.build(config) for config in configs(tmp_path, *chosen)]
     whole, clock = joint_setup(setups), Clock(2, 3)
     first, second = (setup.draw_cohort(clock) for setup in setups)
     assert whole.draw_cohort(clock).tolist() == [*first.tolist(), *(second + whole.run_clients).tolist()]
@@ -133,7 +132,7 @@ def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         interrupt_after(patch, 2)
         with pytest.raises(KeyboardInterrupt):
-            run.execute(first)
+            execution.execute(first)
     sizes: list[int] = []
     serve = Request.served_by
 
@@ -148,7 +147,7 @@ def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: p
     alone = sizes[-1] // 2
     assert sizes[-3:] == [alone, alone, 2 * alone], "the second catches up, then both train as one"
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
-        same(ours, run.execute(config))
+        same(ours, execution.execute(config))
 
 
 def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +164,7 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
         good, bad = execute_batched(configs(tmp_path / "together", *chosen))
     assert isinstance(bad, Diverged)
     assert isinstance(good, Run)
-    same(good, run.execute(configs(tmp_path / "alone", *chosen)[0]))
+    same(good, execution.execute(configs(tmp_path / "alone", *chosen)[0]))
     assert execution.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
 
 
@@ -176,10 +175,10 @@ def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch
         raise torch.OutOfMemoryError("no room for all")
 
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "joint_setup", failing)
+        patch.setattr(seeds, "joint_setup", failing)
         together = finished(execute_batched(configs(tmp_path / "together", *chosen)))
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
-        same(ours, run.execute(config))
+        same(ours, execution.execute(config))
 
 
 @pytest.mark.parametrize("where", [(Request, "served_by"), (Simulation, "step")], ids=["engine", "loop"])
