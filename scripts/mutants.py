@@ -29,7 +29,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("fedbench", "conf", "docs", "hydra_plugins", "scripts", "tests", "pyproject.toml")
+COPIED = ("fedbench", "conf", "docs", "hydra_plugins", "results", "scripts", "tests", "pyproject.toml")
 HEAVY = "torch", "torchvision", "numpy", "pandas", "scipy.stats", "sklearn", "cvxpy"  # imported once, before
 SECONDS = 120.0  # of computing for one error; its tests take less than 30
 FORK = multiprocessing.get_context("fork")
