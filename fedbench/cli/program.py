@@ -237,7 +237,7 @@ def report(error: Exception) -> int:
     """Print one line for what a user can act on, else a traceback; return the exit code it deserves."""
     from fedbench.config import messages
 
-    code, text = messages.told(error)
+    code, text = messages.explained(error)
     try:
         sys.stdout.flush()
     except OSError:  # a full disk, which may be the error

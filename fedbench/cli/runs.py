@@ -228,7 +228,7 @@ def redraw_command(arguments: Sequence[str]) -> int:
     behind = RunCounts()
     for folder in folders:
         behind += draw(folder)
-        store.seal(folder)
+        store.write_checksums(folder)
         print(folder)
     text.write(Path(results))
     print(behind)

@@ -22,7 +22,7 @@ SHOWN = 4  # options that have a key
 OK, CRASHED, REFUSED, INCOMPLETE = 0, 1, 2, 3  # exit codes; the last: not all that was asked for is there
 
 
-def told(error: Exception, job: str = "") -> tuple[int, str]:
+def explained(error: Exception, job: str = "") -> tuple[int, str]:
     """(exit code, what to print): one line for what a user can act on, else a traceback.
 
     `job` says which run of a sweep failed. FEDBENCH_DEBUG=1 asks for tracebacks of everything.

@@ -68,7 +68,7 @@ class JobOutcome:
     plain: Mapping[str, Any] = field(default_factory=dict)  # the job's config
     code: int = messages.OK  # exit code
     failure: str = ""  # what to tell the user
-    told: bool = False  # the user has been told
+    shown: bool = False  # the user has been told
     earlier: bool = False  # the run had been finished by an earlier command
     code_changed: tuple[str, ...] = ()  # the parts of the code that are not what made it
     stopped: str = ""  # by a signal: how far it got, and where that was saved
@@ -90,7 +90,7 @@ def keeping() -> Iterator[list[JobOutcome]]:
 
 def keep(outcome: JobOutcome) -> None:
     """Add to the list of `keeping`; a failure of a job that ran elsewhere is told now."""
-    if outcome.failure and not outcome.told:
+    if outcome.failure and not outcome.shown:
         tell(outcome.failure)
     kept = _kept.get()
     if kept is not None:
@@ -162,10 +162,10 @@ def _outcome(config: DictConfig) -> JobOutcome:
             code_changed=result.code_changed,
         )
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
-        code, failure = messages.told(error, _sweep_job())
+        code, failure = messages.explained(error, _sweep_job())
         if here:
             tell(failure)
-        return JobOutcome(_overrides(), plain=plain, code=code, failure=failure, told=here)
+        return JobOutcome(_overrides(), plain=plain, code=code, failure=failure, shown=here)
 
 
 def _counted(run: RunConfig) -> Run:

@@ -114,7 +114,7 @@ def outcome_of(job: JobReturn) -> JobOutcome:
         outcome: JobOutcome = job.return_value
     except Exception as error:  # noqa: BLE001 - whatever ended the process; told with the others
         overrides = list(job.overrides or ())
-        code, failure = messages.told(error, " ".join(overrides))
+        code, failure = messages.explained(error, " ".join(overrides))
         return JobOutcome(dict(text.lstrip("+").split("=", 1) for text in overrides), code=code, failure=failure)
     return outcome
 

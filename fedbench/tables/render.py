@@ -98,7 +98,7 @@ def draw_csv(table: TableResult) -> str:
             for metric in table.spec.metrics:
                 cell = table.cell(row.label, column.label, metric.name)
                 text = layout.text(row, column, metric)
-                judged, test = text.verdict, text.verdict.comparison
+                verdict, test = text.verdict, text.verdict.comparison
                 published = cell.published
                 line = {
                     "row": row.label,
@@ -111,14 +111,14 @@ def draw_csv(table: TableResult) -> str:
                     "values": " ".join(map(repr, cell.values)),
                     "published_mean": "" if published is None else f"{published.bound}{published.mean}",
                     "published_std": "" if published is None or published.std is None else published.std,
-                    "difference": repr(judged.difference),
+                    "difference": repr(verdict.difference),
                     "low": "" if test is None else repr(test.low),
                     "high": "" if test is None else repr(test.high),
                     "effect": "" if test is None else repr(test.effect),
                     "margin": "" if test is None else repr(test.margin),
-                    "verdict": judged.text,
-                    "seeds_needed": "" if math.isnan(judged.seeds) else f"{judged.seeds:g}",
-                    "exploratory": judged.exploratory,
+                    "verdict": verdict.text,
+                    "seeds_needed": "" if math.isnan(verdict.seeds) else f"{verdict.seeds:g}",
+                    "exploratory": verdict.exploratory,
                     "also_passes_for": ", ".join(text.also),
                     "reason": cell.reason,
                     "keys": " ".join(cell.keys),

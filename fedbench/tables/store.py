@@ -152,7 +152,7 @@ def save(folder: Path, table: TableResult, rows: Sequence[Mapping[str, Any]]) ->
         Damaged: the folder's checksums are.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    seal(folder)
+    write_checksums(folder)
     content = {
         "spec": dataclasses.asdict(table.spec),
         "circumstances": dataclasses.asdict(table.provenance),
@@ -183,7 +183,7 @@ def _save_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray[Any, A
         files_of(folder).write({name: as_npz(small)})
 
 
-def seal(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Give the files of a table that an earlier version wrote their checksums."""
     files_of(folder).adopt(TABLE, ROWS, CURVES, MATRICES, CLIENTS)
 
