@@ -13,7 +13,7 @@ from fedbench.cli import program
 from fedbench.cli.program import main
 from fedbench.cli.reproduce import select
 from fedbench.config import compose, groups
-from fedbench.config.messages import one_line, told
+from fedbench.config.messages import explained, one_line
 from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, UnknownName
 from fedbench.data.partitions.file import read_arrays
 from fedbench.runs.config import resolve
@@ -200,7 +200,7 @@ def test_a_value_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_the_machine_lacks_is_one_line(error: Exception, line: str | None) -> None:
-    code, text = told(error)
+    code, text = explained(error)
     assert (code, text) == (2, f"error: {line}") if line else (code == 1 and "defect" in text)
 
 
@@ -208,7 +208,7 @@ def test_what_torch_cannot_have_of_a_cpu_is_one_line() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(10**13)
     assert type(caught.value) is RuntimeError, "torch has no class for it"
-    code, text = told(caught.value)
+    code, text = explained(caught.value)
     assert code == 2
     assert text.startswith("error: not enough memory: can't allocate memory: you tried to allocate 4")
     assert text.endswith("; choose smaller sizes")
