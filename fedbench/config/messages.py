@@ -82,8 +82,9 @@ def _system(error: OSError) -> str | None:
 
 def _raised_by(error: BaseException, packages: tuple[str, ...]) -> bool:
     """Whether the function that raised `error` is of one of `packages`."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith(packages)
+    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [module for module in modules if module != "abc"]  # an isinstance is of the function that asks
+    return bool(modules) and modules[-1].startswith(packages)
 
 
 def _unknown_option(error: MissingConfigException) -> str:
