@@ -108,7 +108,7 @@ class RowSpec:
     unsupported: str = ""  # why the row cannot be run
     # Why its verdicts are counted apart: its setting was chosen after seeing outcomes.
     exploratory: str | None = None
-    exploratory_but: tuple[str, ...] = ()  # overrides of the command line with which that choice decides nothing
+    exploratory_with: tuple[str, ...] = ()  # the overrides with which alone that choice decides something; none: always
     note: str = ""
 
 

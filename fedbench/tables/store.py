@@ -100,7 +100,7 @@ class TableResult:
             if override in self.provenance.varied:
                 return reason
         (marked,) = (each for each in self.spec.rows if each.label == row)
-        if marked.exploratory and not set(marked.exploratory_but) & set(self.provenance.varied):
+        if marked.exploratory and (not (only := marked.exploratory_with) or set(only) & set(self.provenance.varied)):
             return marked.exploratory
         (place,) = (each for each in self.spec.columns if each.label == column)
         if place.exploratory:
@@ -124,7 +124,7 @@ TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
 JUDGING = ("published_seeds", "margins", "groups", "exploratory", "notes", "findings")
-JUDGING_LINE = ("exploratory", "exploratory_but", "note")  # the same of a row or column
+JUDGING_LINE = ("exploratory", "exploratory_with", "note")  # the same of a row or column
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 
 

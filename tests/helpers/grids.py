@@ -39,7 +39,7 @@ def grid(group: str, name: str) -> dict[tuple[str, str, bool], dict[str, Any]]:
             label = str(line["label"])
             values = dict(map(stated.parsed, line.get("overrides", ())))
             values |= {f"baseline.{key}": value for key, value in map(stated.parsed, line.get("baseline", ()))}
-            values |= {key: line[key] for key in ("study", "exploratory_but") if key in line}
+            values |= {key: line[key] for key in ("study", "exploratory_with") if key in line}
             values |= {"exploratory": True} if line.get("exploratory") else {}
             values |= dict(stated.leaves(line.get("measures", {})))
             found[(label, "", False) if kind == "columns" else ("", label, False)] = values

@@ -105,7 +105,7 @@ ROWS = [{"label": "A"}, {"label": "B"}]
 
 
 def test_a_choice_that_decides_nothing_somewhere_marks_nothing_there() -> None:
-    marked = {"exploratory": "taken after A had come out low", "exploratory_but": ["partition=file"]}
+    marked = {"exploratory": "taken after A had come out low", "exploratory_with": ["partition=file"]}
     rows = [ROWS[0], {**ROWS[1], **marked}]
     for override, expected in (("partition=file", 0), ("partition_seed=1", 1)):
         table = both(rows=rows, made=Provenance(varied=(override,)))
