@@ -304,10 +304,12 @@ def _margin(table: TableResult, metric: MetricSpec) -> str:
 def _partitions(table: TableResult) -> Iterator[str]:
     """Say over what the intervals are: training seeds alone, or the draw of the partition as well."""
     made = (*table.provenance.varied, *table.provenance.changed)
-    kept = {
-        column.label: [text for text in (*table.spec.base, *column.overrides, *made) if _keeps(text)]
-        for column in table.spec.columns
-    }
+    filled = {cell.column for cell in table.cells if cell.values}
+    kept = {}
+    for column in table.spec.columns:
+        last = {text.partition("=")[0]: text for text in (*table.spec.base, *column.overrides, *made)}
+        if column.label in filled:
+            kept[column.label] = [text for text in last.values() if _keeps(text)]
     for texts, labels in groupby(kept, key=lambda label: kept[label]):
         where = "" if len({*map(tuple, kept.values())}) == 1 else f"{', '.join(labels)}: "
         if texts:
