@@ -2,7 +2,7 @@
 
     python scripts/by_client.py [RESULTS]
 
-Reads the tables fedcollab_t1 and fedcollab_t3 of that partition below RESULTS (default: results), trains nothing, and
+Reads the tables fedcollab_t1 and fedcollab_t3 below RESULTS (default: results), trains nothing, and
 writes RESULTS/clients/fedcollab.md. Its t-test that a published value is one more of our S seeds, with t = (published -
 mean) / (s sqrt(1 + 1/S)), pools s over the ten large or small clients as if they were independent, which those that
 share a model are not; s is at least that of rounding to whole test samples. McNemar's test would need the predictions.
@@ -34,8 +34,8 @@ Frames = Mapping[str, pd.DataFrame]  # by a key of LABELS; percent, a line for e
 # Those of the first line have a published history.
 LABELS = {"local": "Local", "fedavg": "FedAvg", "fedcollab": "FedAvg+FedCollab"}
 LABELS |= {"quantities": "Ignore quantities", "distances": "Ignore distances"}
-PARTITION, COLUMN = "partition=fedcollab_label_shift_seed0", "Label shift"
-COMMAND = f"make reproduce-fedcollab-t1 {PARTITION} columns=1 rows=1,2,3"
+COLUMN = "Label shift"
+COMMAND = "make reproduce-fedcollab-t1 columns=1 rows=1,2,3"
 SAMPLES = 350  # test samples of each client
 LARGE = np.arange(20) < 10
 SHOWN = (5, 10, 20, 50, 100, 150, 200)  # rounds; the nearest ones that are kept
@@ -43,7 +43,7 @@ HEAD = """\
 # FedCollab client by client, on its authors' partition
 
 Label shift on Fashion-MNIST, on the partition that the authors publish. Published is their one run of each method, ours
-are {seeds} training seeds on the same clients and test samples (`{partition}`).
+are {seeds} training seeds on the same clients and test samples (`partition=fedcollab_label_shift_seed0`).
 
 - **p, seed**: that the published run is one more seed of ours, the spread pooled over the ten large or the ten small
   clients. **p, exact**: Fisher's exact test of the shares of 350 test samples, cautious as both sides see the same
@@ -55,7 +55,7 @@ def collect(results: Path) -> tuple[Frames, Frames]:
     """Return the final accuracies of clients, [S, N], and their mean after each kept round but 0, [S, R]."""
     clients, rounds = {}, {}
     for name in ("fedcollab_t1", "fedcollab_t3"):
-        folder = store.folder_of(results, name, Provenance(varied=(PARTITION,)))
+        folder = store.folder_of(results, name, Provenance())
         kept, points = store.load_clients(folder), pd.DataFrame(store.load_curves(folder))
         for key, label in LABELS.items():
             places = {seed: store.place_of(label, COLUMN, seed) for seed in range(100)}
@@ -96,7 +96,7 @@ def text(clients: Frames, rounds: Frames) -> str:
     shown = {key: clients[key] for key in authors.METHODS if key in clients}
     counts = " or ".join(sorted({str(len(each)) for each in shown.values()}))
     parts = (means(shown), every_client(shown), curves({key: rounds[key] for key in shown}), gaining(clients))
-    return "\n\n".join([HEAD.format(partition=PARTITION, seeds=counts), *map("\n".join, parts)]) + "\n"
+    return "\n\n".join([HEAD.format(seeds=counts), *map("\n".join, parts)]) + "\n"
 
 
 def means(shown: Frames) -> Iterator[str]:

@@ -52,4 +52,4 @@ def test_the_committed_page_is_of_the_committed_tables(script: Any, monkeypatch:
 
 def test_without_tables_it_says_what_to_do(script: Any, tmp_path: Path, capsys: Any) -> None:
     assert script.main(tmp_path) == 2
-    assert "make reproduce-fedcollab-t1 partition=fedcollab_label_shift_seed0" in capsys.readouterr().err
+    assert "make reproduce-fedcollab-t1 columns=1 rows=1,2,3" in capsys.readouterr().err
