@@ -94,7 +94,7 @@ def test_a_cell_shows_curves_matrix_and_configuration(opened: Any) -> None:
     assert opened.evaluate("document.getElementById('gain').data[0].x") == ["3", "0", "1", "2"]
     assert opened.evaluate("document.getElementById('gain').data[0].y") == [10, 5, 0, -2]
     assert "1.5" in opened.locator("#facts").inner_text()
-    assert "partition=label_shift" in opened.locator("#config").inner_text()
+    assert "partition=fedcollab_label_shift_seed0" in opened.locator("#config").inner_text()
     opened.select_option("#lines", "rows")
     opened.wait_for_function("() => document.getElementById('curves').data.length === 2")
     assert opened.evaluate("document.getElementById('curves').data[0].name") == "Local"

@@ -104,10 +104,10 @@ def test_what_was_chosen_on_the_command_line_marks_the_whole_table() -> None:
 ROWS = [{"label": "A"}, {"label": "B"}]
 
 
-def test_a_choice_that_decides_nothing_somewhere_marks_nothing_there() -> None:
-    marked = {"exploratory": "taken after A had come out low", "exploratory_with": ["partition=file"]}
+def test_a_choice_that_decides_only_under_some_overrides_marks_only_there() -> None:
+    marked = {"exploratory": "taken after A had come out low", "exploratory_with": ["partition=redrawn"]}
     rows = [ROWS[0], {**ROWS[1], **marked}]
-    for override, expected in (("partition=file", 0), ("partition_seed=1", 1)):
+    for override, expected in (("partition=redrawn", 1), ("partition_seed=1", 0)):
         table = both(rows=rows, made=Provenance(varied=(override,)))
         assert counts(table, exploratory=True).total() == expected
 
