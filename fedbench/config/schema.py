@@ -147,7 +147,12 @@ def parse_augmentation(name: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class OptimizerConfig(Component):
-    """The local optimiser, built anew for every client, round and stage."""
+    """The local optimiser of every client and stage.
+
+    `state` is what becomes of its momentum, or of Adam's moments and count, at the end of a round: the next one begins
+    without (`fresh`), or each client goes on from its own (`kept`), also after rounds without it. A fine-tuning before
+    scoring, and what a method trains to prepare, always begin without.
+    """
 
     section: ClassVar[str] = "protocol.optimizer"
 
@@ -156,6 +161,7 @@ class OptimizerConfig(Component):
     momentum: float = share(0.0, below=True)
     weight_decay: float = at_least(0, 0.0)
     clip: float | None = positive(None)  # global gradient norm a client-step is clipped to
+    state: str = added(one_of("fresh", "kept"))
 
 
 @dataclass(frozen=True)

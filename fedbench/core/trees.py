@@ -79,6 +79,11 @@ def part(tree: Mapping[str, Tensor], name: str) -> Tree:
     return {key[start:]: leaf for key, leaf in tree.items() if key.startswith(name + "/")}
 
 
+def without(tree: Mapping[str, Tensor], name: str) -> Tree:
+    """The leaves that are not under namespace `name`."""
+    return {key: leaf for key, leaf in tree.items() if not key.startswith(name + "/")}
+
+
 def plain(tree: Mapping[str, Tensor]) -> Tree:
     """The leaves under no namespace."""
     return {key: leaf for key, leaf in tree.items() if "/" not in key}

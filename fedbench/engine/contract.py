@@ -89,13 +89,14 @@ class Client:
     task: Task
     clock: Clock
     message: Tree  # what the server sent
-    memory: Tree  # what stays on the client between rounds
+    memory: Tree  # what stays on the client between rounds, but for its optimisers'
     size: Tensor  # scalar, training samples n_k
     steps: Tensor  # scalar, local steps of the protocol's plain local work
     optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its lr or momentum
     on_host: Mapping[str, Tensor] | None = None  # the message for `draw`, where it is not on the CPU itself
     fetch: Callable[[], Batch] | None = None
     fetch_validation: Callable[[], Batch] | None = None
+    optimizers: Tree = field(default_factory=dict)  # PLACE/LEAF: what the optimiser of a stage goes on from
 
     @property
     def data(self) -> Batch:

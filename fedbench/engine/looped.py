@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.method import HookCaller
-from fedbench.engine.optim import Optimizer
+from fedbench.engine.optim import KEPT, Optimizer
 from fedbench.engine.schedule import Order
 from fedbench.engine.trainer import Counted, Counts, Engine, Outcome, count_correct
 
@@ -102,9 +103,11 @@ class LoopedTrainer(Engine):
         with torch.no_grad():
             work = trees.clone(call("start", method.start, call.client_view("start", view)))
         stages = call("stages", method.stages, setup.protocol.local, view.clock)
+        view = replace(view, optimizers=trees.clone(view.optimizers))  # which move in place
         losses = self.descend(client, work, view, stages, "batches")
         with torch.no_grad():
             upload, kept = call("finish", method.finish, work, call.client_view("finish", view))
+        kept = {**kept, **trees.join(**{KEPT: view.optimizers})}
         loss = torch.stack(losses).mean().double() if losses else torch.full_like(view.size, torch.nan).double()
         if not score:
             return Outcome(upload, kept, loss)
@@ -128,18 +131,19 @@ class LoopedTrainer(Engine):
 
     @torch.enable_grad()
     def descend(self, client: int, work: Tree, view: Client, stages: Sequence[Stage], purpose: str) -> list[Tensor]:
-        """Train `work` in place through `stages`; returns the loss of every step that had one."""
+        """Train `work`, and `view.optimizers`, in place through `stages`; the loss of every step that had one."""
         losses: list[Tensor] = []
         lay_out(work, self.filters)
         owned = self.setup.federation.indices("train", client)
         call = HookCaller(self.setup.method, view.clock, [client])
         seen = call.client_view("loss", view)
-        for stage in stages:
+        for place, stage in enumerate(stages):
             hook = stage.hook
             order, noise = self.setup.batches(client, stage, view, purpose)
             moves = moved(stage, work, view)
             config = stage.optimizer_or(self.setup.protocol.optimizer)
-            optimizer = Optimizer(config, [work[name] for name in moves])
+            kept = trees.part(view.optimizers, str(place))
+            optimizer = Optimizer(config, {name: work[name] for name in moves}, kept=kept)
             for batch in self._batches(owned, order, noise):
                 loss = call(hook, step_once, stage, work, moves, seen, batch, optimizer)
                 losses.extend(() if loss is None else (loss,))

@@ -7,6 +7,7 @@ the clients of a stack that still have batches.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,20 +16,47 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 
+KEPT = "optimizer"  # namespace, in a client's memory, of what its optimisers keep from round to round
+
+
+def kept_leaves(config: OptimizerConfig, params: Tree) -> Tree:
+    """What an optimiser over one client's `params` keeps from round to round, at its beginning; {} if nothing.
+
+    Leaves: MOMENT/NAME like params[NAME]; of Adam count [], steps so far.
+    """
+    if config.state == "fresh":
+        return {}
+    leaves = {
+        f"{moment}/{name}": torch.zeros_like(leaf)
+        for moment in range(_moments(config))
+        for name, leaf in params.items()
+    }
+    if config.name == "adam":
+        leaves["count"] = torch.zeros((), dtype=torch.float64)
+    return leaves
+
+
+def _moments(config: OptimizerConfig) -> int:
+    return {"sgd": 1 if config.momentum else 0, "adam": 2}[config.name]
+
 
 class Optimizer:
     """State of one stage's optimiser over `params`; `axes` is 1 if their first axis is the client's."""
 
-    def __init__(self, config: OptimizerConfig, params: list[Tensor], axes: int = 0) -> None:
+    def __init__(self, config: OptimizerConfig, params: Tree, axes: int = 0, kept: Tree | None = None) -> None:
+        """It goes on from `kept` (see `kept_leaves`), which it changes in place; without, it begins."""
         self.config = config
-        self.params = params
+        self.params = list(params.values())
         self.axes = axes
-        # Steps so far; beside a client axis, where steps are captured, on the device.
+        # Steps so far; beside a client axis, where steps are captured, on the device; [C] where they differ.
         self.count: int | Tensor = (
-            torch.zeros((), dtype=torch.float64, device=params[0].device) if axes and params else 0
+            torch.zeros((), dtype=torch.float64, device=self.params[0].device) if axes and params else 0
         )
-        moments = {"sgd": 1 if config.momentum else 0, "adam": 2}[config.name]
-        self.moments = [[torch.zeros_like(p) for p in params] for _ in range(moments)]
+        if kept:
+            self.count = kept.get("count", self.count)
+            self.moments = [[kept[f"{k}/{name}"] for name in params] for k in range(_moments(config))]
+        else:
+            self.moments = [[torch.zeros_like(p) for p in self.params] for _ in range(_moments(config))]
 
     @torch.no_grad()
     def step(self, grads: list[Tensor], active: int | None = None) -> None:
@@ -38,17 +66,20 @@ class Optimizer:
         """
         if not self.params:  # a stage whose selector matches no leaf of this network
             return
-        params, moments = self.params, self.moments
+        params, moments, count = self.params, self.moments, self.count
         if active is not None:
             params = [p[:active] for p in params]
             moments = [[m[:active] for m in each] for each in moments]
-        self.count += 1
+            count = count[:active] if isinstance(count, Tensor) and count.dim() else count
+        count += 1
+        if isinstance(count, int):
+            self.count = count
         if self.config.clip is not None:
             grads = clip(grads, self.config.clip, self.axes)
         if self.config.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=self.config.weight_decay))
         if self.config.name == "adam":
-            self._adam(params, grads, moments)
+            self._adam(params, grads, moments, count)
             return
         if moments:
             torch._foreach_mul_(moments[0], self.config.momentum)
@@ -56,21 +87,27 @@ class Optimizer:
             grads = moments[0]
         torch._foreach_add_(params, grads, alpha=-self.config.lr)
 
-    def _adam(self, params: list[Tensor], grads: list[Tensor], moments: list[list[Tensor]]) -> None:
+    def _adam(
+        self, params: list[Tensor], grads: list[Tensor], moments: list[list[Tensor]], count: int | Tensor
+    ) -> None:
         """Kingma & Ba (2015), beta = (0.9, 0.999), eps = 1e-8, as torch.optim.Adam computes it."""
         first, second = moments
         torch._foreach_lerp_(first, grads, 0.1)
         torch._foreach_mul_(second, 0.999)
         torch._foreach_addcmul_(second, grads, grads, value=0.001)
         denominators = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(denominators, self._scalar((1 - 0.999**self.count) ** 0.5))
+        torch._foreach_div_(denominators, _factor((1 - 0.999**count) ** 0.5, params))
         torch._foreach_add_(denominators, 1e-8)
-        torch._foreach_mul_(denominators, self._scalar((1 - 0.9**self.count) / -self.config.lr))
+        torch._foreach_mul_(denominators, _factor((1 - 0.9**count) / -self.config.lr, params))
         torch._foreach_addcdiv_(params, first, denominators)
 
-    def _scalar(self, value: float | Tensor) -> float | Tensor:
-        """A number that depends on the step, as the tensors it is combined with."""
-        return value.to(self.params[0].dtype) if isinstance(value, Tensor) else value
+
+def _factor(value: float | Tensor, params: list[Tensor]) -> Any:
+    """A number that depends on the step, or one for each client [C], as what leaves like `params` are scaled by."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.to(params[0].dtype)
+    return [value.view(-1, *[1] * (p.dim() - 1)) for p in params] if value.dim() else value
 
 
 def clip(grads: list[Tensor], limit: float, axes: int) -> list[Tensor]:
@@ -98,7 +135,7 @@ def fit(
     """
     params = trees.clone(params)
     leaves = list(params.values())
-    stepping = Optimizer(optimizer, leaves)
+    stepping = Optimizer(optimizer, params)
     for _ in range(steps):
         with torch.enable_grad():
             for leaf in leaves:

@@ -21,6 +21,7 @@ from fedbench.data.partition import Partition
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import HookCaller, Method, check_announced, check_selectors
+from fedbench.engine.optim import KEPT
 from fedbench.models.modalities import JointTask
 from fedbench.models.task import Model, Task, check_input
 
@@ -244,13 +245,14 @@ class Setup:
             self.task,
             clock,
             message,
-            memory,
+            trees.without(memory, KEPT),
             torch.full((), float(self.federation.size(client)), device=self.federation.device),
             torch.full((), float(self.steps(client)), device=self.federation.device),
             self.protocol.optimizer,
             on_host,
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),
+            trees.part(memory, KEPT),
         )
 
 

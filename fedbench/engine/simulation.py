@@ -23,7 +23,9 @@ from fedbench.engine import checkpoint
 from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Clock, Cohort, Meter, Preparation
 from fedbench.engine.history import TRAINED, History, Observer, Record
+from fedbench.engine.looped import moved
 from fedbench.engine.method import HookCaller
+from fedbench.engine.optim import KEPT, kept_leaves
 from fedbench.engine.recording import Recorder, RoundContext
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged
@@ -190,6 +192,7 @@ class State:
 
     server: Tree
     memory: ClientMemory
+    optimizers: ClientMemory  # of `memory`, what clients' optimisers keep from round to round
     round: int = 0  # rounds completed
     bytes_up: int = 0
     bytes_down: int = 0
@@ -236,7 +239,9 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
     }
     arrays = {name: torch.from_numpy(array) for name, array in state.arrays.items()}
     memory = state.memory.state()
-    tree = {**trees.join(server=state.server, memory=memory, scores=scores, arrays=arrays), **history}
+    optimizers = state.optimizers.state()
+    parts = {"server": state.server, "memory": memory, "optimizers": optimizers, "scores": scores, "arrays": arrays}
+    tree = {**trees.join(**parts), **history}
     meta = {
         "clients": state.memory.clients,
         "round": state.round,
@@ -256,6 +261,7 @@ def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
     return State(
         server=trees.map_leaves(lambda leaf: leaf.to(device), trees.part(tree, "server")),
         memory=ClientMemory.restore(trees.part(tree, "memory"), meta["clients"], device),
+        optimizers=ClientMemory.restore(trees.part(tree, "optimizers"), meta["clients"], device),
         round=meta["round"],
         bytes_up=meta["bytes_up"],
         bytes_down=meta["bytes_down"],
@@ -295,14 +301,36 @@ class Simulation:
         call = HookCaller(method, None, ())
         server, memory = call("init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
         server, memory = setup.federation.placed(server), setup.federation.placed(memory)
-        state = State(server, self._memory(memory))
+        state = State(server, self._memory(memory), self._memory({}))
         self.prepare(state)
+        state.optimizers = self._memory(self._optimizers(state))
         if setup.protocol.score != "trained":
             self._record(state, self.score(state), float("nan"))
         return state
 
     def _memory(self, initial: Tree) -> ClientMemory:
         return ClientMemory(initial, self.setup.federation.clients, self.setup.federation.device)
+
+    @torch.no_grad()
+    def _optimizers(self, state: State) -> Tree:
+        """What the optimisers of every client keep [N, ...], in every stage of any round, at the beginning."""
+        setup, method, rounds = self.setup, self.setup.method, self.setup.protocol.rounds
+        if setup.protocol.optimizer.state == "fresh":
+            return {}
+        kinds = setup.task.kind_of(setup.everyone).tolist()
+        cohort = setup.cohort(torch.tensor([kinds.index(kind) for kind in sorted(set(kinds))]), Clock(0, rounds))
+        message, memory = self._message(state, cohort), state.memory.take(cohort.ids)
+        leaves: Tree = {}
+        for row, client in enumerate(cohort.ids.tolist()):
+            view = setup.client(client, trees.row(message, row), trees.row(memory, row), cohort.clock)
+            call = HookCaller(method, cohort.clock, [client])
+            work = call("start", method.start, call.client_view("start", view))
+            for number in range(rounds):
+                for place, stage in enumerate(method.stages(setup.protocol.local, Clock(number, rounds))):
+                    moving = {name: work[name] for name in moved(stage, work, view)}
+                    kept = kept_leaves(stage.optimizer_or(setup.protocol.optimizer), moving)
+                    leaves |= trees.join(**{str(place): kept})
+        return trees.expand(setup.federation.placed(leaves), setup.federation.clients)
 
     def done(self, state: State) -> bool:
         """Whether all rounds are completed."""
@@ -358,7 +386,7 @@ class Simulation:
         """(message, memory) of the cohort's clients [C, ...]."""
         with self.timed(state.seconds, "server"):
             message = self._message(state, cohort)
-            memory = state.memory.take(cohort.ids)
+            memory = state.memory.take(cohort.ids) | trees.join(**{KEPT: state.optimizers.take(cohort.ids)})
         state.bytes_down += self.setup.traffic(message, cohort.ids)
         return message, memory
 
@@ -366,7 +394,8 @@ class Simulation:
     def _receive(self, state: State, cohort: Cohort, outcome: Outcome) -> None:
         state.bytes_up += self.setup.traffic(outcome.uploads, cohort.ids)
         with self.timed(state.seconds, "server"):
-            state.memory.put(cohort.ids, outcome.memory)
+            state.memory.put(cohort.ids, trees.without(outcome.memory, KEPT))
+            state.optimizers.put(cohort.ids, trees.part(outcome.memory, KEPT))
             method = self.setup.method
             call = HookCaller(method, cohort.clock, cohort.ids)
             state.server = call("aggregate", method.aggregate, state.server, outcome.uploads, cohort)
@@ -375,7 +404,8 @@ class Simulation:
     def _look(self, state: State, cohort: Cohort, message: Tree, outcome: Outcome) -> None:
         """Let the recorders that are due add to the run's arrays."""
         due = [each for each in self.recorders if each.due(state.round, self.setup.protocol.rounds)]
-        moment = RoundContext(self.setup, cohort, message, outcome.memory, outcome.uploads, state.server)
+        memory = trees.without(outcome.memory, KEPT)
+        moment = RoundContext(self.setup, cohort, message, memory, outcome.uploads, state.server)
         for recorder in due:
             state.arrays = recorder.added(state.arrays, moment)
 

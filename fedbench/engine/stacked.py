@@ -27,7 +27,7 @@ from fedbench.engine import schedule, trainer
 from fedbench.engine.contract import Client, ClientHook, Clock, Stage
 from fedbench.engine.looped import moved
 from fedbench.engine.method import HookCaller
-from fedbench.engine.optim import Optimizer
+from fedbench.engine.optim import KEPT, Optimizer
 from fedbench.engine.setup import Drawn, Setup
 from fedbench.engine.trainer import Counted, Counts, Engine, Outcome
 
@@ -45,6 +45,7 @@ class Chunk:
     ids: list[int]
     message: Tree  # shared leaves are stored once, without the axis
     memory: Tree
+    optimizers: Tree  # see Client
     on_host: list[trees.OnHost]  # see Client
     dims: dict[str, int | None]  # axis of each message leaf: 0, or None where shared
     sizes: Tensor
@@ -132,6 +133,7 @@ class Program:
     chunk: Chunk
     work: Tree  # leaves [C, ...], trained in place
     plan: BatchPlan
+    kept: Tree  # what its optimiser goes on from, leaves [C, ...], moved in place; {}: it begins
 
     def __post_init__(self) -> None:
         setup, chunk = self.stacking.setup, self.chunk
@@ -141,10 +143,10 @@ class Program:
         self.total = torch.zeros_like(chunk.sizes, dtype=torch.float64)  # [C], losses of all steps so far
 
     def begin(self) -> Self:
-        """At the first step, with an optimiser of its own."""
+        """At the first step."""
         self.at = torch.zeros(1, dtype=torch.int64, device=self.total.device)  # the step that comes next
         config = self.stage.optimizer_or(self.stacking.setup.protocol.optimizer)
-        self.optimizer = Optimizer(config, [self.work[name] for name in self.moves], axes=1)
+        self.optimizer = Optimizer(config, {name: self.work[name] for name in self.moves}, axes=1, kept=self.kept)
         return self
 
     def run(self) -> None:
@@ -200,6 +202,7 @@ class Program:
         chunk, plan = self.chunk, self.plan
         return trees.join(
             work=self.work,
+            kept=self.kept,
             message=chunk.message,
             memory=chunk.memory,
             noise=plan.noise,
@@ -207,8 +210,10 @@ class Program:
         )
 
     def state(self) -> Tree:
-        """What the steps go on from beside the work tree, by name."""
+        """What the steps go on from beside what they train, by name."""
         optimizer = self.optimizer
+        if self.kept:
+            return {"at": self.at, "total": self.total}
         leaves = {f"{k}/{n}": leaf for k, each in enumerate(optimizer.moments) for n, leaf in enumerate(each)}
         counts = {} if isinstance(optimizer.count, int) else {"count": optimizer.count}
         return {"at": self.at, "total": self.total, **counts, **trees.join(moments=leaves)}
@@ -219,7 +224,8 @@ class Program:
         message, memory = trees.part(inputs, "message"), trees.part(inputs, "memory")
         chunk = replace(self.chunk, message=message, memory=memory, sizes=own["sizes"], steps=own["steps"])
         plan = replace(self.plan, indices=own["indices"], mask=own["mask"], noise=trees.part(inputs, "noise"))
-        other = Program(self.stacking, self.stage, chunk, trees.part(inputs, "work"), plan).begin()
+        work, kept = trees.part(inputs, "work"), trees.part(inputs, "kept")
+        other = Program(self.stacking, self.stage, chunk, work, plan, kept).begin()
         if state is not None:
             other.at, other.total = state["at"], state["total"]
             other.optimizer.count = state.get("count", 0)
@@ -322,7 +328,8 @@ def rows_for(active: int, clients: int) -> int:
 
 def _take_out(own: Program, given: Program, begin: int, end: int) -> None:
     """Copy what rows `begin` to `end` were trained to."""
-    for target, source in (({"total": given.total}, {"total": own.total}), (given.work, own.work)):
+    totals = {"total": given.total}, {"total": own.total}
+    for target, source in (totals, (given.work, own.work), (given.kept, own.kept)):
         copy_all(*({name: leaf[begin:end] for name, leaf in tree.items()} for tree in (target, source)))
 
 
@@ -394,11 +401,12 @@ class StackedTrainer(Engine):
         method, call = self.setup.method, self.calls(chunk)
         work = trees.clone(self.map("start", "start", method.start, chunk))
         stages = call("stages", method.stages, self.setup.protocol.local, chunk.clock)
+        chunk = replace(chunk, optimizers=trees.clone(chunk.optimizers))  # which move in place
         loss = self._descend(chunk, work, stages, "batches")
         with torch.no_grad():
             uploads, kept = self.map("finish", "finish", _client_last(method.finish), chunk, work=work)
         counts = self._scored(chunk, work, score) if score else {}
-        return Outcome(uploads, kept, loss, counts)
+        return Outcome(uploads, {**kept, **trees.join(**{KEPT: chunk.optimizers})}, loss, counts)
 
     @torch.no_grad()
     def _scored(self, chunk: Chunk, work: Tree, score: Sequence[str]) -> Counts:
@@ -407,11 +415,12 @@ class StackedTrainer(Engine):
         return self.calls(chunk)("predict", self.count, chunk, models, score)
 
     def _descend(self, chunk: Chunk, work: Tree, stages: Sequence[Stage], purpose: str) -> Tensor:
-        """Train `work` in place through `stages`; mean loss of each client's steps [C], nan without any."""
+        """Train `work` and `chunk.optimizers` in place; mean loss of each client's steps [C], nan without any."""
         total = torch.zeros_like(chunk.sizes, dtype=torch.float64)
         count = torch.zeros(len(chunk.ids))
         for place, stage in enumerate(stages):
-            program = Program(self, stage, chunk, work, self._plan(chunk, stage, purpose))
+            kept = trees.part(chunk.optimizers, str(place))
+            program = Program(self, stage, chunk, work, self._plan(chunk, stage, purpose), kept)
             if self.capture is None:
                 program.run()
             else:
@@ -510,7 +519,8 @@ class StackedTrainer(Engine):
         return Chunk(
             ids.tolist(),
             {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
-            {k: sent(v, device) for k, v in memory.items()},
+            {k: sent(v, device) for k, v in trees.without(memory, KEPT).items()},
+            {k: sent(v, device) for k, v in trees.part(memory, KEPT).items()},
             on_host,
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),
@@ -536,7 +546,7 @@ class StackedTrainer(Engine):
             held: Any,
             batched: dict[str, Any],
         ) -> Any:
-            fetches = [None if each is None else partial(Batch, *each) for each in (data, held)]
+            fetch, fetch_held = (None if each is None else partial(Batch, *each) for each in (data, held))
             client = Client(
                 setup.task,
                 chunk.clock,
@@ -546,7 +556,8 @@ class StackedTrainer(Engine):
                 steps,
                 setup.protocol.optimizer,
                 None,
-                *fetches,
+                fetch,
+                fetch_held,
             )
             return function(client, **batched)
 

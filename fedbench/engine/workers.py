@@ -31,6 +31,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer, SharedScores, stack_counts
 from fedbench.engine.method import HookCaller, portable
+from fedbench.engine.optim import KEPT
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Engine, Outcome
 
@@ -295,7 +296,7 @@ class WorkersTrainer(Engine):
         call = HookCaller(method, clock, [client])
         work = trees.clone(call("start", method.start, call.client_view("start", view)))
         upload, kept = call("finish", method.finish, work, call.client_view("finish", view))
-        return trees.expand(upload, 1), trees.expand(kept, 1)
+        return trees.expand(upload, 1), trees.expand({**kept, **trees.join(**{KEPT: view.optimizers})}, 1)
 
     def _reserve(self, name: str, spec: Spec) -> None:
         """Make buffer `name` fit `spec`, and tell the workers when it changed."""

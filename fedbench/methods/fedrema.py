@@ -14,7 +14,6 @@ Paper and authors' code disagree in:
 - `uniform`: classifiers, and class means, are averaged plainly in the code;
 - `shuffle`: the code meets classifiers in a random order, so that A_k's weights go to random clients (a bug);
 - `in_turn`: the code overwrites classifiers while it mixes, so that later clients mix what is mixed already;
-- `keep_momentum`: the code builds its optimiser once, so that momentum goes on from round to round;
 - `align_mean`: the code's alignment is the mean over features, as FedPAC's is, not the sum. The presets of +F follow
   the code: with the sum over the features below all fully connected layers, lambda 1 outweighs the loss.
 On a network of fully connected layers only, such as `mlp`, all is classifier: there is no extractor to share or align,
@@ -28,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -36,17 +34,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbench.config.fields import at_least, positive, selectors, share
-from fedbench.config.schema import LocalConfig, OptimizerConfig, added
+from fedbench.config.schema import LocalConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Conformance, Stage
 from fedbench.engine.method import Method
-from fedbench.engine.optim import clip
 from fedbench.methods.parts.features import class_sums
 from fedbench.methods.parts.mixing import client_models, rows_over_all
-from fedbench.models.task import Task, gradient
+from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class FedReMa(Method):
 
     Server: model/* [N, ...]; W [N, N]; chosen [N, N], G; period/on []; period/largest [];
         classes/means [K, h] if align; classes/seen [K] if align
-    Memory: * [N, ...] if private; momentum/* [N, ...] if keep_momentum
+    Memory: * [N, ...] if private
     Message: * [...]; classes/means [K, h] if align; classes/seen [K] if align
     Upload: * [...]; classes/sums [K, h] if align; classes/counts [K] if align
     """
@@ -79,15 +76,9 @@ class FedReMa(Method):
     align_mean: bool = False  # the code, and +F: true
     alternate: bool = False  # +A: classifier first, then extractor
     classifier_epochs: int | None = at_least(0, None)  # of +A; null: as many as the extractor's
-    keep_momentum: bool = added(False)  # the code: true
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Liang et al., ECAI 2024"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep_momentum and self.alternate:
-            raise ConfigError("method.keep_momentum=true is of training all at once; use method.alternate=false")
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -114,10 +105,6 @@ class FedReMa(Method):
         if self.align:
             server["classes/means"] = torch.zeros(task.classes, math.prod(task.shape_before(stage)))
             server["classes/seen"] = torch.zeros(task.classes)
-        if self.keep_momentum:
-            weights = task.weights({**trees.row(trees.part(server, "model"), 0), **trees.row(memory, 0)})
-            zeros = trees.map_leaves(torch.zeros_like, weights)
-            memory = {**memory, **trees.expand(trees.join(momentum=zeros), population.clients)}
         return server, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
@@ -195,36 +182,12 @@ class FedReMa(Method):
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Train all at once, or the classifier and then the extractor."""
-        if self.keep_momentum:
-            step = OptimizerConfig(lr=1.0)
-            return (Stage(direction=self.continued_step, fixed=("momentum/*",), optimizer=step),)
         if not self.alternate:
             return (Stage(self.loss),)
         return (
             Stage(self.loss, moves=self.classifier, epochs=self.classifier_epochs),
             Stage(self.loss, fixed=self.classifier, order=1),
         )
-
-    def continued_step(self, work: Tree, client: Client, batch: Batch) -> Tree:
-        """Return the protocol's step of SGD with the momentum of earlier rounds, and that momentum as it moved."""
-        sgd = client.optimizer
-        if sgd.name != "sgd":
-            raise ConfigError("method.keep_momentum=true is of SGD; choose protocol.optimizer.name=sgd")
-        model, momentum = trees.plain(work), trees.part(work, "momentum")
-        slope, statistics = gradient(partial(self.loss, client=client, batch=batch), model, client.task)
-        names, grads = list(slope), list(slope.values())
-        if sgd.clip is not None:
-            grads = clip(grads, sgd.clip, axes=0)
-        velocity = {
-            name: sgd.momentum * momentum[name] + leaf + sgd.weight_decay * model[name]
-            for name, leaf in zip(names, grads, strict=True)
-        }
-        steps = {name: sgd.lr * leaf for name, leaf in velocity.items()}
-        return {**steps, **statistics, **trees.join(momentum=velocity)}
-
-    def model(self, work: Tree, client: Client) -> Tree:
-        """Return the model without the momentum."""
-        return trees.plain(work)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return cross-entropy + lambda * mean over samples of |f(x) - h_y|^2, for classes with a mean."""
@@ -242,7 +205,6 @@ class FedReMa(Method):
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload the model, and class sums of features where they are aligned."""
         private, shared = client.task.split(trees.plain(work), self.private)
-        private |= trees.join(momentum=trees.part(work, "momentum"))
         if not self.align:
             return shared, private
         task = client.task

@@ -187,6 +187,10 @@ def test_schedules_cover_every_sample_once_an_epoch() -> None:
     assert schedule.steps(21, iterations, Stage(iterations=2)) == 2
 
 
+def named(leaves: list[torch.Tensor]) -> Tree:
+    return {str(place): leaf for place, leaf in enumerate(leaves)}
+
+
 @pytest.mark.parametrize("config", [SGD, HEAVY, CLIPPED, ADAM])
 def test_optimizer_equals_torch_with_a_client_axis_or_without(config: OptimizerConfig) -> None:
     g = torch.Generator().manual_seed(0)
@@ -194,7 +198,7 @@ def test_optimizer_equals_torch_with_a_client_axis_or_without(config: OptimizerC
     start = [torch.randn(2, *shape, generator=g, dtype=torch.float64) for shape in shapes]
     grads = [[torch.randn(2, *s, generator=g, dtype=torch.float64) for s in shapes] for _ in range(4)]
     ours = [p.clone() for p in start]
-    optimizer = Optimizer(config, ours, axes=1)
+    optimizer = Optimizer(config, named(ours), axes=1)
     for step, grad in enumerate(grads):
         active = 2 if step < 2 else 1  # the second client stops after two steps
         optimizer.step([g[:active] for g in grad], active)
@@ -202,7 +206,7 @@ def test_optimizer_equals_torch_with_a_client_axis_or_without(config: OptimizerC
         net = nn.ParameterList([nn.Parameter(p[client].clone()) for p in start])
         reference = torch_optimizer(config, net)
         alone = [p[client].clone() for p in start]
-        single = Optimizer(config, alone)
+        single = Optimizer(config, named(alone))
         for grad in grads[:steps]:
             single.step([g[client] for g in grad])
             for p, each in zip(net, grad, strict=True):

@@ -299,38 +299,7 @@ def test_batch_normalisation_is_shared_with_the_extractor() -> None:
     assert not close(received["fc.0.weight"][0], received["fc.0.weight"][3], 1e-6)
 
 
-# FedReMa as its authors' code trains: one optimiser for all rounds, classifiers overwritten in turn, whole batches.
-
-SGD = OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5)
-
-
-def test_momentum_goes_on_as_in_one_torch_optimiser() -> None:
-    """A lone client mixes with nobody, so that its rounds are one long training."""
-    chosen = setup(FedReMa(keep_momentum=True), federation((9,)), rounds=3, epochs=2, batch=50, optimizer=SGD)
-    x, y = samples(chosen, 0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.ReLU(), nn.Linear(7, 4)).double()
-    leaves = dict(zip(("fc.0.weight", "fc.0.bias", "head.weight", "head.bias"), net.parameters(), strict=True))
-    with torch.no_grad():
-        for name, leaf in leaves.items():
-            leaf.copy_(initial(chosen)[name])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    for _ in range(6):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-        optimizer.step()
-    found = trees.row(models(chosen, simulate(chosen)), 0)
-    assert close(found, {name: leaf.detach() for name, leaf in leaves.items()})
-    restarted = setup(FedReMa(), federation((9,)), rounds=3, epochs=2, batch=50, optimizer=SGD)
-    assert gap(found, trees.row(models(restarted, simulate(restarted)), 0)) > 1e-4
-
-
-def test_momentum_is_for_sgd_on_all_leaves() -> None:
-    with pytest.raises(ConfigError, match="alternate=false"):
-        FedReMa(keep_momentum=True, alternate=True)
-    adam = setup(FedReMa(keep_momentum=True), federation((9,)), optimizer=OptimizerConfig(name="adam"))
-    with pytest.raises(ConfigError, match=r"optimizer\.name=sgd"):
-        simulate(adam)
+# FedReMa as its authors' code trains: classifiers overwritten in turn, whole batches.
 
 
 def test_overwritten_classifiers_are_mixed_again() -> None:
