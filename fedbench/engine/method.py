@@ -40,7 +40,7 @@ class Method(Component, ABC):
     """
 
     section: ClassVar[str] = "method"
-    # global, personalised, clustered, or mixture: personalised by what the server mixes; which model counts is `own_score`
+    # global, personalised, clustered, or mixture (personalised by what the server mixes): see own_score
     family: ClassVar[str] = "global"
     paper: ClassVar[str] = ""  # authors, venue, year
 
