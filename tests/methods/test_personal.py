@@ -28,6 +28,7 @@ from fedbench.methods.apfl import APFL
 from fedbench.methods.fedamp import FedAMP
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedfomo import FedFomo
+from fedbench.methods.fedrod import FedRoD
 from fedbench.methods.knnper import KNNPer
 from fedbench.methods.local import Local
 from fedbench.methods.perfedavg import PerFedAvg, halves
@@ -177,9 +178,9 @@ def test_the_softmax_of_votes_by_hand() -> None:
 
 
 def test_padded_and_trained_models_score_alike_in_both_engines() -> None:
-    for score in ("received", "trained"):
+    for score, votes in (("received", "shares"), ("trained", "softmax")):
         options = {"rounds": 2, "score": score, "test": TestConfig(sets="both")}
-        chosen = setup(KNNPer(k=3, weight=0.8, scale=0.01), federation((1, 21, 4)), **options)
+        chosen = setup(KNNPer(k=3, weight=0.8, scale=0.01, votes=votes), federation((1, 21, 4)), **options)
         looped, stacked = simulate(chosen), simulate(chosen, StackedTrainer(chosen, 3))
         for name, tally in looped.history.last.tallies.items():
             assert tally.correct.tolist() == stacked.history.last.tallies[name].correct.tolist()
@@ -331,7 +332,10 @@ OPTIONS = [
     PerFedAvg(order="hessian_free", alpha=0.1),
     PFedMe(beta=0.5),
     PFedMe(restart=True, uniform=True),
+    PFedMe(weight_decay=0.1, scored="w"),
     APFL(alpha_lr=0.1),
+    FedAMP(from_round=1),
+    FedRoD(generic_stays=True),
 ]
 
 
