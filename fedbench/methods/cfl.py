@@ -6,9 +6,10 @@ is cut in two such that the largest cosine similarity across, alpha, is least (A
 that sqrt((1 - alpha) / 2) > gamma_max. The halves go on from the averages of their own clients.
 The authors' code differs: complete linkage (`linkage: complete`), unweighted means (`uniform`), no cut of fewer than
 three (`smallest: 3`), no gamma_max, no cut before round 20 (`warmup`). pFedGraph's code, which made FedSaC's row too,
-is that without the warm-up. eps1 = .4 and eps2 = 1.6 are the authors'; lengths of updates, they depend on data, network and
-local work: where updates stay shorter than eps2 nothing is ever cut, and the method is FedAvg. `relative` (our addition)
-counts both in the largest mean update that the cluster's members have had so far, which every federation starts from.
+is that without the warm-up. eps1 = .4 and eps2 = 1.6 are the authors'; lengths of updates, they depend on data, network
+and local work: where updates stay shorter than eps2 nothing is ever cut, and the method is FedAvg. `relative` (our
+addition) counts both in the largest mean update that the cluster's members have had so far, which every federation
+starts from.
 FedCollab's comparison calls the method FedCluster and publishes no settings. The preset's are relative, with gamma_max
 = .7 (halves whose most similar updates are orthogonal); chosen by the groups found, not by accuracy: on FedCollab's
 label shift, the three planted ones on Fashion-MNIST, large and small clients apart on digits.
