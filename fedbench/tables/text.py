@@ -482,14 +482,6 @@ def _significance(table: TableResult) -> list[str]:
             f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is {words or 'not told apart'}"
             f" ({len(here)} comparisons, all in significance.csv)."
         )
-    ranked = verdict.ranks(table, metric)
-    if ranked is not None:
-        order = sorted(ranked.ranks.items(), key=lambda item: item[1])
-        said.append(
-            f"Average rank by {metric.label} over {ranked.blocks} blocks (columns and seeds): "
-            + ", ".join(f"{row} {rank:.2f}" for row, rank in order)
-            + f"; critical difference {ranked.critical:.2f} (Nemenyi, 5 %), Friedman p = {ranked.p:.3g}."
-        )
     return said
 
 

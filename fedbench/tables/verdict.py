@@ -133,11 +133,11 @@ def _told(alone: float, both: float) -> str:
     return f"{MOST_SEEDS} seeds would not decide"
 
 
-# Is a difference between rows more than one lucky seed? Paired intervals, average ranks, critical difference.
+# Is a difference between rows more than one lucky seed?
 #
 # Paired differences to a reference row are over the seeds of a column (same partition, initial weights and batches),
-# with Student's t and p adjusted by Holm over all comparisons. Average ranks are over blocks, a column with a seed,
-# with Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
+# with Student's t and p adjusted by Holm over all comparisons. There are no ranks over columns and seeds: seeds of one
+# column are repeats on one data set, and Friedman's test asks for independent ones (Demsar, JMLR 2006).
 
 LEAST_PAIRS = 3
 LEVEL = 0.05
@@ -155,16 +155,6 @@ class Paired:
     low: float  # 95 % confidence interval
     high: float
     p: float  # two-sided, adjusted by Holm over all comparisons of the table
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Average ranks of the rows, 1 the best, over blocks (a column with a seed that every row has)."""
-
-    blocks: int
-    ranks: dict[str, float]
-    p: float  # of Friedman's test that all rows are alike
-    critical: float  # Nemenyi: rows whose average ranks differ by less are not told apart at the 5 % level
 
 
 def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paired]:
@@ -200,41 +190,6 @@ def holm(p: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(p) - place) * p[index]))
         adjusted[index] = running
     return [float(value) for value in adjusted]
-
-
-def ranks(table: TableResult, metric: MetricSpec) -> Ranks | None:
-    """Return average ranks of the rows that share blocks; None for fewer than two blocks or three rows."""
-    from scipy import stats
-
-    rows = [row.label for row in table.spec.rows]
-    values = [
-        {
-            (column.label, seed): value
-            for column in table.spec.columns
-            for seed, value in _by_seed(table, row, column.label, metric).items()
-        }
-        for row in rows
-    ]
-    kept = [index for index, each in enumerate(values) if each]
-    blocks = sorted(set.intersection(*(set(values[index]) for index in kept))) if kept else []
-    if len(kept) < 3 or len(blocks) < 2:
-        return None
-    sign = -1.0 if metric.better == "higher" else 1.0
-    scores = np.array([[sign * values[index][block] for index in kept] for block in blocks])  # [blocks, rows]
-    scores = scores.round(EXACT)
-    average = stats.rankdata(scores, axis=1).mean(0)
-    with warnings.catch_warnings():  # rows that all tie have no statistic: nan, and no warning
-        warnings.simplefilter("ignore")
-        p = float(stats.friedmanchisquare(*scores.T).pvalue)
-    count = len(kept)
-    quantile = float(stats.studentized_range.ppf(1 - LEVEL, count, np.inf)) / math.sqrt(2)
-    critical = quantile * math.sqrt(count * (count + 1) / (6 * len(blocks)))
-    return Ranks(
-        len(blocks),
-        {rows[index]: float(rank) for index, rank in zip(kept, average, strict=True)},
-        p,
-        critical,
-    )
 
 
 def _by_seed(table: TableResult, row: str, column: str, metric: MetricSpec) -> dict[int, float]:
