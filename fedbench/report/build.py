@@ -24,7 +24,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_text
 from fedbench.plots.style import cluster_order
 from fedbench.tables import measures, store, text
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.tables.store import SEPARATOR, Cell, TableResult
 from fedbench.tables.text import DASH, Judged, Layout, Text, notes
@@ -144,7 +144,6 @@ SCRIPTS = (  # in the order in which they need each other
 )
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
 ResultRows = Sequence[Mapping[str, str]]  # of runs
-SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 DRAWN = (
     "table.md",
     "table.tex",
@@ -159,6 +158,7 @@ KINDS = {  # of cells -> the sign, for those who do not see the colour, and the 
     "above": ("▲", "different, ours is higher"),
     "below": ("▼", "different, ours is lower"),
     INCONCLUSIVE: ("?", "inconclusive"),
+    UNDECIDABLE: ("∅", "undecidable: no outcome of so few seeds could be equivalent"),
     "exploratory": ("†", "exploratory, counted apart"),
     "open": ("○", "no verdict"),
     "missing": ("–", "not run, or failed"),
@@ -222,7 +222,7 @@ def render(views: Sequence[TableView], first: Overview) -> str:
     return environment.get_template("page.html").render(
         views=views,
         start=first,
-        signs=SIGNS,
+        signs=text.SIGNS,
         facets=_facets(views),
         kinds=KINDS,
         content=[each.content for each in views],

@@ -71,7 +71,7 @@ def test_a_cell_without_a_value_says_why(reason: str, word: str) -> None:
 def test_counts_groups_and_data_sets() -> None:
     table = seen(judged_table())
     counts = dict(table.counts)
-    assert counts == {"equivalent": 1, "above": 1, "below": 1, "inconclusive": 2, "open": 2, "missing": 7}
+    assert counts == {"equivalent": 1, "above": 1, "below": 1, "undecidable": 2, "open": 2, "missing": 7}
     assert sum(counts.values()) == sum(cell.published is not None for cell in judged_table().cells)
     assert table.groups == (("Fashion-MNIST", (0,)), ("CIFAR-100 (coarse)", (1,)))
     assert [column["datasets"] for column in table.content["columns"]] == [("fashion_mnist",), ("cifar100",)]
