@@ -106,7 +106,8 @@ def test_what_no_outcome_could_decide_is_said_before_it_is_run(
 
     some = "2 cells (Ignore quantities / Label shift; Ignore distances / Label shift)"
     assert told() == [f"IPR % of {some}; 9 to 19 seeds on both sides"]
-    assert told("seeds=1") == [f"{label} of all 3 cells; 2 to 3 seeds" for label in ("Acc %", "RSD")]
+    counts = {"Acc %": "2 seeds", "IPR %": "3 to 19 seeds on both sides", "RSD": "2 seeds"}
+    assert told("seeds=1") == [f"{label} of all 3 cells; {count}" for label, count in counts.items()]
     assert told("scale=quick") == [], "no verdicts there"
 
 
