@@ -13,6 +13,7 @@ METHODS: Registry[Method] = Registry(
     "method",
     {
         "apfl": "fedbench.methods.apfl:APFL",
+        "apple": "fedbench.methods.apple:APPLE",
         "cfl": "fedbench.methods.cfl:CFL",
         "ditto": "fedbench.methods.ditto:Ditto",
         "fedamp": "fedbench.methods.fedamp:FedAMP",

@@ -92,7 +92,7 @@ class FedSelect(Method):
         epochs = None if local.epochs is None else 1
         count = self.alternations or local.epochs or 1
         return tuple(
-            Stage(self.loss, moves=(moves,), fixed=("shared/@stats",), epochs=epochs, order=2 * i + order)
+            Stage(self.loss, moves=(moves,), epochs=epochs, order=2 * i + order)
             for i in range(count)
             for moves, order in (("personal/*", 1), ("shared/*", 0))
         )

@@ -17,6 +17,7 @@ from fedbench.engine.contract import Clock
 from fedbench.methods.fedala import FedALA, first
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcac import FedCAC
+from fedbench.methods.fedselect import FedSelect
 from fedbench.methods.local import Local
 from fedbench.models.task import Task
 from tests.methods.toys import (
@@ -181,3 +182,76 @@ def test_fedcac_ends_with_critical_entries_of_ones_own() -> None:
     assert gap(models(chosen, state), final(Local())) > 1e-4
     same = setup(FedCAC(tau=0.0), federation(FOUR), rounds=3)
     assert close(simulate(same).server["W"], torch.full((4, 4), 0.25, dtype=torch.float64))
+
+
+# ---- FedSelect
+
+
+def test_fedselect_that_selects_nothing_is_fedavg() -> None:
+    equal = (8, 8, 8, 8)
+    options: dict[str, Any] = {"cohort": 0.75, "epochs": 1}
+    assert close(final(FedSelect(p=0.0), equal, **options), final(FedAvg(), equal, **options))
+    assert gap(final(FedSelect(every=1), equal, **options), final(FedAvg(), equal, **options)) > 1e-4
+
+
+def test_fedselect_that_selects_all_goes_on_alone_after_one_last_average() -> None:
+    method = FedSelect(p=1.0, limit=1.0, every=1, maskable=("*",))
+    chosen = setup(method, federation((5, 9)), rounds=4, **FULL)
+    w = steps(chosen, 2)[1].server
+    F = losses(chosen)
+    alone = [descend(F[k], descend(F[k], w, LR), LR) for k in (0, 1)]
+    assert close(models(chosen, simulate(chosen)), trees.stack(alone))
+
+
+def test_three_rounds_of_fedselect_by_hand() -> None:
+    p, everyone = 0.3, range(3)
+    weights = ["fc.0.weight", "head.weight"]
+    chosen = setup(FedSelect(p=p, every=1), federation((5, 9, 7)), rounds=3, **FULL)
+    F, w = losses(chosen), initial(chosen)
+    empty = {n: torch.zeros_like(w[n], dtype=torch.bool) for n in w}
+    mask, kept, own, last = [empty] * 3, [empty] * 3, [w] * 3, [w] * 3
+    for t in range(3):
+        for k in everyone:
+            v = {n: torch.where(kept[k][n], own[k][n], w[n]) for n in w}
+            for personal in (True, False):
+                slope = derivative(F[k], v)
+                v = {n: v[n] - LR * slope[n] * (mask[k][n] == personal) for n in v}
+            own = [*own[:k], v, *own[k + 1 :]]
+        number = {n: sum((~mask[k][n]).double() for k in everyone) for n in w}
+        total = {n: sum(own[k][n] * ~mask[k][n] for k in everyone) for n in w}
+        w = {n: torch.where(number[n] > 0, total[n] / number[n], w[n]) for n in w}
+        kept = mask
+        if t > 0:
+            mask = [{n: grown(mask[k][n], own[k][n] - last[k][n], p, n in weights) for n in w} for k in everyone]
+            last = own
+    state = simulate(chosen)
+    assert close(state.server, w)
+    memory = state.memory.take(torch.arange(3))
+    for name in weights:
+        assert memory[f"mask/{name}"].tolist() == [mask[k][name].tolist() for k in everyone]
+    shares = [float(mask[k]["head.weight"].double().mean()) for k in everyone]
+    assert all(0.45 < share < 0.55 for share in shares)  # 1 - .7^2
+    starts = [{n: torch.where(kept[k][n], own[k][n], w[n]) for n in w} for k in everyone]
+    assert close(models(chosen, state), trees.stack(starts))
+
+
+def grown(mask: Tensor, change: Tensor, p: float, masked: bool) -> Tensor:
+    """The mask with the share p of the other entries that changed most, one after another."""
+    free = [i for i, taken in enumerate(mask.flatten().tolist()) if not taken]
+    ranked = sorted(free, key=lambda i: -abs(float(change.flatten()[i])))
+    flat = mask.flatten().clone()
+    flat[ranked[: len(free) - round((1 - p) * len(free))] if masked else []] = True
+    return flat.view_as(mask)
+
+
+def test_fedselects_masks_grow_up_to_the_limit_and_in_rounds_of_their_own() -> None:
+    method = FedSelect(p=0.5, limit=0.5)
+    mask = torch.tensor([True, True, False, False])
+    change = torch.tensor([0.0, 9.0, 1.0, 2.0])
+    assert method.grown(mask, change).tolist() == [True, True, False, True]
+    assert method.grown(mask | (change == 1), change).tolist() == [True, True, True, False]
+    chosen = setup(FedSelect(every=2), federation((5, 9)), rounds=5, **FULL)
+    shares = [float(steps(chosen, t)[1].memory["mask/head.weight"].double().mean()) for t in range(1, 6)]
+    assert shares[0] == shares[1] == 0 < shares[2] == shares[3] < shares[4]
+    epochs = [stage.epochs for stage in FedSelect(alternations=15).stages(chosen.protocol.local, Clock(0, 5))]
+    assert epochs == [1] * 30
