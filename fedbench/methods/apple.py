@@ -96,14 +96,18 @@ class APPLE(Method):
 
     def model(self, work: Tree, client: Client) -> Tree:
         """Return w = sum_j p_j c_j, with gradients for c_k and, scaled, for p."""
-        p0, rate = client.message["p0"], self.p_lr / client.optimizer.lr
-        moved = work["moved"].detach() + rate * (work["moved"] - work["moved"].detach())
-        p = torch.where(p0 > 0, p0 + moved, 0)  # of the clients of this server
+        p0 = client.message["p0"]
+        p = torch.where(p0 > 0, p0 + self.moved(work, client), 0)  # of the clients of this server
         own = torch.arange(len(p), device=p.device) == client.message["place"]
         others, weight = p.masked_fill(own, 0), torch.where(own, p, 0).sum()
         peers, core = trees.part(client.message, "core"), trees.part(work, "core")
         w = {name: torch.tensordot(others, peers[name], dims=1) + weight * leaf for name, leaf in core.items()}
         return {**{name: leaf for name, leaf in trees.plain(work).items() if name != "moved"}, **w}
+
+    def moved(self, work: Tree, client: Client) -> Tensor:
+        """Return p - p^0 [N], with gradients scaled so that a step at the protocol's rate is one at `p_lr`."""
+        value = work["moved"].detach()
+        return value + self.p_lr / client.optimizer.lr * (work["moved"] - value)
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """Return lambda(r) mu, [S]."""
@@ -120,7 +124,7 @@ class APPLE(Method):
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return F_k(w) + lambda mu / 2 |p - p^0|^2."""
         loss = super().loss(work, client, batch)
-        return loss + batch.noise["pull"].to(loss.dtype) / 2 * work["moved"].square().sum()
+        return loss + batch.noise["pull"].to(loss.dtype) / 2 * self.moved(work, client).square().sum()
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload c_k; keep p and the statistics."""

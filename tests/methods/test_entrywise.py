@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,11 +15,13 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
+from fedbench.methods.apple import APPLE
 from fedbench.methods.fedala import FedALA, first
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcac import FedCAC
 from fedbench.methods.fedselect import FedSelect
 from fedbench.methods.local import Local
+from fedbench.methods.oracle import Oracle
 from fedbench.models.task import Task
 from tests.methods.toys import (
     FOUR,
@@ -255,3 +258,70 @@ def test_fedselects_masks_grow_up_to_the_limit_and_in_rounds_of_their_own() -> N
     assert shares[0] == shares[1] == 0 < shares[2] == shares[3] < shares[4]
     epochs = [stage.epochs for stage in FedSelect(alternations=15).stages(chosen.protocol.local, Clock(0, 5))]
     assert epochs == [1] * 30
+
+
+# ---- APPLE
+
+
+def test_apple_with_fixed_p_is_fedavg_at_another_rate() -> None:
+    """One step a round of four equal clients: sum_j p_j (c_j - N eta p_j g_j) is w minus eta times the mean of g."""
+    equal, one = (8, 8, 8, 8), {"epochs": 1, "batch": 50}
+    rates = {n: {**one, "optimizer": OptimizerConfig(lr=0.1 * n)} for n in (1, 4)}
+    assert close(final(APPLE(p_lr=0.0), equal, **rates[4]), final(FedAvg(), equal, **rates[1]))
+    assert gap(final(APPLE(p_lr=0.1), equal, **rates[4]), final(FedAvg(), equal, **rates[1])) > 1e-4
+    assert close(final(APPLE(p_lr=0.0), (9,)), final(Local(), (9,)))
+
+
+def test_two_rounds_of_apple_by_hand() -> None:
+    """Two steps a round on c_k and p together; in the second round the pull is the square root of .001 as strong."""
+    p_lr, mu = 0.3, 2.0
+    options = {**FULL, "epochs": 2}
+    chosen = setup(APPLE(p_lr=p_lr, mu=mu, pulled=1.0), federation((5, 9)), rounds=2, **options)
+    F, c = losses(chosen), [initial(chosen)] * 2
+    p0 = torch.tensor([5 / 14, 9 / 14], dtype=torch.float64)
+    p = [p0, p0]
+    for pull in (mu, mu * 0.001**0.5):
+        received, c = c, []
+        for k in (0, 1):
+            work = {**received[k], "p": p[k]}
+            for _ in range(2):
+
+                def loss(work: Tree, k: int = k, received: list[Tree] = received, pull: float = pull) -> Tensor:
+                    cores = [work if j == k else received[j] for j in (0, 1)]
+                    w = {n: work["p"][0] * cores[0][n] + work["p"][1] * cores[1][n] for n in received[k]}
+                    return F[k](w) + pull / 2 * (work["p"] - p0).square().sum()
+
+                slope = derivative(loss, work)
+                work = {n: v - (p_lr if n == "p" else LR) * slope[n] for n, v in work.items()}
+            p[k] = work.pop("p")
+            c.append(work)
+    state = simulate(chosen)
+    assert close(trees.part(state.server, "core"), trees.stack(c))
+    assert close(state.memory["moved"], torch.stack(p) - p0)
+    assert close(models(chosen, state), trees.stack([average(c, each.tolist()) for each in p]))
+    assert gap({"": p[0]}, {"": p0}) > 1e-2
+
+
+def test_apples_pull_falls_to_nothing() -> None:
+    for schedule, expected in (("exponential", [1.0, 0.001**0.25, 0.001**0.5]), ("cosine", [1.0, 0.853553, 0.5])):
+        method = APPLE(schedule=schedule, pulled=0.5)
+        weights = [method.weight(Clock(t, 8)) for t in range(8)]
+        assert weights[:3] == pytest.approx(expected, abs=1e-6)
+        assert weights[4:] == [0.0] * 4
+    assert APPLE(pulled=0.0).weight(Clock(0, 8)) == 0
+
+
+def test_apple_in_a_coalition_knows_its_members_alone() -> None:
+    apple = {"name": "apple", "p_lr": 0.1}
+    pairs = final(Oracle(base=apple, coalition=(0, 1, 0, 1)))
+    for members in ([0, 2], [1, 3]):
+        alone = setup(APPLE(p_lr=0.1), federation(FOUR, ids=members), rounds=3)
+        assert close({k: v[members] for k, v in pairs.items()}, models(alone, simulate(alone)))
+
+
+def test_apples_cores_start_together_or_apart() -> None:
+    for apart in (False, True):
+        chosen = setup(APPLE(apart=apart))
+        server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator())
+        cores = trees.part(server, "core")
+        assert (gap(trees.row(cores, 0), trees.row(cores, 1)) > 1e-2) is apart
