@@ -197,7 +197,18 @@ def run(case: str, kind: str) -> tuple[type, list[tuple[str, Tree]], dict[str, T
 
 
 # Those that differ without batch normalisation.
-PLAIN = ("fednova", "scaffold", "fedap", "pfedsim", "sosicfl_all", "sosicfl_plus all")
+PLAIN = (
+    "apple",
+    "fedala",
+    "fedcac",
+    "fedselect",
+    "fednova",
+    "scaffold",
+    "fedap",
+    "pfedsim",
+    "sosicfl_all",
+    "sosicfl_plus all",
+)
 CASES = [*((case, "batch_norm") for case in (*PRESETS, *VARIANTS)), *((case, "mlp") for case in PLAIN)]
 
 
