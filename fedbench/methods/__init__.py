@@ -41,6 +41,7 @@ METHODS: Registry[Method] = Registry(
         "fedsac_multimodal": "fedbench.methods.fedsac:MultimodalFedSaC",
         "fesem": "fedbench.methods.fesem:FeSEM",
         "finetune": "fedbench.methods.finetune:Finetune",
+        "gpfl": "fedbench.methods.gpfl:GPFL",
         "ifca": "fedbench.methods.ifca:IFCA",
         "kmeans": "fedbench.methods.kmeans:KMeans",
         "knnper": "fedbench.methods.knnper:KNNPer",
