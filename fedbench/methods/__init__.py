@@ -22,6 +22,7 @@ METHODS: Registry[Method] = Registry(
         "fedbn": "fedbench.methods.fedbn:FedBN",
         "fedcluster": "fedbench.methods.cfl:CFL",
         "fedcollab": "fedbench.methods.fedcollab.fedcollab:FedCollab",
+        "fedcp": "fedbench.methods.fedcp:FedCP",
         "feddistill": "fedbench.methods.feddistill:FedDistill",
         "feddyn": "fedbench.methods.feddyn:FedDyn",
         "fedem": "fedbench.methods.fedem:FedEM",
