@@ -86,7 +86,7 @@ class FedCP(Method):
         return task.criterion(logits, batch) + self.lam * discrepancy(z, received, batch)
 
     def both(self, model: Tree, z: Tensor, task: Task, gumbel: Tensor | float = 0.0) -> Tensor:
-        """Return h_i(r z) + h((1 - r) z) [B, K] of features z [B, d]; r is a softmax, after adding `gumbel` [B, 2, d]."""
+        """Return h_i(r z) + h((1 - r) z) [B, K] of features z [B, d]; `gumbel` [B, 2, d] is added in r."""
         policy = trees.part(model, "policy")
         hidden = functional.linear(z * model["context"], policy["fc.weight"], policy["fc.bias"])
         hidden = functional.layer_norm(hidden, hidden.shape[1:], policy["scale"], policy["shift"]).relu()
