@@ -7,7 +7,8 @@ Clients are those of the method inside (`method/base=finetune`: FedAdam, fine-tu
 averages: what it averages is stepped, and what never leaves its clients stays. D weighs by samples, as the paper's
 experiments do; Algorithm 2 counts clients alike.
 The authors' code runs Keras's optimisers, which correct m and v for their start (`correct`) and start v elsewhere
-(`first`: 0 in Adam, 0.1 in Adagrad, 1 in their Yogi). Flower's FedAdam corrects too, FL-bench does not; both start at 0.
+(`first`: 0 in Adam, 0.1 in Adagrad, 1 in their Yogi). Flower's FedAdam corrects too, FL-bench does not; both
+start at 0.
 Batch normalisation: affine parameters are stepped, running statistics averaged. A leaf that no client of a round has
 (of an absent kind) rests, and so does its state.
 """

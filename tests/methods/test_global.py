@@ -1,4 +1,4 @@
-"""MOON, FedNTD, Finetune, FedNova, SCAFFOLD and FedDyn: limits, fixed points, rounds by hand; and their options, stacked."""
+"""MOON, FedNTD, Finetune, FedNova, SCAFFOLD and FedDyn: limits, fixed points, rounds by hand; options, stacked."""
 
 from __future__ import annotations
 
