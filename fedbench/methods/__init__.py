@@ -25,6 +25,7 @@ METHODS: Registry[Method] = Registry(
         "fedbn": "fedbench.methods.fedbn:FedBN",
         "fedcluster": "fedbench.methods.cfl:CFL",
         "fedcollab": "fedbench.methods.fedcollab.fedcollab:FedCollab",
+        "feddbe": "fedbench.methods.feddbe:FedDBE",
         "feddistill": "fedbench.methods.feddistill:FedDistill",
         "feddyn": "fedbench.methods.feddyn:FedDyn",
         "fedfomo": "fedbench.methods.fedfomo:FedFomo",

@@ -1,6 +1,6 @@
 """FedNTD: Lee et al., Preservation of the Global Knowledge by Not-True Distillation in FL, NeurIPS 2022.
 
-Client k minimises F_k(w) + beta L_NTD (Section 4). L_NTD = tau^2 mean_i KL(q^g_i || q_i) over its samples, q^g_i and
+Client k minimises F_k(w) + beta L_NTD. L_NTD = tau^2 mean_i KL(q^g_i || q_i) over its samples, q^g_i and
 q_i the softmax of the received and the local model's logits over tau, without the true class: the received model
 keeps what it knows of the other classes, and the local one is free to learn its own. With two classes L_NTD is zero.
 The authors' configuration has beta 1 and tau 1; their loss has tau^2 in one version of their repository and not in
