@@ -19,6 +19,7 @@ METHODS: Registry[Method] = Registry(
         "fedadam": "fedbench.methods.fedopt:FedAdam",
         "fedamp": "fedbench.methods.fedamp:FedAMP",
         "fedap": "fedbench.methods.fedap:FedAP",
+        "fedas": "fedbench.methods.fedas:FedAS",
         "fedavg": "fedbench.methods.fedavg:FedAvg",
         "fedavgm": "fedbench.methods.fedopt:FedAvgM",
         "fedbabu": "fedbench.methods.fedbabu:FedBABU",
