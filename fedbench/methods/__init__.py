@@ -36,6 +36,7 @@ METHODS: Registry[Method] = Registry(
         "fedntd": "fedbench.methods.fedntd:FedNTD",
         "fedpac": "fedbench.methods.fedpac:FedPAC",
         "fedper": "fedbench.methods.fedper:FedPer",
+        "fedphp": "fedbench.methods.fedphp:FedPHP",
         "fedproto": "fedbench.methods.fedproto:FedProto",
         "fedprox": "fedbench.methods.fedprox:FedProx",
         "fedrema": "fedbench.methods.fedrema:FedReMa",
