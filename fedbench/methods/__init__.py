@@ -47,6 +47,8 @@ METHODS: Registry[Method] = Registry(
         "fedyogi": "fedbench.methods.fedopt:FedYogi",
         "fesem": "fedbench.methods.fesem:FeSEM",
         "finetune": "fedbench.methods.finetune:Finetune",
+        "floco": "fedbench.methods.sosicfl:SosicFL",
+        "floco_plus": "fedbench.methods.sosicfl:SosicFLPlus",
         "ifca": "fedbench.methods.ifca:IFCA",
         "kmeans": "fedbench.methods.kmeans:KMeans",
         "knnper": "fedbench.methods.knnper:KNNPer",

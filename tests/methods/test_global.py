@@ -147,6 +147,22 @@ def test_finetune_without_steps_is_fedavg_and_tunes_what_it_is_told() -> None:
     assert gap({"": tuned["head.weight"]}, {"": before["head.weight"]}) > 1e-2
 
 
+def test_linear_probing_then_fine_tuning_by_hand() -> None:
+    """Two steps on the head, and then two on all leaves, with other mini-batches; nothing of it lasts."""
+    chosen = setup(Finetune(steps=2, probed=("@head",)), rounds=1)
+    state = simulate(chosen)
+    assert close(state.server, simulate(setup(FedAvg(), rounds=1)).server, 0)
+    tuned = adapted(chosen, state)
+    for k in range(5):
+        w = state.server
+        x, y = samples(chosen, k)
+        for order, moves in ((1, ("head",)), (0, ("fc", "head"))):
+            keyed = rng.torch_rng(0, "adapt", 1, k, order)
+            for rows in schedule.batches(len(y), chosen.protocol.local, Stage(iterations=2, order=order), keyed):
+                w = descend(lambda v, r=rows, x=x, y=y: cross_entropy(logits(v, x[r]), y[r]), w, 0.1, moves)
+        assert close(trees.row(tuned, k), w)
+
+
 @pytest.mark.parametrize("method", [Scaffold(option=1, weighted=True), FedDyn(weighted=True), Moon(mu=3.0), FedNTD()])
 def test_options_are_the_same_stacked(method: Any) -> None:
     def chosen() -> Setup:
