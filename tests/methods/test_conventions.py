@@ -134,6 +134,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "fedsac private": {"name": "fedsac", "private": ["@head"]},
     "fedrema private": {"name": "fedrema", "private": ["*.0.bias"], "classifier": ["@head"]},
     "sosicfl_plus all": {"name": "sosicfl_plus", "simplex": ["*"]},
+    "feddbe private": {"name": "feddbe", "private": ["@head"]},
     "feddyn weighted": {"name": "feddyn", "weighted": True},
     "cfl cut": {"name": "cfl", "eps1": 100.0, "eps2": 0.0},
     "oracle of ditto": {"name": "oracle", "base": {"name": "ditto"}},
