@@ -46,6 +46,7 @@ METHODS: Registry[Method] = Registry(
         "local": "fedbench.methods.local:Local",
         "moon": "fedbench.methods.moon:Moon",
         "oracle": "fedbench.methods.oracle:Oracle",
+        "pacfl": "fedbench.methods.pacfl:PACFL",
         "per_kind": "fedbench.methods.per_kind:PerKind",
         "perfedavg": "fedbench.methods.perfedavg:PerFedAvg",
         "pfedgraph": "fedbench.methods.pfedgraph:PFedGraph",
