@@ -37,6 +37,7 @@ METHODS: Registry[Method] = Registry(
         "fedrod": "fedbench.methods.fedrod:FedRoD",
         "fedsac": "fedbench.methods.fedsac:FedSaC",
         "fedsac_multimodal": "fedbench.methods.fedsac:MultimodalFedSaC",
+        "fedtgp": "fedbench.methods.fedtgp:FedTGP",
         "fesem": "fedbench.methods.fesem:FeSEM",
         "finetune": "fedbench.methods.finetune:Finetune",
         "ifca": "fedbench.methods.ifca:IFCA",
