@@ -277,6 +277,11 @@ def test_what_a_worker_process_executes_is_in_the_engines_hash() -> None:
     assert {Definition(each.__module__, each.__name__) for each in (serve, Setup)} <= engine
 
 
+def test_how_code_is_hashed_is_in_no_hash_so_it_may_learn_to_see_more() -> None:
+    modules = {each.module for each in fingerprint._closure("engine", fingerprint.ENGINE)}
+    assert "fedbench.core.source" not in modules
+
+
 @pytest.mark.parametrize("name", ["fairness", "report", "_best_val", "clip", "JointTask", "Flip", "History"])
 def test_the_engines_hash_covers(name: str) -> None:
     assert name in {each.name for each in source.closure(fingerprint.ENGINE)}
