@@ -12,12 +12,15 @@ import pytest
 from PIL import Image
 
 import fedbench
+from fedbench.cli import program
 from fedbench.cli.prepare import parse_request
+from fedbench.cli.runs import distinct_names, find_folders
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
 from fedbench.data.dataset import Dataset, reduced, spread
 from fedbench.data.datasets import DATASETS, own
 from fedbench.data.datasets.own import ImageFolder, Npz
 from fedbench.data.datasets.synthetic import Captioned, Synthetic
+from fedbench.runs.run import Run
 from tests.data.toys import build
 from tests.helpers.raw_files import images
 
@@ -293,6 +296,31 @@ def test_other_samples_are_another_run(tmp_path: Path) -> None:
     assert first.row["dataset"] == second.row["dataset"] == "npz-a"
     assert first.row["key"] == second.row["key"]
     assert first.folder != second.folder
+
+
+def test_two_files_of_one_name_stay_two_in_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the table on the terminal, in the files of the sweep and as lines of a figure."""
+    monkeypatch.chdir(tmp_path)
+    for name, shift in (("A", 0), ("B", 3)):
+        Path(name).mkdir()
+        saved(Path(name) / "d.npz", x=np.eye(6, dtype=np.float32)[np.arange(60) % 6] + shift, y=np.arange(60) % 3)
+    common = ["dataset=npz", "partition=homo", "partition.num_clients=2", "protocol.rounds=1", "method=local"]
+    sweep = ["-m", *common, "sweep.name=mine", "progress=none"]
+    assert program.main([*sweep, "dataset.path=A/d.npz,B/d.npz", "seed=0,1"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split("│")[2].strip() for line in said.splitlines() if "d.npz" in line] == ["2", "2"]
+    folders, _ = find_folders(["runs"])
+    names = distinct_names([Run(folder).row for folder in folders])
+    assert len(folders) == 4
+    assert len(set(names)) == 2
+    assert program.main([*sweep, "dataset.path=A/d.npz", "seed=0,1"]) == 0
+    assert "held another sweep" not in capsys.readouterr().out, "it holds the same runs, and more"
+    Path("C").mkdir()
+    saved(Path("C/d.npz"), x=np.eye(6, dtype=np.float32)[np.arange(60) % 6] - 1, y=np.arange(60) % 3)
+    assert program.main([*sweep, "dataset.path=C/d.npz", "seed=0,1"]) == 0
+    assert "held another sweep" in capsys.readouterr().out, "of other samples"
 
 
 def drawn(folder: Path, names: tuple[str, ...], count: int) -> None:
