@@ -94,7 +94,7 @@ class _Eigh(torch.autograd.Function):
     def forward(gram: Tensor) -> tuple[Tensor, Tensor]:
         try:
             values, vectors = torch.linalg.eigh(gram)
-        except torch.linalg.LinAlgError:
+        except RuntimeError:  # of LinAlgError, which is one, torch exports no name
             if gram.dim() > 2:
                 each = [_Eigh.apply(one) for one in gram]
                 return torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])
