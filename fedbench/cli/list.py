@@ -49,10 +49,18 @@ def listing(kind: str) -> Listing:
     return KINDS[kind]()
 
 
+def usable(group: str) -> list[str]:
+    """Return the names of a group but for those of other packages that cannot be had, which are told on stderr."""
+    troubles = groups.troubles(group) if group in groups.REGISTRIES else {}
+    for text in troubles.values():
+        print(f"left out: {text}", file=sys.stderr)
+    return [name for name in groups.names(group) if name not in troubles]
+
+
 def methods() -> Listing:
     """List the methods, with what each says that it sends."""
     rows = []
-    for name in groups.names("method"):
+    for name in usable("method"):
         method = groups.registry("method").build(groups.load("method", name))
         rows.append(
             {
@@ -76,7 +84,7 @@ def _sent(method: type, what: str) -> str:
 def presets() -> Listing:
     """List what each YAML of a method sets; of a variant, what differs from the method's own; each part in a row."""
     rows = []
-    for name in groups.names("method"):
+    for name in usable("method"):
         config = groups.load("method", name)
         usual = str(config["name"])
         variant = name != usual and usual in groups.names("method")
@@ -119,7 +127,7 @@ def components(group: str, title: str) -> Listing:
     """List a group whose YAMLs say it all."""
     columns = (group, "content", "parameters", "domains", "source")
     rows = []
-    for name in groups.names(group):
+    for name in usable(group):
         config = groups.load(group, name)
         parameters = groups.parameters(_own(group, config))
         row = {group: name, "parameters": parameters, "content": groups.about(group, name)}
@@ -148,8 +156,8 @@ def _class(group: str, config: Mapping[str, Any]) -> type | None:
 def _source(cls: type | None, file: Path) -> str:
     """Return the file of a component's class, else the YAML."""
     if cls is None:
-        return file.relative_to(groups.conf_dir().parent).as_posix()
-    return Path(inspect.getfile(cls)).relative_to(Path(__file__).resolve().parents[2]).as_posix()
+        return file.relative_to(file.parents[2]).as_posix()
+    return f"{cls.__module__.replace('.', '/')}.py"
 
 
 def domains(cls: type, prefix: str = "") -> str:
@@ -167,7 +175,7 @@ def domains(cls: type, prefix: str = "") -> str:
 
 def _datasets() -> Listing:
     rows = []
-    for name in groups.names("dataset"):
+    for name in usable("dataset"):
         source = groups.registry("dataset").build(groups.load("dataset", name))
         state = source.state()
         ready = "ready" if state.prepared else "ready, read at first use"

@@ -62,7 +62,7 @@ def folder_of(run: RunConfig) -> RunFolder:
         data = fingerprint.content(run.dataset)
     except FedbenchError:  # raised again where samples are needed; what was found with them may still be shown
         data = ""
-    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
+    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data, run.plain["dataset"])
 
 
 def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
@@ -183,6 +183,8 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
         if status == "finished":
             require(run, folder, kept(folder), run.protocol.rounds)
             row = folder.result()
+            if not folder.data:
+                fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
             observer.recall(row)
         observer.finish(row)
         changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
