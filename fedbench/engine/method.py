@@ -272,7 +272,7 @@ def own_score(method: Method, protocol: ProtocolConfig) -> tuple[str, str]:
     """
     if method.family == "global":
         return "received", "the one model of all clients"
-    if "personal" in method.reads_data or method.adapt(protocol.local, Clock(0, protocol.rounds)):
+    if "personal" in method.reads_data or method.adapt(protocol.local, Clock(protocol.rounds, protocol.rounds)):
         return "received", "fitted to the client's samples when it is scored"
     if method.family == "clustered":
         return "trained", "what the client trains of its cluster's model"

@@ -43,16 +43,21 @@ def test_a_changed_protocol_is_headed_by_what_was_changed() -> None:
 
 RECEIVED = {  # of an own score, by what is said of it; the methods that neither names are scored as trained
     "the one model of all clients": {
-        "fedavg", "feddyn", "fedgen", "fediot", "fednova", "fedprox", "moon", "per_kind", "scaffold", "sosicfl",
-        "sosicfl_all", "sosicfl_code",
+        "fedadagrad", "fedadam", "fedavg", "fedavgm", "feddyn", "fedgen", "fediot", "fednova", "fedntd", "fedprox",
+        "fedyogi", "floco", "moon", "per_kind", "scaffold", "sosicfl", "sosicfl_all", "sosicfl_code",
     },
-    "fitted to the client's samples when it is scored": {"fedbabu", "finetune", "ifca", "knnper", "perfedavg"},
+    "fitted to the client's samples when it is scored": {
+        "fedala", "fedbabu", "finetune", "finetune_all", "finetune_head", "finetune_lpft", "finetune_norm", "ifca",
+        "knnper", "perfedavg",
+    },
 }  # fmt: skip
 BOTH = {
     "fedsac", "fedsac_code", "fedsac_complementarity", "fedsac_literal", "fedsac_multimodal", "fedsac_similarity",
     "pfedgraph",
 }  # fmt: skip
-CLUSTERED = {"cfl", "fedcluster", "fedcollab", "fedcollab_code", "fesem", "kmeans", "oracle"}
+CLUSTERED = {
+    "cfl", "fedcluster", "fedcollab", "fedcollab_code", "fedrc", "fesem", "kmeans", "oracle", "pacfl", "pacfl_code",
+}  # fmt: skip
 
 
 def test_every_method_is_scored_under_every_protocol() -> None:
