@@ -68,6 +68,7 @@ METHODS: Registry[Method] = Registry(
         "pacfl": "fedbench.methods.pacfl:PACFL",
         "per_kind": "fedbench.methods.per_kind:PerKind",
         "perfedavg": "fedbench.methods.perfedavg:PerFedAvg",
+        "pfedfda": "fedbench.methods.pfedfda:PFedFDA",
         "pfedgraph": "fedbench.methods.pfedgraph:PFedGraph",
         "pfedhn": "fedbench.methods.pfedhn:PFedHN",
         "pfedme": "fedbench.methods.pfedme:PFedMe",
