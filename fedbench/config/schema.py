@@ -337,6 +337,11 @@ class SweepConfig(Component):
     by: str = ""  # second swept key: a line each (lines), the vertical axis (heatmap), a panel each (curves)
     y: str = "score"  # column of the result row, or of rounds.csv for curves
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is not None and (self.name.startswith(".") or {"/", "\\"} & set(self.name)):
+            raise ConfigError(f"sweep.name={self.name} is a place; give a name, and the place as sweep.folder=FOLDER")
+
 
 @dataclass(frozen=True)
 class SettingsConfig(Component):

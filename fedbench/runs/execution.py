@@ -17,7 +17,7 @@ from fedbench.core.signals import held, pause
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
-from fedbench.engine.hardware import pick_device, pick_trainer, set_threads, stacked_engine
+from fedbench.engine.hardware import check_memory, pick_device, pick_trainer, set_threads, stacked_engine
 from fedbench.engine.history import Labels, Observer, Observers
 from fedbench.engine.method import HookCaller
 from fedbench.engine.recording import Arrays, check
@@ -268,6 +268,7 @@ def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
 def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
     """Return the method, the network and the clients' data on the run's device."""
     device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
+    check_memory(run.model, dataset, device)
     return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
 
 
