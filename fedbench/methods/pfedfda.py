@@ -161,7 +161,8 @@ def precise(covariance: Tensor, means: Tensor, eps: float) -> Tensor:
     """Return means [K, d] times the inverse of the shrunk covariance [d, d]."""
     level = covariance.diagonal().mean()
     S = (1 - eps) * covariance + eps * level * torch.eye(len(covariance), device=means.device).to(means)
-    return torch.linalg.solve_ex(S, means.t())[0].t()  # whether it is singular is not asked: a diverged run is found
+    weights: Tensor = torch.linalg.solve_ex(S, means.t())[0].t()  # that it is singular is not asked: it would diverge
+    return weights
 
 
 def discriminant(statistics: Tree, log_prior: Tensor, eps: float) -> Tree:

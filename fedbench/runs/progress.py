@@ -87,7 +87,7 @@ LOWER_IS_BETTER = ("rsd",)
 SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as received and trained"}
 
 
-def identity(row: Mapping[str, Any]) -> tuple[str, str]:
+def identity(row: Mapping[Any, Any]) -> tuple[str, str]:
     """Return what tells a run from every other: its key, and the hash of its samples, of which the key says nothing."""
     return str(row.get("key") or ""), str(row.get("data") or "")
 
