@@ -62,7 +62,7 @@ def folder_of(run: RunConfig) -> RunFolder:
         data = fingerprint.content(run.dataset)
     except FedbenchError:  # raised again where samples are needed; what was found with them may still be shown
         data = ""
-    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
+    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data, run.plain["dataset"])
 
 
 def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
@@ -183,6 +183,8 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
         if status == "finished":
             require(run, folder, kept(folder), run.protocol.rounds)
             row = folder.result()
+            if not folder.data:
+                fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
             observer.recall(row)
         observer.finish(row)
         changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
@@ -344,9 +346,9 @@ def _kinds(run: RunConfig, setup: Setup) -> list[str]:
 
 
 def _made(run: RunConfig) -> dict[str, str]:
-    """Return which samples made the run, and the precision where it is not float32."""
+    """Return which samples made the run, which models count, and the precision where it is not float32."""
     coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
-    return {"data": fingerprint.content(run.dataset), **coarse}
+    return {"data": fingerprint.content(run.dataset), "scored": run.protocol.score, **coarse}
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:

@@ -15,7 +15,7 @@ from fedbench.tables.text import FILE, spelled
 from tests.report.toys import judged_table, run
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("equivalent", "different", "inconclusive")
+KINDS = ("equivalent", "different", "inconclusive", "undecidable")
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_the_committed_counts_agree_everywhere() -> None:
         assert card == [*numbers[1:4], numbers[4]], name
 
 
-CARD = (("equivalent",), ("above", "below"), ("inconclusive",), ("exploratory",))
+CARD = (("equivalent",), ("above", "below"), ("inconclusive",), ("undecidable",), ("exploratory",))
 
 
 def test_a_run_of_two_tables_costs_once_and_other_settings_stand_apart() -> None:
@@ -78,7 +78,7 @@ def test_a_run_of_two_tables_costs_once_and_other_settings_stand_apart() -> None
         2,
     )
     assert whole.hours == 3 / 3600
-    assert whole.confirmed == {"equivalent": 1, "different": 2, "inconclusive": 2}
+    assert whole.confirmed == {"equivalent": 1, "different": 2, "undecidable": 2}
     assert (quick.setting, quick.confirmed.total(), quick.runs) == ("shorter: quick scale", 0, 0)
     assert quick.open == 7
     assert (first.runs, first.confirmed) == (2, whole.confirmed)
