@@ -72,7 +72,9 @@ def test_parameters_are_what_is_set() -> None:
 
 def test_domains_are_shown_beside_the_parameters() -> None:
     assert domains(FedAvg) == ""
-    assert domains(CFL) == "eps1 ≥ 0, eps2 ≥ 0, gamma_max in [0, 1], linkage single or complete, warmup ≥ 0, smallest ≥ 2"
+    assert (
+        domains(CFL) == "eps1 ≥ 0, eps2 ≥ 0, gamma_max in [0, 1], linkage single or complete, warmup ≥ 0, smallest ≥ 2"
+    )
     assert "local.epochs ≥ 1 or null" in domains(ProtocolConfig)
     assert "discriminator.lr > 0" in domains(FedCollab)
     rows = {row["partition"]: row for row in listing("partitions").rows}
