@@ -58,6 +58,8 @@ class FedRep(FedAvg):
     def _iterations(self, local: LocalConfig) -> tuple[int | None, int | None]:
         """Of head and body; None where epochs count."""
         if local.iterations is None:
+            if self.whole_body:
+                raise ConfigError("method.whole_body counts only where the protocol counts iterations; leave it out")
             return self.head_iterations, None
         if self.head_epochs is not None or self.body_epochs != FedRep.body_epochs:
             raise ConfigError(

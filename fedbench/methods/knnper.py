@@ -22,6 +22,7 @@ from fedbench.config.fields import at_least, one_of, positive, share
 from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook
 from fedbench.methods.fedavg import FedAvg
@@ -41,6 +42,11 @@ class KNNPer(FedAvg):
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.votes == "softmax" and self.scale != 1:
+            raise ConfigError(f"method.scale={self.scale} is of votes=shares; leave it out, or use that")
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:

@@ -76,6 +76,8 @@ def test_fedreps_budget(
 def test_fedrep_refuses_a_head_that_takes_everything() -> None:
     with pytest.raises(ConfigError, match="leaves nothing"):
         simulate(setup(FedRep(head_iterations=5), iterations=5))
+    with pytest.raises(ConfigError, match="counts only where the protocol counts iterations"):
+        simulate(setup(FedRep(whole_body=True), epochs=5))
 
 
 def test_fedrep_is_a_plain_loop_of_head_then_body() -> None:

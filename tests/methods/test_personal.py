@@ -160,8 +160,8 @@ def test_neighbours_are_scikit_learns(k: int) -> None:
 
 
 def test_the_softmax_of_votes_by_hand() -> None:
-    """Three stored samples, two of them neighbours: softmax of exp(-d^2) by class, whatever the scale."""
-    chosen = setup(KNNPer(k=2, weight=1.0, scale=7.0, votes="softmax"), federation(FOUR))
+    """Three stored samples, two of them neighbours: softmax of the sums of exp(-d^2) by class."""
+    chosen = setup(KNNPer(k=2, weight=1.0, votes="softmax"), federation(FOUR))
     x, _ = samples(chosen, 0)
     w = initial(chosen)
     z = features(w, x[:1])
@@ -180,7 +180,7 @@ def test_the_softmax_of_votes_by_hand() -> None:
 def test_padded_and_trained_models_score_alike_in_both_engines() -> None:
     for score, votes in (("received", "shares"), ("trained", "softmax")):
         options = {"rounds": 2, "score": score, "test": TestConfig(sets="both")}
-        chosen = setup(KNNPer(k=3, weight=0.8, scale=0.01, votes=votes), federation((1, 21, 4)), **options)
+        chosen = setup(KNNPer(k=3, weight=0.8, votes=votes), federation((1, 21, 4)), **options)
         looped, stacked = simulate(chosen), simulate(chosen, StackedTrainer(chosen, 3))
         for name, tally in looped.history.last.tallies.items():
             assert tally.correct.tolist() == stacked.history.last.tallies[name].correct.tolist()
