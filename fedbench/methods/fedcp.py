@@ -63,7 +63,8 @@ class FedCP(Method):
 
     def start(self, client: Client) -> Tree:
         """Return body, both heads and policy, and the round's v / |v| [d]."""
-        rows = reduce(lambda below, above: above @ below, (w for w in client.memory.values() if w.dim() == 2))
+        layers = [leaf for _, leaf in sorted(client.memory.items()) if leaf.dim() == 2]
+        rows = reduce(lambda below, above: above @ below, layers)
         return {**client.message, **client.memory, "context": functional.normalize(rows.sum(0), dim=0)}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:

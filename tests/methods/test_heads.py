@@ -17,12 +17,14 @@ from fedbench.engine.method import Method
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedbabu import FedBABU
+from fedbench.methods.fedcp import FedCP
 from fedbench.methods.fedpac import FedPAC
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.fedproto import FedProto
 from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
+from fedbench.methods.gpfl import GPFL
 from fedbench.methods.knnper import KNNPer
 from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.moon import Moon
@@ -220,12 +222,14 @@ def test_fedrods_personal_prediction_starts_as_the_generic_one() -> None:
 SHAPE = (1, 16, 16)
 METHODS: list[Method] = [
     FedBABU(tune_epochs=1),
+    FedCP(),
     FedPAC(),
     FedPer(),
     FedProto(),
     FedReMa(),
     FedRep(),
     FedRoD(),
+    GPFL(),
     KNNPer(),
     LGFedAvg(),
     Moon(),
