@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedbench.config import groups
-from fedbench.config.fields import DOMAIN, Component
+from fedbench.config.fields import DOMAIN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName, unknown
 
 Row = dict[str, str]
+WHATEVER = "the protocol scores every method so"
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,25 @@ def presets() -> Listing:
             rows.append({"method": f"{name}, {key}.*", "parameters": groups.parameters(part), "domains": theirs})
     title = "Parameters of the methods; any of them is a key: method.mu=1"
     return Listing(title, ("method", "parameters", "domains"), rows)
+
+
+def scored() -> Listing:
+    """List which of a client's models counts, for every protocol and method."""
+    from fedbench.engine.method import own_score
+
+    built = {name: groups.registry("method").build(groups.load("method", name)) for name in groups.names("method")}
+    protocols: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name in groups.names("protocol"):
+        chosen = typed(SCHEMAS["protocol"], groups.load("protocol", name), "protocol")
+        each = [own_score(m, chosen) if chosen.score == "own" else (chosen.score, WHATEVER) for m in built.values()]
+        protocols.setdefault(tuple(each), []).append(name)
+    rows = []
+    for found, names in protocols.items():
+        for model, why in sorted(set(found)):
+            chosen = [name for name, each in zip(built, found, strict=True) if each == (model, why)]
+            methods = ", ".join(chosen) if len(chosen) < len(built) else "all"
+            rows.append({"protocols": ", ".join(names), "methods": methods, "scored": model, "why": why})
+    return Listing("Which of a client's models counts", tuple(rows[0]), rows)
 
 
 def components(group: str, title: str) -> Listing:
@@ -236,6 +256,7 @@ def _recorders() -> Listing:
 KINDS: dict[str, Callable[[], Listing]] = {
     "methods": methods,
     "presets": presets,
+    "scored": scored,
     "datasets": _datasets,
     "partitions": partial(
         components, "partition", "Partitions; a number behind a family's name is its parameter: dir0.1"

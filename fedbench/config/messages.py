@@ -7,6 +7,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import yaml
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -36,6 +37,8 @@ def explained(error: Exception, job: str = "") -> tuple[int, str]:
 
 def one_line(error: BaseException) -> str | None:
     """The message for `error`, or None if it is a defect of the program that needs a traceback."""
+    if isinstance(error, (FedbenchError, OSError)) and _stands_nowhere():  # whatever else it says follows from that
+        return "the working directory is gone; change to another one"
     if isinstance(error, FedbenchError):
         return _flat(str(error))
     if isinstance(error, MissingConfigException):
@@ -45,7 +48,7 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, ConfigCompositionException):
         return _composition(error)
     if isinstance(error, (HydraException, OmegaConfBaseException)) or (
-        isinstance(error, ValueError) and _raised_by(error, ("hydra.",))  # `method=3`
+        isinstance(error, (ValueError, RuntimeError)) and _raised_by(error, ("hydra.",))  # `method=3`, a wrong plugin
     ):
         return _flat(str(error))
     if isinstance(error, yaml.YAMLError):
@@ -78,6 +81,13 @@ def _system(error: OSError) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.strerror}: make room, and the same command goes on"
     return None
+
+
+def _stands_nowhere() -> bool:
+    try:
+        return not Path.cwd()
+    except FileNotFoundError:
+        return True
 
 
 def _raised_by(error: BaseException, packages: tuple[str, ...]) -> bool:
