@@ -6,6 +6,12 @@ Reads the tables fedcollab_t1 and fedcollab_t3 below RESULTS (default: results),
 writes RESULTS/clients/fedcollab.md. Its t-test that a published value is one more of our S seeds, with t = (published -
 mean) / (s sqrt(1 + 1/S)), pools s over the ten large or small clients as if they were independent, which those that
 share a model are not; s is at least that of rounding to whole test samples. McNemar's test would need the predictions.
+
+The share of gaining clients (IPR) is tested by client; a table's verdict takes clients for alike. In S + 1 runs, ours
+and the published one, client i gains T_i times, with the variance T_i (S + 1 - T_i) / ((S + 1) S). The root of their
+sum over N stands in for the binomial floor of fedbench.tables.equivalence; rule and margin are a table's. Exact: if
+ours and theirs are alike, the published run is any of the S + 1, and what gains in it are N independent draws with
+chances T_i / (S + 1).
 """
 
 from __future__ import annotations
@@ -24,8 +30,10 @@ from scipy import stats
 
 from fedbench.core.files import write_text
 from fedbench.data import authors
-from fedbench.metrics import fairness
-from fedbench.tables import store
+from fedbench.metrics import TIE, fairness
+from fedbench.tables import spec, store
+from fedbench.tables.equivalence import Comparison, Sample, compare, seeds_needed
+from fedbench.tables.spec import Published
 from fedbench.tables.store import Provenance
 from fedbench.tables.verdict import LEVEL, holm
 
@@ -49,6 +57,13 @@ are {seeds} training seeds on the same clients and test samples (`partition=fedc
   clients. **p, exact**: Fisher's exact test of the shares of 350 test samples, cautious as both sides see the same
   samples. Both adjusted by Holm over the 20 clients. Below 0.05 they are bold.
 - **one more seed**: the interval that holds one further seed of ours with 95 %."""
+GAINS = """\
+Some clients gain with every seed, some with none, and few now and then, so IPR varies less than the tables' verdicts
+allow for. Its **verdict** here has spreads by client, the tables' margin of one client (5 points), and behind it how
+many seeds on both sides would decide. **gaining**: clients on average over our seeds, and in the published run; **p,
+exact**: that it is one of our kind. **gains**: the gain on Local, ours - published, paired over clients, with its 90
+% interval; within one point either way gains are equivalent. Made after outcomes had been seen: exploratory, and in
+no count."""
 
 
 def collect(results: Path) -> tuple[Frames, Frames]:
@@ -95,7 +110,8 @@ def text(clients: Frames, rounds: Frames) -> str:
     """Return the whole page."""
     shown = {key: clients[key] for key in authors.METHODS if key in clients}
     counts = " or ".join(sorted({str(len(each)) for each in shown.values()}))
-    parts = (means(shown), every_client(shown), curves({key: rounds[key] for key in shown}), gaining(clients))
+    curve, gains = curves({key: rounds[key] for key in shown}), gains_by_client(shown)
+    parts = (means(shown), every_client(shown), curve, gains, gaining(clients))
     return "\n\n".join([HEAD.format(seeds=counts), *map("\n".join, parts)]) + "\n"
 
 
@@ -150,6 +166,50 @@ def curves(shown: Frames) -> Iterator[str]:
         )
     yield from ("## Rounds", "", "Of the rounds that `curves.csv` keeps.", "")
     yield from (*table(*zip(*columns, strict=True)), "", *said)
+
+
+def exact_p(times: Floats, runs: int, found: int) -> float:
+    """Return p that one of `runs` runs has `found` gaining clients; `times` [N]: in how many of them each gains."""
+    chances = np.ones(1)
+    for share in times / runs:
+        chances = np.convolve(chances, [1 - share, share])
+    away = np.abs(np.arange(len(chances)) - times.sum() / runs)
+    return float(chances[away >= away[found] - 1e-9].sum())
+
+
+def share_test(gains: NDArray[np.bool_], one: NDArray[np.bool_], published: Published) -> tuple[Comparison, float]:
+    """Return the test of IPR by client, and the seeds on both sides that would decide it.
+
+    `gains` [S, N]: whether each client gains with each of our seeds; `one` [N]: the same in one published run.
+    """
+    (seeds, count), shares = gains.shape, 100 * gains.mean(1)
+    floor = 100 / count * math.sqrt(np.vstack([gains, one]).var(0, ddof=1).sum())
+    ours = Sample(float(shares.mean()), max(float(shares.std(ddof=1)), floor), seeds)
+    theirs = Sample(published.mean, max(published.std or 0, floor), 5, 0.5 * 10.0**-published.decimals)
+    return compare(ours, theirs, 100 / count), seeds_needed(ours, theirs, 100 / count, both=True)
+
+
+def gains_by_client(shown: Frames) -> Iterator[str]:
+    """Yield how often each client gains on Local beside the published run, and tests of gains and of IPR."""
+    columns, rows = [("client", *range(len(LARGE)))], []
+    for key in (key for key in shown if key != "local"):
+        gap = shown[key].to_numpy() - shown["local"].to_numpy()  # [S, N], percent
+        published = authors.clients(key) - authors.clients("local")
+        gains, one = gap > TIE, published > TIE
+        where = {"dataset": "fashion_mnist", "partition": "label_shift", "method": LABELS[key], "metric": "ipr"}
+        (printed,) = filter(None, [spec.find("fedcollab", "T1", where)])
+        test, seeds = share_test(gains, one, printed)
+        p = exact_p(np.vstack([gains, one]).sum(0), len(gains) + 1, int(one.sum()))
+        paired = stats.ttest_1samp(gap.mean(0) - published, 0.0)
+        intervals = [(test.low, test.high), paired.confidence_interval(0.9)]
+        apart, gain = (f"{np.mean(each):+.2f} [{each[0]:.2f}, {each[1]:.2f}]" for each in intervals)
+        told = spread(100 * gains.mean(1)), printed.text, apart, f"{test.outcome}, {seeds:.0f}"
+        rows.append((LABELS[key], *told, f"{gains.sum(1).mean():.1f}, {one.sum()}", bold(p), gain))
+        columns.append((f"{LABELS[key]}, of {len(gains)} seeds", *gains.sum(0)))
+        columns.append((f"{LABELS[key]}, published", *("yes" if each else "no" for each in one)))
+    yield from ("## Who gains, client by client", "", GAINS, "")
+    names = ("row", "IPR", "published", "difference", "verdict, seeds", "gaining", "p, exact", "gains")
+    yield from (*table(names, *rows), "", *table(*zip(*columns, strict=True)))
 
 
 def gaining(clients: Frames) -> Iterator[str]:

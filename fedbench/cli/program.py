@@ -101,19 +101,15 @@ def offered(command: str) -> list[str]:
 
         return list(KINDS)
     if command == "prepare":
-        return ["--check", "--root", *_stems("dataset")]
+        return ["--check", "--root", *groups.names("dataset")]
     if command == "reproduce":
         keys = ("rows=", "columns=", "seeds=", "jobs=", "--dry-run")
-        named = (f"{key}={name}" for key in ("table", "scale") for name in _stems(key))
-        return [*named, *(f"substitute={name}" for name in _stems("dataset")), *keys]
+        named = (f"{key}={name}" for key in ("table", "scale") for name in groups.names(key))
+        return [*named, *(f"substitute={name}" for name in groups.names("dataset")), *keys]
     if command == "figure":
         scales = ("scale=paper", "scale=open", "scale=quick")
-        return [*_stems("figure"), "all", *scales, "seeds=", "jobs=", "--dry-run"]
+        return [*groups.names("figure"), "all", *scales, "seeds=", "jobs=", "--dry-run"]
     return []
-
-
-def _stems(group: str) -> list[str]:
-    return sorted(file.stem for file in (groups.conf_dir() / group).glob("*.yaml"))
 
 
 # Runs and sweeps: the Hydra application.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fedbench.tables.plan import CellRuns, Job, Plan
     from fedbench.tables.spec import Selection
     from fedbench.tables.store import TableResult
+    from fedbench.tables.verdict import Verdict
 
 REPRODUCE_HELP = """\
 python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
@@ -194,7 +196,6 @@ def _require_cells(planned: Plan) -> None:
 def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     """Print the plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
     from fedbench.runs.progress import Output
-    from fedbench.tables.equivalence import LEAST_SEEDS
     from fedbench.tables.estimate import estimate_lines
     from fedbench.tables.plan import named
     from fedbench.tables.store import PENDING
@@ -211,8 +212,8 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
         f"{finished} finished, {f'{recorded} recorded, ' if recorded else ''}{failed} failed, {len(missing)} to do, "
         f"{at_once} at once"
     )
-    if plan.spec.paper and plan.provenance.is_paper_setting and len(plan.seeds) < LEAST_SEEDS:
-        console.print(f"one seed gives no verdicts but inconclusive; a test needs {LEAST_SEEDS} (seeds={LEAST_SEEDS})")
+    for line in _undecidable(plan):
+        console.print(line, markup=False)
     reasons: dict[str, list[CellRuns]] = {}
     for cell in plan.cells:
         if cell.reason and cell.reason != PENDING:
@@ -223,6 +224,32 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
         print("measuring what the runs take on this machine ...", file=sys.stderr, flush=True)
         for line in estimate_lines(plan, missing, at_once):
             console.print(line, markup=False)
+
+
+def _undecidable(plan: Plan) -> Iterator[str]:
+    """Yield which values that are asked for no outcome of the seeds could make equivalent, and how many seeds could."""
+    from fedbench.tables import verdict
+    from fedbench.tables.plan import named
+    from fedbench.tables.store import Cell, TableResult
+
+    clients = plan.stored.table.clients if plan.stored.table else {}
+    table = TableResult(plan.spec, (), plan.provenance, clients)
+    for metric in plan.spec.metrics:
+        found: list[tuple[CellRuns, Verdict]] = []
+        for runs in (each for each in plan.cells if each.selected):
+            published = plan.spec.published(runs.row, runs.column, metric)
+            cell = Cell(runs.row.label, runs.column.label, metric.name, published=published)
+            if judged := verdict.undecidable(table, cell, len(runs.jobs or plan.seeds)):
+                found.append((runs, judged))
+        if found:
+            ours = all(math.isfinite(judged.seeds) for _, judged in found)
+            numbers = sorted(judged.seeds if ours else judged.both for _, judged in found)
+            span = " to ".join(dict.fromkeys(f"{number:.0f}" for number in (numbers[0], numbers[-1])))
+            cells = named(plan, [runs for runs, _ in found])
+            yield (
+                f"undecidable, as no outcome could be equivalent: {metric.label} of {cells}; {span} seeds"
+                f"{'' if ours else ' on both sides'} could decide"
+            )
 
 
 def show(table: TableResult) -> None:

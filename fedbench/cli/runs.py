@@ -19,7 +19,7 @@ from fedbench.plots import runs, style
 from fedbench.runs.folder import RESULT
 from fedbench.runs.progress import identity
 from fedbench.runs.run import Run
-from fedbench.tables import store, verdict
+from fedbench.tables import store
 from fedbench.tables.store import TableResult
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ usage: python -m fedbench plot PATH [PATH ...] [KEY=VALUE ...]
 
 Of each run: gain over Local by client, the collaboration matrix ordered by coalition, a map of the clients.
 Of the runs together: accuracy over rounds (seeds as a band), and against bytes and seconds.
-Of each table: curves, ours beside the published values, and average ranks with their critical difference.
+Of each table: curves, and ours beside the published values.
 """
 PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
 FORMATS = ("svg", "png", "pdf")
@@ -293,7 +293,7 @@ def distinct_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def table_figures(folder: Path) -> Figures:
-    """Return curves by column, ours beside the published values, and the critical difference of its rows."""
+    """Return curves by column, and ours beside the published values."""
     table = store.load_table(folder)
     found: Figures = {}
     points = store.load_curves(folder)
@@ -306,9 +306,6 @@ def table_figures(folder: Path) -> Figures:
         if published := _beside(table, column.label):
             labels, title = [row.label for row in table.spec.rows], f"{table.spec.title}: {column.label}"
             found[f"beside-{index}"] = runs.beside_published(published, labels, title)
-    metric = table.spec.metrics[0]
-    if ranked := verdict.ranks(table, metric):
-        found["ranks"] = runs.critical_difference(ranked.ranks, ranked.critical, ranked.blocks, metric.label)
     return found
 
 

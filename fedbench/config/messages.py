@@ -108,6 +108,8 @@ def _unknown_option(error: MissingConfigException) -> str:
     outer = group.partition("/")[0]
     if outer not in REGISTRIES:
         return found
+    if text := groups.without_yaml(outer, name):
+        return text
     return f"{found}; a new one takes conf/{outer}/{name}.yaml and, for its class, {registry(outer).line}"
 
 
@@ -172,7 +174,7 @@ def _elsewhere(missing: str) -> str:
     """`method.mu with method=fedprox|moon`: the keys of that name in any option of a group."""
     found: dict[str, list[str]] = {}
     for group in reversed(REGISTRIES):
-        for name in groups.names(group):
+        for name in sorted({*groups.names(group)} - {*groups.troubles(group)}):
             for key in _keys(groups.load(group, name), f"{group}."):
                 if key.rpartition(".")[2] == missing:
                     found.setdefault(f"{key} with {group}=", []).append(name)

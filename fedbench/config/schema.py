@@ -217,8 +217,9 @@ class ProtocolConfig(Component):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
     test: TestConfig = field(default_factory=TestConfig)
-    # received: before local training | trained: after the client's latest | both compete
-    score: str = one_of("received", "trained", "both")
+    # received: before local training | trained: after the client's latest | both compete | own: the method's, see
+    # fedbench.engine.method.own_score
+    score: str = one_of("received", "trained", "both", "own")
     average: str = one_of("client", "pooled")  # client: mean over clients | pooled: over samples
     report: str = one_of("last", "best_test", "best_val", "mean_last_5")
     per_client: bool = False  # best_val: each client at its own best round (FedSaC's code)

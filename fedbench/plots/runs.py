@@ -145,41 +145,6 @@ def _groups(counts: NDArray[Any], W: NDArray[Any] | None) -> tuple[NDArray[Any],
     return counts.argmax(1), "mostly label"
 
 
-def critical_difference(ranks: Mapping[str, float], critical: float, blocks: int, metric: str = "") -> Figure:
-    """Draw average ranks (1 is best); bars join those Nemenyi's test does not tell apart (Demsar, 2006)."""
-    names = sorted(ranks, key=lambda name: ranks[name])
-    place = np.array([ranks[name] for name in names])
-    groups = _alike(place, critical)
-    figure, ((axis,),) = style.panels(width=5.2, height=0.7 + 0.1 * len(names) + 0.07 * len(groups))
-    wide = max(float(place.max() - place.min()), critical)
-    low, high = place.min() - 0.08 * wide, place.max() + 0.08 * wide
-    depth = 0.5 + 0.22 * len(groups)
-    for index, (name, rank) in enumerate(zip(names, place, strict=True)):
-        left = index < (len(names) + 1) // 2
-        level = depth + 0.4 * (index if left else len(names) - 1 - index)
-        axis.plot([rank, rank, low if left else high], [0, level, level], color=style.INK, linewidth=0.7)
-        text, side = (f"{name} {rank:.1f} ", "right") if left else (f" {rank:.1f} {name}", "left")
-        axis.text(low if left else high, level, text, ha=side, va="center")
-    for index, (first, last) in enumerate(groups):
-        ends = [place[first] - 0.01 * wide, place[last] + 0.01 * wide]
-        axis.plot(ends, [0.3 + 0.22 * index] * 2, color=style.COLOURS[1], linewidth=2.5)
-    axis.plot([place.min(), place.max()], [0, 0], color=style.INK)
-    axis.plot([place.min(), place.min() + critical], [-0.5, -0.5], color=style.INK, marker="|")
-    note = f"critical difference {critical:.2f}; mean rank over {blocks} blocks, {metric}"
-    axis.text(place.min(), -0.7, note, va="bottom")
-    axis.set_xlim(low - 0.7 * wide, high + 0.7 * wide)
-    axis.invert_yaxis()
-    axis.set_axis_off()
-    return figure
-
-
-def _alike(place: NDArray[Any], critical: float) -> list[tuple[int, int]]:
-    """Return the longest runs of sorted ranks within the critical difference, of at least two."""
-    ends = [int(np.flatnonzero(place - rank <= critical).max()) for rank in place]
-    spans = [(first, last) for first, last in enumerate(ends) if last > first]
-    return [s for s in spans if not any(o[0] <= s[0] and o[1] >= s[1] for o in spans if o != s)]
-
-
 def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title: str) -> Figure:
     """Draw a panel a metric, a line a name: mean and deviation of ours, then of the published value, [names, 4]."""
     from matplotlib.figure import Figure

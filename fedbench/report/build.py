@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import gzip
 import hashlib
-import io
 import json
 import math
 import os
@@ -23,11 +22,9 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_text
-from fedbench.plots import runs as plots
-from fedbench.plots import style
 from fedbench.plots.style import cluster_order
-from fedbench.tables import measures, store, text, verdict
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables import measures, store, text
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.tables.store import SEPARATOR, Cell, TableResult
 from fedbench.tables.text import DASH, Judged, Layout, Text, notes
@@ -147,7 +144,6 @@ SCRIPTS = (  # in the order in which they need each other
 )
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
 ResultRows = Sequence[Mapping[str, str]]  # of runs
-SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
 DRAWN = (
     "table.md",
     "table.tex",
@@ -162,6 +158,7 @@ KINDS = {  # of cells -> the sign, for those who do not see the colour, and the 
     "above": ("▲", "different, ours is higher"),
     "below": ("▼", "different, ours is lower"),
     INCONCLUSIVE: ("?", "inconclusive"),
+    UNDECIDABLE: ("∅", "undecidable: no outcome of so few seeds could be equivalent"),
     "exploratory": ("†", "exploratory, counted apart"),
     "open": ("○", "no verdict"),
     "missing": ("–", "not run, or failed"),
@@ -225,7 +222,7 @@ def render(views: Sequence[TableView], first: Overview) -> str:
     return environment.get_template("page.html").render(
         views=views,
         start=first,
-        signs=SIGNS,
+        signs=text.SIGNS,
         facets=_facets(views),
         kinds=KINDS,
         content=[each.content for each in views],
@@ -319,7 +316,6 @@ class TableView:
     counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
     notes: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
-    ranks: RankDiagram | None
     content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
     behind: str  # packed: curves, matrices, clients
 
@@ -366,7 +362,6 @@ def table_view(
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
         notes=tuple(notes(layout if less is table else Layout(table))),
         links=tuple(links),
-        ranks=rank_diagram(table, folder),
         content=known,
         behind=packed(behind),
     )
@@ -531,29 +526,6 @@ def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
         return (table.provenance.substitute,)
     chosen = [text.partition("=")[2] for text in (*table.spec.base, *column.overrides) if text.startswith("dataset=")]
     return tuple(chosen[-1:] or [column.published[key] for key in ("dataset",) if key in column.published])
-
-
-@dataclass(frozen=True)
-class RankDiagram:
-    """The critical-difference diagram of a table's rows, as an image within the page."""
-
-    source: str  # data: address
-    words: str  # what it shows, for those who do not see it
-
-
-def rank_diagram(table: TableResult, name: str) -> RankDiagram | None:
-    """Draw ranks by the table's first metric, None where they mean nothing; the same table gives the same image."""
-    metric = table.spec.metrics[0]
-    if not table.provenance.trained or not (found := verdict.ranks(table, metric)):
-        return None
-    out = io.StringIO()
-    with style.styled(name):
-        figure = plots.critical_difference(found.ranks, found.critical, found.blocks, metric.label)
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    order = sorted(found.ranks.items(), key=lambda pair: pair[1])
-    told = ", ".join(f"{row} {rank:.1f}" for row, rank in order)
-    words = f"Average ranks by {metric.label}, critical difference {found.critical:.2f}: {told}"
-    return RankDiagram(f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue().encode()).decode()}", words)
 
 
 @dataclass(frozen=True)

@@ -347,9 +347,9 @@ def _kinds(run: RunConfig, setup: Setup) -> list[str]:
 
 
 def _made(run: RunConfig) -> dict[str, str]:
-    """Return which samples made the run, and the precision where it is not float32."""
+    """Return which samples made the run, which models count, and the precision where it is not float32."""
     coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
-    return {"data": fingerprint.content(run.dataset), **coarse}
+    return {"data": fingerprint.content(run.dataset), "scored": run.protocol.score, **coarse}
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:

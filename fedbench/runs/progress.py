@@ -84,9 +84,10 @@ def remark(parts: Iterable[str]) -> str:
 GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable when they agree on these
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 LOWER_IS_BETTER = ("rsd",)
+SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as received and trained"}
 
 
-def identity(row: Mapping[str, Any]) -> tuple[str, str]:
+def identity(row: Mapping[Any, Any]) -> tuple[str, str]:
     """Return what tells a run from every other: its key, and the hash of its samples, of which the key says nothing."""
     return str(row.get("key") or ""), str(row.get("data") or "")
 
@@ -99,7 +100,8 @@ def run_table(result: Mapping[str, Any]) -> Table:
     table.add_column("value", justify="right")
     for name, heading in COLUMNS.items():
         table.add_row(heading, decimals(result.get(name)))
-    table.add_row("read at", f"{result['report']}, {result['test_set']} test set")
+    scored = SCORED.get(str(result.get("scored")), "")  # rows of earlier versions do not say it
+    table.add_row("read at", f"{result['report']}, {result['test_set']} test set{scored}")
     for way in ("up", "down"):
         prepared = number(result.get(f"bytes_{way}_prepare"))
         said = f" ({human_bytes(prepared)} to prepare)" if prepared else ""

@@ -310,7 +310,7 @@ MOST = 4  # cells that are named one by one
 def named(plan: Plan, cells: Sequence[CellRuns]) -> str:
     """Return `5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`."""
     concerned = set(map(id, cells))
-    planned = [cell for cell in plan.cells if cell.seeds or id(cell) in concerned]
+    planned = [cell for cell in plan.cells if cell.selected or id(cell) in concerned]
     if len(cells) == len(planned):
         return f"all {len(planned)} cells" if len(planned) > 1 else "the one cell"
     columns = []

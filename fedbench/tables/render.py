@@ -19,7 +19,7 @@ from rich.text import Text as Words
 from fedbench.core.errors import FedbenchError, nearest
 from fedbench.core.files import write_csv, write_text
 from fedbench.tables import store, verdict
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec
 from fedbench.tables.store import TableResult
 from fedbench.tables.text import SIGNS, Layout, Text, notes
@@ -167,14 +167,22 @@ def _heading(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> str:
 
 
 def _cell(text: Text) -> str:
+    needed = _needed(text.verdict)
     if not text.ran:
-        return f"{text.ours} (paper {text.published})" if text.published != "-" else text.ours
+        before = f" {SIGNS[UNDECIDABLE]}{needed}" if needed else ""
+        return f"{text.ours} (paper {text.published}){before}" if text.published != "-" else text.ours
     marked = {1: f"**{text.ours}**", 2: f"<u>{text.ours}</u>"}.get(text.place, text.ours)
     if text.published == "-":
         return marked
     sign = SIGNS.get(text.verdict.kind, "") + ("†" if text.verdict.exploratory else "")
-    needed = f" {text.verdict.seeds:.0f}" if math.isfinite(text.verdict.seeds) else ""
     return f"{marked} (paper {text.published}; {text.difference}) {sign}{needed}".rstrip()
+
+
+def _needed(judged: verdict.Verdict) -> str:
+    """Return the number of seeds behind a sign."""
+    if math.isfinite(judged.seeds):
+        return f" {judged.seeds:.0f}"
+    return f" {judged.both:.0f} both" if math.isfinite(judged.both) else ""
 
 
 def _escaped(text: str) -> str:
@@ -244,7 +252,7 @@ class FilledTable:
 
 # A table as LaTeX (booktabs): ours with the published value below, best bold, second underlined, as the papers do.
 
-LATEX_SIGNS = {EQUIVALENT: r"$\approx$", DIFFERENT: r"$\neq$", INCONCLUSIVE: "?"}
+LATEX_SIGNS = {EQUIVALENT: r"$\approx$", DIFFERENT: r"$\neq$", INCONCLUSIVE: "?", UNDECIDABLE: r"$\emptyset$"}
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -333,7 +341,7 @@ def draw_terminal(table: TableResult) -> Group:
     """Return all columns in which something ran, what the signs mean, and what is left out."""
     layout = Layout(table)
     drawn = [_column(layout, column) for column in layout.columns]
-    signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items() if sign)
+    signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items())
     judged = f"; {signs}" if table.provenance.is_paper_setting else ""
     order = "; bold best, underlined second" if table.provenance.trained else ""
     told = Words(f"published value in brackets{judged}{order}")

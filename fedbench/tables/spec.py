@@ -258,6 +258,7 @@ class TableSpec:
     base: tuple[str, ...] = ()  # overrides of every run, before the column's and the row's
     seeds: int = 5
     published_seeds: int = 1  # seeds behind a published mean, as far as the paper says
+    clients: int = 0  # of the paper, where it prints shares of them; 0: it does not
     headline: str = ""  # label of the row that the paper claims to be best
     # Keys of a run that the paper does not settle, or overrides that do what its authors did: they void no verdict.
     left_open: tuple[str, ...] = ()
@@ -350,10 +351,8 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
     for override, reason in rest["exploratory"].items():
         _reason(reason, f"{where}: '{override}'")
     spec = TableSpec(**rest, **parts)
-    if type(spec.published_seeds) is not int or spec.published_seeds < 1:
-        raise ConfigError(
-            f"{where}: published_seeds is {spec.published_seeds}; it must be a whole number of at least 1"
-        )
+    _whole("published_seeds", spec.published_seeds, 1, where)
+    _whole("clients", spec.clients, 0, where)
     if spec.headline and spec.headline not in {row.label for row in spec.rows}:
         raise unknown(f"headline of {where}", spec.headline, [row.label for row in spec.rows])
     return spec
@@ -378,6 +377,11 @@ def _group(name: str, patterns: object, where: str) -> tuple[str, ...]:
     if not isinstance(patterns, list) or not patterns:
         raise ConfigError(f"{where}: group '{name}' must be a list of rows")
     return tuple(map(str, patterns))
+
+
+def _whole(name: str, given: object, least: int, where: str) -> None:
+    if type(given) is not int or given < least:
+        raise ConfigError(f"{where}: {name} is {given}; it must be a whole number of at least {least}")
 
 
 def _reason(given: object, where: str) -> None:

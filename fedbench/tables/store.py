@@ -107,6 +107,10 @@ class TableResult:
             return place.exploratory
         return SEVERAL if self.spec.varies else ""
 
+    def clients_of(self, column: str) -> int | None:
+        """Return how many clients a column has: those of its runs, or before any those of the paper, if known."""
+        return self.clients.get(column) or self.spec.clients or None
+
     def cell(self, row: str, column: str, metric: str) -> Cell:
         """Return the cell of these labels. Raises KeyError if there is none."""
         for cell in self.cells:
@@ -123,7 +127,7 @@ class TableResult:
 TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
-JUDGING = ("published_seeds", "margins", "groups", "exploratory", "notes", "findings")
+JUDGING = ("published_seeds", "clients", "margins", "groups", "exploratory", "notes", "findings")
 JUDGING_LINE = ("exploratory", "exploratory_with", "note")  # the same of a row or column
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 

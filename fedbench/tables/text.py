@@ -17,7 +17,7 @@ from fedbench.config import groups
 from fedbench.core.files import write_text
 from fedbench.runs.progress import STALE, rough_seconds
 from fedbench.tables import spec, store, verdict
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEAST_SEEDS
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.store import LOCAL, PENDING, Cell, TableResult
 from fedbench.tables.verdict import KINDS, NONE, Agreement, Bias, Match, Verdict, agreements, biases, counts, verdict_of
@@ -258,7 +258,7 @@ def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:
 
 # What is said of a table's verdicts: the rule and its margins, how many of which kind, and what they are worth.
 
-SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?"}
+SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?", UNDECIDABLE: "∅"}
 
 
 def sentences(layout: Layout) -> Iterator[str]:
@@ -273,13 +273,13 @@ def sentences(layout: Layout) -> Iterator[str]:
         "Beside ours the published value, and in brackets behind the difference its 95 % interval and effect size "
         "(Hedges' g). Equivalent (≈): the 90 % interval of the difference lies inside the margin, an equivalence test "
         "at 5 %. Different (≠): the 95 % interval lies wholly outside it. Inconclusive (?): neither; a number behind "
-        "it is how many seeds of ours would decide. See docs/verdicts.md."
+        "it is how many seeds of ours would decide. Undecidable (∅): neither, and no outcome of so few seeds could be "
+        "equivalent; a number is how many could, `both` if the paper had to have them too. See docs/verdicts.md."
     )
     yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
     yield from _partitions(table)
     yield from _count_notes(table)
-    if any(len(cell.values) < LEAST_SEEDS and verdict_of(table, cell).kind == INCONCLUSIVE for cell in table.cells):
-        yield f"Values of one seed are inconclusive: a test needs {LEAST_SEEDS}."
+    yield from _not_run(table)
     yield from _leaning(layout)
     yield from _worth(layout)
 
@@ -327,8 +327,7 @@ def _partitions(table: TableResult) -> Iterator[str]:
 def _keeps(override: str) -> bool:
     """Return whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
     key, _, value = override.partition("=")
-    file = groups.conf_dir() / "partition" / f"{value}.yaml"
-    if key != "partition" or not file.is_file():
+    if key != "partition" or (file := groups.find("partition", value)) is None:
         return key == "partition_seed"
     return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
 
@@ -349,6 +348,19 @@ def _count_notes(table: TableResult) -> Iterator[str]:
     for reason, labels in reasons.items():
         named = "all rows" if [*labels] == [row.label for row in table.spec.rows] else ", ".join(labels)
         yield f"Exploratory (†), {named}: {reason}."
+
+
+def _not_run(table: TableResult) -> Iterator[str]:
+    """Say of how many values that are not run no outcome could be equivalent."""
+    waiting = [cell for cell in table.cells if cell.published and not cell.values]
+    found = [cell for cell in waiting if verdict.undecidable(table, cell, table.spec.seeds)]
+    by_metric = Counter(table.spec.metric(cell.metric).label for cell in found)
+    if found:
+        told = ", ".join(f"{count} {label}" for label, count in by_metric.items())
+        yield (
+            f"Of the {len(waiting)} published values beside which nothing was run {len(found)} would be undecidable "
+            f"with {table.spec.seeds} seeds ({told})."
+        )
 
 
 def _leaning(layout: Layout) -> Iterator[str]:
@@ -482,14 +494,6 @@ def _significance(table: TableResult) -> list[str]:
             f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is {words or 'not told apart'}"
             f" ({len(here)} comparisons, all in significance.csv)."
         )
-    ranked = verdict.ranks(table, metric)
-    if ranked is not None:
-        order = sorted(ranked.ranks.items(), key=lambda item: item[1])
-        said.append(
-            f"Average rank by {metric.label} over {ranked.blocks} blocks (columns and seeds): "
-            + ", ".join(f"{row} {rank:.2f}" for row, rank in order)
-            + f"; critical difference {ranked.critical:.2f} (Nemenyi, 5 %), Friedman p = {ranked.p:.3g}."
-        )
     return said
 
 
@@ -504,9 +508,9 @@ def _agreement(each: Agreement, headline: str) -> str:
 
 # How many published values of all filled tables have which verdict: verdicts.md beside them.
 
-JUDGED_KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE)
+JUDGED_KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE, UNDECIDABLE)
 FILE = "verdicts.md"
-COLUMNS = ("values", *JUDGED_KINDS)
+COLUMNS = ("values", "rows of runs", *JUDGED_KINDS)
 HEAD = """\
 # How many values have which verdict
 
@@ -514,8 +518,11 @@ Values of ours beside a published one, at the papers' settings, by table. Explor
 after outcomes had been seen, are counted apart. A value that stands in several tables, as FedCollab's own, counts once
 in the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
 
+Values are not independent trials. Accuracy, IPR and RSD of a row are read off the same runs: they are one piece of
+evidence, so rows of runs are counted beside them. Rows share their seeds, and IPR and RSD the runs of Local.
+
 """
-FOOT = "\nWritten by `python -m fedbench redraw results`; nothing is trained.\n"
+FOOT = "\nWritten by `python -m fedbench redraw results`, which trains nothing and keeps what stands below this line.\n"
 
 
 @dataclass(frozen=True)
@@ -525,7 +532,7 @@ class Judged:
     paper: str
     folder: str
     setting: str  # what was varied of what the paper leaves open; "" if nothing
-    keys: tuple[str, ...]  # of its runs
+    keys: tuple[str, ...]  # of its runs, with the study where one was made of them
     metric: str
     kind: str
     exploratory: bool
@@ -542,9 +549,11 @@ class Tally:
 
 
 def write(results: Path) -> None:
-    """Write verdicts.md into `results`, if a table there has a verdict."""
+    """Write verdicts.md into `results`, if a table there has a verdict; what stands below its last line is kept."""
     if found := judged({folder.name: store.load_table(folder) for folder in store.folders(results)}):
-        write_text(results / FILE, HEAD + table(found) + FOOT)
+        file = results / FILE
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        write_text(file, HEAD + table(found) + FOOT + before.partition(FOOT)[2])
 
 
 def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
@@ -552,11 +561,13 @@ def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
     found = []
     for folder, filled in tables.items():
         setting = " ".join(filled.provenance.varied)
+        studies = {row.label: row.study for row in filled.spec.rows}
         for cell in filled.cells:
             verdict = verdict_of(filled, cell)
             if verdict.kind != NONE:
                 place = (filled.spec.paper, folder, setting)
-                found.append(Judged(*place, cell.keys, cell.metric, verdict.kind, bool(verdict.exploratory)))
+                keys = tuple(f"{studies[cell.row]}{key}" for key in cell.keys)
+                found.append(Judged(*place, keys, cell.metric, verdict.kind, bool(verdict.exploratory)))
     return found
 
 
@@ -585,16 +596,23 @@ def kinds_of(found: Sequence[Judged], *, exploratory: bool = False) -> Counter[s
     return Counter(each.kind for each in found if each.exploratory == exploratory)
 
 
+def rows_of(found: Sequence[Judged]) -> int:
+    """Return how many rows of runs are behind the values: those of one row are read off the same runs."""
+    return len({each.keys for each in found})
+
+
 def words(found: Sequence[Judged]) -> str:
-    """Return the counts as a phrase, those of exploratory values apart."""
+    """Return the counts as a phrase, with the rows of runs behind them, those of exploratory values apart."""
     return "; exploratory: ".join(filter(None, _phrases(found))) or "none"
 
 
 def _phrases(found: Sequence[Judged]) -> Iterator[str]:
     for exploratory in (False, True):
-        kinds = kinds_of(found, exploratory=exploratory)
-        told = ", ".join(f"{kinds[kind]} {kind}" for kind in JUDGED_KINDS if kinds[kind])
-        yield told or ("" if exploratory or not found else "none")
+        own = [each for each in found if each.exploratory == exploratory]
+        of = {kind: [each for each in own if each.kind == kind] for kind in JUDGED_KINDS}
+        told = [f"{len(values)} {kind} from {rows_of(values)} rows" for kind, values in of.items() if values]
+        words = ", ".join(told).replace(" rows", " rows of runs", 1).replace(" 1 rows", " 1 row")
+        yield words or ("" if exploratory or not found else "none")
 
 
 def table(found: Sequence[Judged]) -> str:
@@ -617,6 +635,7 @@ def table(found: Sequence[Judged]) -> str:
 def _count_cells(found: Sequence[Judged]) -> list[str]:
     said = []
     for exploratory in (False, True):
-        kinds = kinds_of(found, exploratory=exploratory)
-        said += [str(kinds.total()), *(str(kinds[kind]) for kind in JUDGED_KINDS)]
+        own = [each for each in found if each.exploratory == exploratory]
+        kinds = kinds_of(own, exploratory=exploratory)
+        said += [str(len(own)), str(rows_of(own)), *(str(kinds[kind]) for kind in JUDGED_KINDS)]
     return said

@@ -5,7 +5,8 @@ fedbench.tables.equivalence, an account of both in docs/verdicts.md.
 
 - The test is over training seeds. They vary initial weights and batch order, and the partition unless it is kept
   (`partition_seed`, `partition=file`): then the verdict is on that partition alone.
-- One seed gives no test: `inconclusive`.
+- Where no outcome of our seeds could be equivalent, as with one seed, what is not different is `undecidable`. That is
+  known before anything is run, from the published value, the margin and the numbers of seeds and clients.
 - No verdict from values that are not finite (a censored time), on substitute data, at a reduced scale, or with settings
   changed on the command line but for those that the paper leaves open (`left_open` of the table); none where the paper
   prints nothing, and none on seconds, which depend on the machine.
@@ -16,12 +17,11 @@ Below it: tests between rows, the order of the rows, groups of rows that lean to
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -33,17 +33,20 @@ from fedbench.tables.equivalence import (
     INCONCLUSIVE,
     LEAST_SEEDS,
     MOST_SEEDS,
+    UNDECIDABLE,
     Comparison,
     Sample,
+    attainable,
     compare,
     seeds_needed,
+    seeds_to_attain,
     share_of,
 )
 from fedbench.tables.spec import MetricSpec, Published
 from fedbench.tables.store import Cell, TableResult
 
 NONE = "none"
-KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE, NONE)
+KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE, UNDECIDABLE, NONE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,10 @@ class Verdict:
     difference: float = math.nan  # ours - published; nan if either is missing
     text: str = ""  # as printed: "equivalent", "inconclusive, 12 seeds would decide", or why there is no verdict
     comparison: Comparison | None = None  # the test, where there is one
-    seeds: float = math.nan  # of ours that would decide an inconclusive test; inf: none up to 1000 would
+    # Seeds of ours that would decide an inconclusive test, or could make an undecidable one equivalent; inf: none up to
+    # 1000 would. `both`: of either side, of an undecidable one.
+    seeds: float = math.nan
+    both: float = math.nan
     exploratory: str = ""  # why it is counted apart; "" if it is not
 
 
@@ -63,30 +69,56 @@ def verdict_of(table: TableResult, cell: Cell) -> Verdict:
     if cell.published is None:
         return Verdict(NONE, text="nothing published")
     if not cell.values:
-        return Verdict(NONE, text=cell.reason or "not run")
+        before = undecidable(table, cell, table.spec.seeds)
+        reason = cell.reason or "not run"
+        return replace(before, kind=NONE, text=f"{reason}; {before.text}") if before else Verdict(NONE, text=reason)
     difference = cell.mean - cell.published.mean
     if reason := _barred(table, cell):
         return Verdict(NONE, difference, f"no verdict: {reason}")
     exploratory = table.exploratory(cell.row, cell.column)
     apart = " (exploratory)" if exploratory else ""
-    if len(cell.values) < LEAST_SEEDS:
-        text = f"inconclusive{apart}: one seed, a test needs {LEAST_SEEDS}"
-        return Verdict(INCONCLUSIVE, difference, text, exploratory=exploratory)
-    test = against(table, cell, cell.published)
+    test = against(table, cell, cell.published) if len(cell.values) >= LEAST_SEEDS else None
+    if (test is None or test.outcome == INCONCLUSIVE) and (found := undecidable(table, cell, len(cell.values))):
+        text = found.text.replace(UNDECIDABLE, UNDECIDABLE + apart)
+        return replace(found, difference=difference, text=text, comparison=test, exploratory=exploratory)
     if test is None:
         return Verdict(NONE, difference, "no verdict: its margin is not known")
     text, seeds = f"{test.outcome}{apart}", math.nan
     if test.outcome == INCONCLUSIVE and not cell.published.bound:
         samples = samples_of(table, cell, cell.published)
-        seeds = seeds_needed(*samples, test.margin)
-        text += f", {_told(seeds, seeds_needed(*samples, test.margin, both=True))}"
-    return Verdict(test.outcome, difference, text, test, seeds, exploratory)
+        seeds, both = (seeds_needed(*samples, test.margin, both=both) for both in (False, True))
+        text += f", {_told(seeds, both, 'would decide')}"
+    return Verdict(test.outcome, difference, text, test, seeds, exploratory=exploratory)
+
+
+def undecidable(table: TableResult, cell: Cell, seeds: int) -> Verdict | None:
+    """Return the verdict on a cell with a published value that no outcome of `seeds` seeds could make equivalent.
+
+    None if some outcome could, or if no outcome would get a verdict.
+    """
+    published, metric = cell.published, table.spec.metric(cell.metric)
+    if published is None or metric.timing or not table.provenance.is_paper_setting:
+        return None
+    if (margin := margin_of(table, cell.column, cell.metric, published)) is None:
+        return None
+    clients = table.clients_of(cell.column) if cell.metric == "ipr" else None
+    known = theirs_of(table, cell.column, cell.metric, published), margin, clients
+    bound = bool(published.bound)
+    if attainable(seeds, *known, bound=bound):
+        return None
+    alone, both = (seeds_to_attain(*known, bound=bound, both=both) for both in (False, True))
+    text = f"{UNDECIDABLE} with {seeds} seed{'s' * (seeds != 1)}, {_told(alone, both, 'could decide')}"
+    return Verdict(UNDECIDABLE, text=text, seeds=alone, both=both)
+
+
+def margin_of(table: TableResult, column: str, metric: str, published: Published) -> float | None:
+    """Return the margin around a published value; None if it is not known."""
+    return spec.width(metric, table.spec.margins, published.mean, table.clients_of(column))
 
 
 def against(table: TableResult, cell: Cell, published: Published) -> Comparison | None:
     """Return the test of a cell with two values or more against any published value; None if there is no margin."""
-    clients = table.clients.get(cell.column)
-    margin = spec.width(cell.metric, table.spec.margins, published.mean, clients)
+    margin = margin_of(table, cell.column, cell.metric, published)
     if margin is None:
         return None
     return compare(*samples_of(table, cell, published), margin, bound=bool(published.bound))
@@ -94,8 +126,14 @@ def against(table: TableResult, cell: Cell, published: Published) -> Comparison 
 
 def samples_of(table: TableResult, cell: Cell, published: Published) -> tuple[Sample, Sample]:
     """Return (ours, theirs) as the test sees them."""
+    theirs = theirs_of(table, cell.column, cell.metric, published)
+    return measured(table, cell.column, cell.metric, cell.values), theirs
+
+
+def theirs_of(table: TableResult, column: str, metric: str, published: Published) -> Sample:
+    """Return a published value as the test sees it."""
     theirs = Sample(published.mean, published.std, table.spec.published_seeds, 0.5 * 10.0**-published.decimals)
-    return measured(table, cell.column, cell.metric, cell.values), spread(table, cell.column, cell.metric, theirs)
+    return spread(table, column, metric, theirs)
 
 
 def measured(table: TableResult, column: str, metric: str, values: Sequence[float]) -> Sample:
@@ -106,7 +144,7 @@ def measured(table: TableResult, column: str, metric: str, values: Sequence[floa
 
 def spread(table: TableResult, column: str, metric: str, sample: Sample) -> Sample:
     """Return `sample` with the spread that the test takes: a share of the column's clients has a least one."""
-    clients = table.clients.get(column)
+    clients = table.clients_of(column)
     return share_of(clients, sample) if metric == "ipr" and clients else sample
 
 
@@ -125,19 +163,19 @@ def _barred(table: TableResult, cell: Cell) -> str:
     return "depends on the machine" if table.spec.metric(cell.metric).timing else ""
 
 
-def _told(alone: float, both: float) -> str:
+def _told(alone: float, both: float, verb: str) -> str:
     if math.isfinite(alone):
-        return f"{alone:.0f} seeds would decide"
+        return f"{alone:.0f} seeds {verb}"
     if math.isfinite(both):
-        return f"{both:.0f} seeds on both sides would decide"
-    return f"{MOST_SEEDS} seeds would not decide"
+        return f"{both:.0f} seeds on both sides {verb}"
+    return f"{MOST_SEEDS} seeds {verb.replace(' ', ' not ')}"
 
 
-# Is a difference between rows more than one lucky seed? Paired intervals, average ranks, critical difference.
+# Is a difference between rows more than one lucky seed?
 #
 # Paired differences to a reference row are over the seeds of a column (same partition, initial weights and batches),
-# with Student's t and p adjusted by Holm over all comparisons. Average ranks are over blocks, a column with a seed,
-# with Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
+# with Student's t and p adjusted by Holm over all comparisons. There are no ranks over columns and seeds: seeds of one
+# column are repeats on one data set, and Friedman's test asks for independent ones (Demsar, JMLR 2006).
 
 LEAST_PAIRS = 3
 LEVEL = 0.05
@@ -155,16 +193,6 @@ class Paired:
     low: float  # 95 % confidence interval
     high: float
     p: float  # two-sided, adjusted by Holm over all comparisons of the table
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Average ranks of the rows, 1 the best, over blocks (a column with a seed that every row has)."""
-
-    blocks: int
-    ranks: dict[str, float]
-    p: float  # of Friedman's test that all rows are alike
-    critical: float  # Nemenyi: rows whose average ranks differ by less are not told apart at the 5 % level
 
 
 def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paired]:
@@ -200,41 +228,6 @@ def holm(p: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(p) - place) * p[index]))
         adjusted[index] = running
     return [float(value) for value in adjusted]
-
-
-def ranks(table: TableResult, metric: MetricSpec) -> Ranks | None:
-    """Return average ranks of the rows that share blocks; None for fewer than two blocks or three rows."""
-    from scipy import stats
-
-    rows = [row.label for row in table.spec.rows]
-    values = [
-        {
-            (column.label, seed): value
-            for column in table.spec.columns
-            for seed, value in _by_seed(table, row, column.label, metric).items()
-        }
-        for row in rows
-    ]
-    kept = [index for index, each in enumerate(values) if each]
-    blocks = sorted(set.intersection(*(set(values[index]) for index in kept))) if kept else []
-    if len(kept) < 3 or len(blocks) < 2:
-        return None
-    sign = -1.0 if metric.better == "higher" else 1.0
-    scores = np.array([[sign * values[index][block] for index in kept] for block in blocks])  # [blocks, rows]
-    scores = scores.round(EXACT)
-    average = stats.rankdata(scores, axis=1).mean(0)
-    with warnings.catch_warnings():  # rows that all tie have no statistic: nan, and no warning
-        warnings.simplefilter("ignore")
-        p = float(stats.friedmanchisquare(*scores.T).pvalue)
-    count = len(kept)
-    quantile = float(stats.studentized_range.ppf(1 - LEVEL, count, np.inf)) / math.sqrt(2)
-    critical = quantile * math.sqrt(count * (count + 1) / (6 * len(blocks)))
-    return Ranks(
-        len(blocks),
-        {rows[index]: float(rank) for index, rank in zip(kept, average, strict=True)},
-        p,
-        critical,
-    )
 
 
 def _by_seed(table: TableResult, row: str, column: str, metric: MetricSpec) -> dict[int, float]:
@@ -363,7 +356,7 @@ def biases(table: TableResult) -> list[Bias]:
         if (bias := _bias(_members(table, column.label, metric.name, group, names), group, table)) is not None
     ]
     adjusted = holm([each.p for each in found])
-    return [dataclasses.replace(each, p=p) for each, p in zip(found, adjusted, strict=True)]
+    return [replace(each, p=p) for each, p in zip(found, adjusted, strict=True)]
 
 
 def _members(table: TableResult, column: str, metric: str, group: str, names: tuple[str, ...]) -> list[Cell]:

@@ -94,15 +94,21 @@ def test_dry_run_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "results").exists()
 
 
-def test_one_seed_at_the_papers_setting_is_said_to_give_no_test(
+def test_what_no_outcome_could_decide_is_said_before_it_is_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedbench.tables.plan._lacking", lambda *_: "data missing (run this to get it)")
-    for seeds, told in ((1, True), (2, False)):
-        assert (
-            program.main(["reproduce", "table=fedcollab_t3", f"seeds={seeds}", f"results={tmp_path}", "--dry-run"]) == 0
-        )
-        assert ("a test needs 2 (seeds=2)" in capsys.readouterr().out) == told
+
+    def told(*more: str) -> list[str]:
+        program.main(["reproduce", "table=fedcollab_t3", f"results={tmp_path}", "--dry-run", *more])
+        lines = " ".join(capsys.readouterr().out.split()).split("undecidable, as no outcome could be equivalent: ")
+        return [line.partition(" could decide")[0] for line in lines[1:]]
+
+    some = "2 cells (Ignore quantities / Label shift; Ignore distances / Label shift)"
+    assert told() == [f"IPR % of {some}; 9 to 19 seeds on both sides"]
+    counts = {"Acc %": "2 seeds", "IPR %": "3 to 19 seeds on both sides", "RSD": "2 seeds"}
+    assert told("seeds=1") == [f"{label} of all 3 cells; {count}" for label, count in counts.items()]
+    assert told("scale=quick") == [], "no verdicts there"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -124,11 +124,8 @@ def test_runs_are_told_apart_by_what_differs() -> None:
 
 def test_a_filled_table_is_drawn() -> None:
     figures = runs.table_figures(Path("results/tables/fedcollab_t1-partition=label_shift"))
-    assert set(figures) == {"curves-1", "beside-1"}, "some rows lack runs, so methods have no ranks"
-    figures = runs.table_figures(Path("results/tables/fedcollab_t1"))
-    ranks = " ".join(text.get_text() for text in figures["ranks"].axes[0].texts)
-    assert "critical difference" in ranks
-    assert "Ditto+FedCollab" in ranks
+    assert set(figures) == {"curves-1", "beside-1"}
+    assert "Ditto+FedCollab" in [text.get_text() for text in figures["beside-1"].axes[0].get_yticklabels()]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ from tests.methods.toys import (
         (FedRep(), {"epochs": 5}, (4, None), (1, None)),  # pFedSim: the body in the last epoch only
         (FedRep(), {"epochs": 1}, (1, None), (1, None)),
         (FedRep(head_epochs=10), {"epochs": 5}, (10, None), (1, None)),  # the paper
-        (FedRep(head_iterations=80), {"iterations": 200}, (None, 80), (None, 120)),  # FedSaC
+        (FedRep(head_iterations=80), {"iterations": 200}, (None, 80), (None, 120)),
+        (FedRep(head_iterations=80, whole_body=True), {"iterations": 200}, (None, 80), (None, 200)),  # pFedGraph
+        (FedRep(head_iterations=80, whole_body=True), {"iterations": 20}, (None, 80), (None, 20)),
         (FedRep(), {"iterations": 10}, (None, 4), (None, 6)),
         (FedRep(), {"iterations": 1}, (None, 0), (None, 1)),
     ],
@@ -154,6 +156,43 @@ def test_a_personal_head_alone_by_hand() -> None:
     assert close(state.server, {name: v[name] for name in w}, 1e-6)  # an absent class counts 1e-8
     shown = chosen.method.predict(trees.row(models(chosen, state), 0), x, chosen.task)
     assert close(shown, features(v, x) @ v["own.weight"].t() + v["own.bias"], 1e-5)
+
+
+def test_a_generic_head_that_stays_by_hand() -> None:
+    """The body alone crosses the network; each client's h_G and h_P go on from where its own last round left them."""
+    data = federation((9, 6))
+    chosen = setup(FedRoD(generic_stays=True), data, **{**ONE_STEP, "rounds": 2})
+    start = initial(chosen)
+    body = {name: start[name] for name in BODY}
+    heads = [{name: start[name] for name in HEAD}] * 2
+    owns = [{name.removeprefix("head."): start[name] for name in HEAD}] * 2
+    for _ in range(2):
+        trained = []
+        for k in (0, 1):
+            x, y = samples(chosen, k)
+            w, own, counts = {**body, **heads[k]}, owns[k], torch.bincount(y, minlength=4).double()
+
+            def balanced(v: trees.Tree, x: Tensor = x, y: Tensor = y, counts: Tensor = counts) -> Tensor:
+                return cross_entropy(logits(v, x) + counts.clamp(min=1e-8).log(), y)
+
+            def empirical(v: trees.Tree, w: Tree = w, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return cross_entropy(logits(w, x) + features(w, x) @ v["weight"].t() + v["bias"], y)
+
+            owns = [descend(empirical, own, 0.2, ["weight", "bias"]) if i == k else owns[i] for i in (0, 1)]
+            trained.append(descend(balanced, w, 0.2))
+        heads = [{name: w[name] for name in HEAD} for w in trained]
+        body = {name: (9 * trained[0][name] + 6 * trained[1][name]) / 15 for name in BODY}
+    state = simulate(chosen)
+    assert close(state.server, body, 1e-6)
+    assert sorted(state.server) == BODY
+    for k in (0, 1):
+        assert close({name: state.memory[name][k] for name in HEAD}, heads[k], 1e-6)
+        assert close({name: state.memory[f"own/head.{name}"][k] for name in owns[k]}, owns[k], 1e-6)
+    assert gap(heads[0], heads[1]) > 1e-3
+    both = simulate(setup(FedRoD(), data, **{**ONE_STEP, "rounds": 2}))
+    assert state.bytes_up / both.bytes_up == sum(map(torch.Tensor.numel, body.values())) / sum(
+        map(torch.Tensor.numel, start.values())
+    )
 
 
 def test_with_balanced_classes_fedrods_server_is_fedavg() -> None:

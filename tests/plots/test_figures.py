@@ -91,12 +91,6 @@ def test_pictures_of_runs_show_what_they_are_given() -> None:
     assert runs.client_map(np.array([[3, 1], [1, 3]])).axes
 
 
-def test_methods_that_are_not_told_apart_are_joined() -> None:
-    assert runs._alike(np.array([1.0, 2.0, 2.5, 6.0]), 1.2) == [(0, 1), (1, 2)]
-    figure = runs.critical_difference({"a": 1.0, "b": 2.0, "c": 6.0}, 1.2, 5)
-    assert {"a 1.0", "6.0 c"} <= {text.get_text().strip() for text in figure.axes[0].texts}
-
-
 def test_a_contact_sheet_shows_every_picture(tmp_path: Path) -> None:
     with style.styled("x"):
         for name in ("a", "b"):

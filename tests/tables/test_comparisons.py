@@ -1,4 +1,4 @@
-"""Rows compared: their order and the paper's, intervals and ranks, groups that lean, rows that pass for others."""
+"""Rows compared: their order and the paper's, paired intervals, groups that lean, rows that pass for others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from scipy import stats
 
 from fedbench.tables import verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare
-from fedbench.tables.spec import MetricSpec, Published
+from fedbench.tables.spec import Published
 from fedbench.tables.store import Provenance
 from fedbench.tables.verdict import Verdict, agreements, verdict_of
 from tests.tables.toys import filled, value
 
-METRIC = MetricSpec("acc")
 PUBLISHED = {"A": value(1.0), "B": value(2.0), "C": value(3.0), "D": value(4.0)}
 
 
@@ -39,9 +38,6 @@ def test_what_only_rounding_tells_apart_is_a_tie() -> None:
     third = 0.1 + 0.2  # 0.30000000000000004
     (found,) = agreements(filled({"A": [0.1], "B": [0.3], "C": [third], "D": [9.0]}, PUBLISHED, headline="D"))
     assert found.tau == pytest.approx(5 / 30**0.5)  # tau-b: five of six pairs in order, one tie
-    tied = verdict.ranks(filled({"A": [0.3, 1], "B": [third, 2], "C": [9, 9]}), METRIC)
-    assert tied is not None
-    assert tied.ranks["A"] == pytest.approx(2.75)  # 2.5 and 3
 
 
 def test_only_rows_with_both_values_count() -> None:
@@ -70,7 +66,7 @@ def test_a_claim_does_not_hold_because_all_rows_tie() -> None:
     assert found.headline is False
 
 
-# Paired intervals, Holm's adjustment, average ranks and critical difference, against independent computations.
+# Paired intervals and Holm's adjustment, against independent computations.
 
 TESTED_METRIC = filled({"A": [1.0]}).spec.metrics[0]
 
@@ -100,22 +96,6 @@ def test_constant_differences_are_certain() -> None:
     assert (found.low, found.high, found.p) == (2, 2, 0)
     (same,) = verdict.paired(filled({"A": [3, 4, 5], "B": [3, 4, 5]}), TESTED_METRIC, "A")
     assert same.p == 1
-
-
-def test_average_ranks_friedman_and_nemenyi() -> None:
-    rows = {"A": [9.0, 8.0, 9.0, 7.0, 9.0], "B": [5.0, 8.0, 6.0, 6.0, 5.0], "C": [1.0, 2.0, 3.0, 6.0, 2.0]}
-    ranked = verdict.ranks(filled(rows), TESTED_METRIC)
-    assert ranked is not None
-    # Ties share ranks: A has 1, 1.5, 1, 1, 1; B 2, 1.5, 2, 2.5, 2; C 3, 3, 3, 2.5, 3.
-    assert ranked.ranks == pytest.approx({"A": 1.1, "B": 2.0, "C": 2.9})
-    assert ranked.p == pytest.approx(stats.friedmanchisquare(*rows.values()).pvalue)
-    # Demsar's table: q(.05) for three methods is 2.343.
-    assert ranked.critical == pytest.approx(2.343 * np.sqrt(3 * 4 / (6 * 5)), abs=1e-3)
-
-
-def test_ranks_need_blocks_and_rows() -> None:
-    assert verdict.ranks(filled({"A": [1, 2], "B": [2, 3]}), TESTED_METRIC) is None
-    assert verdict.ranks(filled({"A": [1], "B": [2], "C": [3]}), TESTED_METRIC) is None
 
 
 # What the verdicts of a table are worth together: groups that lean, rows that pass for others.

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare, hedges_g, seeds_needed
+from fedbench.tables.equivalence import (
+    DIFFERENT,
+    EQUIVALENT,
+    INCONCLUSIVE,
+    Sample,
+    attainable,
+    compare,
+    hedges_g,
+    seeds_needed,
+    seeds_to_attain,
+    share_of,
+)
 
 A, B = np.array([90.0, 91.5, 89.0, 92.0, 90.5]), np.array([88.0, 90.0, 88.5])
 
@@ -115,3 +127,87 @@ def test_when_no_number_of_our_seeds_decides() -> None:
 def test_one_seed_is_no_sample() -> None:
     with pytest.raises(ValueError, match="at least 2 seeds"):
         compare(Sample(50.0, math.nan, 1), Sample(50.0, 1.0, 5), 1.0)
+
+
+# Whether any outcome of ours could be equivalent.
+
+
+def some_outcome(n: int, clients: int, theirs: Sample) -> bool:
+    """By trying every outcome: `clients` + 1 shares for each of `n` seeds, in any order."""
+    margin = 100 / clients
+    tried = set()
+    for run in combinations_with_replacement(range(clients + 1), n):
+        known = (sum(run), sum(count * count for count in run))
+        if known in tried or abs(100 * sum(run) / (n * clients) - theirs.mean) >= margin:
+            continue  # the same mean and spread, or a difference of the margin
+        tried.add(known)
+        shares = 100 * np.array(run) / clients
+        ours = share_of(clients, Sample(float(shares.mean()), float(shares.std(ddof=1)), n))
+        if compare(ours, theirs, margin).outcome == EQUIVALENT:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("clients", [4, 20])
+def test_a_share_is_attainable_exactly_when_some_outcome_is_equivalent(n: int, k: int, clients: int) -> None:
+    for hits in (0, 1, 2, k * clients // 4, k * clients // 2, k * clients - 1, k * clients):
+        for bare in (0.0, 3.0):
+            theirs = share_of(clients, Sample(round(100 * hits / (k * clients), 2), bare, k, 0.005))
+            found = attainable(n, theirs, 100 / clients, clients)
+            assert found == some_outcome(n, clients, theirs), (hits, bare)
+
+
+def test_five_seeds_a_side_and_twenty_clients_decide_only_near_the_ends() -> None:
+    """The published IPRs of five seeds without any spread: equivalent is impossible from 4 to 96 %."""
+    possible = [mean for mean in range(101) if attainable(5, share_of(20, Sample(mean, 0.0, 5, 0.005)), 5.0, 20)]
+    assert possible == [0, 1, 2, 3, 97, 98, 99, 100]
+
+
+def test_without_spread_of_theirs_only_the_margin_and_the_digits_bound_what_is_attainable() -> None:
+    assert attainable(2, Sample(50.0, None, 1, 0.005), 1.0)
+    assert not attainable(1, Sample(50.0, None, 1, 0.005), 1.0), "one seed"
+    assert not attainable(9, Sample(50.0, None, 1, 0.5), 0.5), "the printed digits are as coarse as the margin"
+    assert math.isinf(seeds_to_attain(Sample(50.0, None, 1, 0.5), 0.5))
+    assert attainable(2, Sample(50.0, 9.0, 5), 1.0, bound=True)
+    assert not attainable(1, Sample(50.0, 9.0, 5), 1.0, bound=True)
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 5), (5, 2), (2, 5), (20, 3)])
+def test_the_spread_of_theirs_that_just_leaves_room(n: int, k: int) -> None:
+    """Bisect for the largest spread that is attainable; a finer search over ours finds nothing beyond it."""
+    low, high = 0.0, 100.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if attainable(n, Sample(50.0, middle, k), 1.0) else (low, middle)
+    ours = [Sample(50.0, float(std), n) for std in np.linspace(0, 5 * low, 1000)]
+    assert any(compare(each, Sample(50.0, 0.999 * low, k), 1.0).outcome == EQUIVALENT for each in ours)
+    assert not any(compare(each, Sample(50.0, 1.002 * low, k), 1.0).outcome == EQUIVALENT for each in ours)
+
+
+def test_the_narrowest_interval_is_not_always_that_of_the_least_spread() -> None:
+    """Two published seeds have one degree of freedom; t(.95) is 6.31 with 1 and 2.92 with 2, at s = s_p."""
+    theirs, narrow, wide = Sample(50.0, 1.0, 2), Sample(50.0, 0.0, 2), Sample(50.0, 1.0, 2)
+    outcomes = [compare(each, theirs, 3.0).outcome for each in (narrow, wide)]
+    assert outcomes == [INCONCLUSIVE, EQUIVALENT]
+    assert attainable(2, theirs, 3.0)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("theirs", [(95.0, 3.5, 20), (46.0, 2.24, 20), (50.0, 1.14, None), (96.0, 2.24, 20)])
+def test_the_seeds_that_could_decide_are_the_first(theirs: tuple[float, float, int | None], both: bool) -> None:
+    mean, std, clients = theirs
+    sample, margin = Sample(mean, std, 5, 0.005), 1.0
+    if clients:
+        sample, margin = share_of(clients, sample), 100 / clients
+    found = seeds_to_attain(sample, margin, clients, both=both)
+    if math.isinf(found):
+        assert not any(attainable(n, sample, margin, clients) for n in (2, 5, 50, 1000))
+        assert not both, "with enough seeds on both sides everything can be decided"
+        return
+    ours = [
+        attainable(n, Sample(*[sample.mean, sample.std, n if both else 5, 0.005]), margin, clients)
+        for n in range(2, int(found) + 1)
+    ]
+    assert ours == [False] * (len(ours) - 1) + [True]

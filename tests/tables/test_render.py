@@ -32,7 +32,7 @@ def test_markdown_has_value_published_difference_and_verdict() -> None:
     assert "71.00 ± 1.41 (1 of 3 censored)" in lines["C"]
     assert "D" not in lines
     assert "- Left out, as not run yet: rows D.\n" in text
-    assert "Of 2 published values: 0 equivalent, 1 different, 1 inconclusive, 0 without a verdict." in text
+    assert "Of 2 published values: 0 equivalent, 1 different, 1 inconclusive, 0 undecidable, 0 without" in text
     assert "- Margins: Acc % 1." in text
     assert "commit abc" in text
     assert "the paper's claim that A is best holds" in text
@@ -94,7 +94,7 @@ def test_what_was_chosen_afterwards_is_marked_and_counted_apart() -> None:
     table = filled({"A": VALUES["A"], "B_1": VALUES["B_1"]}, PUBLISHED, made=MADE, rows=rows, **FIVE)
     text = render.draw_markdown(table)
     assert "+5.00 [5.00, 5.00]) ≠†" in text
-    assert "Of 1 published values: 0 equivalent, 0 different, 1 inconclusive, 0 without a verdict." in text
+    assert "Of 1 published values: 0 equivalent, 0 different, 1 inconclusive, 0 undecidable, 0 without" in text
     assert "Exploratory, counted apart: of 1 published values: 0 equivalent, 1 different" in text
     assert "- Exploratory (†), B_1: taken after A was seen." in text
     assert r"$\neq$$\dagger$" in render.draw_latex(table)

@@ -21,19 +21,28 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         Judged("p", "b", "", ("k1", "k2"), "rsd", "different", False),
         Judged("p", "b", "", ("k3",), "acc", "inconclusive", True),
         Judged("p", "kept", "partition_seed=0", ("k4",), "acc", "inconclusive", False),
+        Judged("p", "kept", "partition_seed=0", ("k6",), "acc", "undecidable", False),
         Judged("p", "c", "", ("k5",), "acc", "different", True),  # a table of exploratory values alone
     ]
     lines = [line.strip("| ").split(" | ") for line in table(found).splitlines()]
     assert {line[0].partition("]")[0]: list(map(int, line[1:])) for line in lines[2:]} == {
-        "[a": [1, 1, 0, 0, 0, 0, 0, 0],
-        "[b": [2, 1, 1, 0, 1, 0, 0, 1],
-        "[kept": [1, 0, 0, 1, 0, 0, 0, 0],
-        "[c": [0, 0, 0, 0, 1, 0, 1, 0],
-        "p, as specified, 2 tables, each value once": [2, 1, 1, 0, 1, 0, 0, 1],
-        "p, partition_seed=0, 1 tables, each value once": [1, 0, 0, 1, 0, 0, 0, 0],
+        "[a": [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        "[b": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
+        "[kept": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
+        "[c": [0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0],
+        "p, as specified, 2 tables, each value once": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
+        "p, partition_seed=0, 1 tables, each value once": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
     }
-    assert words(found[:4]) == "2 equivalent, 1 different; exploratory: 1 inconclusive"
-    assert [words(each) for each in ([], found[-1:])] == ["none", "none; exploratory: 1 different"]
+    told = "2 equivalent from 1 row of runs, 1 different from 1 row; exploratory: 1 inconclusive from 1 row of runs"
+    assert words(found[:4]) == told
+    assert [words(each) for each in ([], found[-1:])] == ["none", "none; exploratory: 1 different from 1 row of runs"]
+
+
+def test_two_studies_of_one_configuration_are_two_rows() -> None:
+    """FedCollab's Table 5: operations and parameters of two networks, whose run keys are the same."""
+    folder = ROOT / "results" / "tables" / "fedcollab_t5"
+    (tally,) = tallies(judged({"a": store.load_table(folder)}))
+    assert words(tally.values) == "4 equivalent from 2 rows of runs"
 
 
 def test_a_value_counts_once_where_one_table_has_a_seed_more() -> None:
@@ -48,7 +57,10 @@ def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
     stored(tmp_path)
     assert program.main(["redraw", str(tmp_path)]) == 0
     text = (tmp_path / FILE).read_text(encoding="utf-8")
-    assert "| [fedcollab_t1](tables/fedcollab_t1/table.md) | 5 | 1 | 2 | 2 |" in text
+    assert "| [fedcollab_t1](tables/fedcollab_t1/table.md) | 5 | 3 | 1 | 2 | 0 | 2 |" in text
+    (tmp_path / FILE).write_text(f"{text}\nOurs.\n", encoding="utf-8")
+    program.main(["redraw", str(tmp_path)])
+    assert (tmp_path / FILE).read_text(encoding="utf-8") == f"{text}\nOurs.\n", "what stands below is kept"
 
 
 def test_the_committed_counts_are_those_of_the_committed_tables() -> None:

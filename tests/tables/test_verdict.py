@@ -9,8 +9,8 @@ import pytest
 
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError, UnknownName
-from fedbench.tables import spec, text, verdict
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE
+from fedbench.tables import render, spec, text, verdict
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import Margin, Published, width
 from fedbench.tables.store import Provenance, TableResult
 from fedbench.tables.text import Layout
@@ -40,16 +40,54 @@ def test_within_a_point_of_accuracy(published: float, kind: str) -> None:
 
 def test_how_many_seeds_would_decide_is_said() -> None:
     assert judged(89.0, 90.0, 91.0).text == "inconclusive, 10 seeds would decide"
-    wide = judged(*SAME, published=value(90.5, 5.0))
+    wide = judged(89.3, 90.0, 90.7, published=value(90.5, 0.9))
     assert math.isinf(wide.seeds)
-    assert wide.text == "inconclusive, 633 seeds on both sides would decide"
+    assert wide.text == "inconclusive, 34 seeds on both sides would decide"
     assert judged(*SAME, published=value(91.0, 0.1)).text == "inconclusive, 1000 seeds would not decide"
 
 
-def test_one_seed_is_inconclusive_and_says_why() -> None:
+def test_one_seed_is_undecidable_and_says_what_is_not() -> None:
     found = judged(90.0)
-    assert (found.kind, found.text) == (INCONCLUSIVE, "inconclusive: one seed, a test needs 2")
-    assert found.comparison is None
+    assert (found.kind, found.text) == (UNDECIDABLE, "undecidable with 1 seed, 2 seeds could decide")
+    assert (found.comparison, found.seeds, found.difference) == (None, 2, 0)
+    bound = judged(3500.0, published=value(3000, decimals=0, bound=">"))
+    assert (bound.kind, bound.seeds) == (UNDECIDABLE, 2)
+
+
+def test_where_the_published_mean_is_too_uncertain_no_outcome_is_equivalent() -> None:
+    """t(.95, 4) 5 / sqrt(5) is 4.8, without any spread of ours, and the margin is 1."""
+    wide = value(90.5, 5.0)
+    found = judged(*SAME, published=wide)
+    assert (found.kind, found.seeds) == (UNDECIDABLE, math.inf)
+    assert found.text == "undecidable with 3 seeds, 71 seeds on both sides could decide"
+    assert found.comparison is not None
+    assert judged(79.9, 80.0, 80.1, published=wide).kind == DIFFERENT, "which can come out"
+    coarse = judged(90.0, 90.0, 90.0, published=value(90.0, decimals=0), margins={"acc": {"value": 0.4, "why": "w"}})
+    assert coarse.text == "undecidable with 3 seeds, 1000 seeds could not decide"
+
+
+def test_what_is_undecidable_is_known_before_it_is_run() -> None:
+    waiting = judged(published=value(90.5, 5.0), seeds=3)
+    assert (waiting.kind, waiting.both) == (NONE, 71)
+    assert waiting.text == "not run; undecidable with 3 seeds, 71 seeds on both sides could decide"
+    assert judged(published=value(90.5, 0.1)).text == "not run"
+    assert judged(published=value(90.5, 5.0), made=Provenance("quick")).text == "not run"
+    assert judged(published=value(90.5, 5.0), metrics=[{"name": "acc", "timing": True}]).text == "not run"
+    share = {"metrics": [{"name": "ipr"}], "published": value(46.0, 2.24), "seeds": 5}
+    assert judged(**share).text == "not run", "its margin is one client of how many?"
+    assert judged(**share, clients=20).text.endswith("29 seeds on both sides could decide")
+
+
+@pytest.mark.parametrize("run", [False, True])
+def test_the_undecidable_are_marked_and_counted_in_the_table(run: bool) -> None:
+    values = {"A": SAME, "B": SAME} if run else {"A": (), "B": ()}
+    table = filled(values, {"A": value(90.5, 5.0), "B": value(90.0, 0.1)}, published_seeds=5)
+    drawn = render.draw_markdown(table)
+    assert drawn.count(" ∅ 71 both |") == 1
+    said = "Of the 2 published values beside which nothing was run 1 would be undecidable with 5 seeds (1 Acc %)."
+    assert (said in drawn) != run
+    assert (r"\emptyset" in render.draw_latex(table)) == run
+    assert counts(table) == ({UNDECIDABLE: 1, EQUIVALENT: 1} if run else {NONE: 2})
 
 
 @pytest.mark.parametrize(
@@ -191,6 +229,12 @@ def test_a_margin_of_a_metric_that_is_not_there() -> None:
 def test_an_unknown_number_of_clients_gives_no_verdict_on_ipr() -> None:
     table = filled({"A": SAME_SETTING}, {"A": value(90.0)}, metrics=[{"name": "ipr"}])
     assert verdict_of(table, table.cells[0]).text == "no verdict: its margin is not known"
+
+
+@pytest.mark.parametrize("clients", [-1, 2.5, "20"])
+def test_a_paper_has_whole_clients(clients: object) -> None:
+    with pytest.raises(ConfigError, match=f"clients is {clients}; it must be a whole number of at least 0"):
+        filled({"A": SAME_SETTING}, clients=clients)
 
 
 @pytest.mark.parametrize("seeds", [0, 2.5, "5"])

@@ -211,14 +211,15 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
     words = ["words" if part.dtype.kind in "US" else "numbers" for part in parts]
     if words[0] != words[-1]:
         raise ValueError(f"training labels are {words[0]}, test labels {words[-1]}; write both in one way")
-    said = []
+    said: list[str] = []
     if words[0] == "words":
         return np.concatenate(parts), said
     whole = []
     for split, part in zip(SPLITS, parts, strict=False):
         if part.dtype.kind not in KINDS:
             raise ValueError(f"labels must be numbers or words, got {part.dtype}")
-        odd = np.flatnonzero(~(np.abs(part) <= EXACT) | (np.trunc(part) != part)) if part.dtype.kind == "f" else ()
+        floats = part if part.dtype.kind == "f" else np.zeros(0)
+        odd = np.flatnonzero(~(np.abs(floats) <= EXACT) | (np.trunc(floats) != floats))
         if len(odd):
             raise ValueError(
                 f"{len(odd)} of {len(part)} {split} labels, the first {part[odd[0]]:g} at {odd[0]}, name no class; "
