@@ -136,7 +136,8 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
         for outcome, variant in named
         if outcome.row is not None
     ]
-    console = Output() if sys.stdout.isatty() else Output(width=120)
+    # In a notebook rich would show it beside standard output, to which alone Python's `sweep` can be deaf.
+    console = Output() if sys.stdout.isatty() else Output(width=120, force_jupyter=False)
     console.print(comparison_table(rows))
 
 
