@@ -36,7 +36,7 @@ BAD = [
     (["protocol.round=3"], "unknown key 'protocol.round'; nearest: protocol.rounds"),
     (["protocol.optimiser.lr=3"], "unknown key 'protocol.optimiser.lr'; nearest: protocol.optimizer"),
     (["protocol.optimizer.lrr=3"], "nearest: protocol.optimizer.lr"),
-    (["mu=1"], "unknown key 'mu'; nearest: method.mu with method=fedprox|fedprox_code"),
+    (["mu=1"], "unknown key 'mu'; nearest: method.mu with method="),
     (["method=fedprox", "mu=1"], "unknown key 'mu'; nearest: method.mu"),
     (["lr=1"], "protocol.optimizer.lr"),
     (["rounds=1"], "unknown key 'rounds'; nearest: protocol.rounds"),
