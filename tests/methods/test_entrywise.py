@@ -220,8 +220,8 @@ def test_three_rounds_of_fedselect_by_hand() -> None:
                 slope = derivative(F[k], v)
                 v = {n: v[n] - LR * slope[n] * (mask[k][n] == personal) for n in v}
             own = [*own[:k], v, *own[k + 1 :]]
-        number = {n: sum((~mask[k][n]).double() for k in everyone) for n in w}
-        total = {n: sum(own[k][n] * ~mask[k][n] for k in everyone) for n in w}
+        number = {n: torch.stack([~mask[k][n] for k in everyone]).sum(0) for n in w}
+        total = {n: torch.stack([own[k][n] * ~mask[k][n] for k in everyone]).sum(0) for n in w}
         w = {n: torch.where(number[n] > 0, total[n] / number[n], w[n]) for n in w}
         kept = mask
         if t > 0:
