@@ -86,7 +86,8 @@ def test_a_table_without_a_cell_is_refused_and_not_written(
 
 def test_dry_run_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--dry-run") == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err == "measuring what the runs take on this machine ...\n"
     assert "2 to do" in out
     for word in ("time", "memory", "disk"):
         assert f"\n{word}: about" in out
