@@ -46,6 +46,20 @@ def test_a_run_is_the_command_lines(finished: fedbench.Run, runs: Path, capfd: p
     assert again.folder == finished.folder
 
 
+def test_a_sweep_in_a_notebook_shows_nothing_unless_asked(
+    finished: fedbench.Run, runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There rich shows a table beside standard output."""
+    shown: list[object] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *what: shown.append(what))
+    given = {"method": ["local", "oracle"], "runs_dir": runs}
+    assert len(fedbench.sweep(*SHORT, **given)) == 2
+    assert (shown, *capfd.readouterr()) == ([], "", "")
+    fedbench.sweep(*SHORT, **given, progress="lines")
+    assert "pooled %" in capfd.readouterr().out
+
+
 def test_a_run_holds_its_parts(finished: fedbench.Run) -> None:
     row, clients = finished.row, finished.clients
     assert finished.config["protocol"]["rounds"] == 2

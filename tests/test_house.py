@@ -16,8 +16,11 @@ from fedbench.engine.method import Method
 from fedbench.tables.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
-# BUDGET: raised only by who says what goes.
-FEDBENCH_LINES, FEDBENCH_FILES, SCRIPTS_LINES = 31_000, 160, 2_500
+# BUDGET: raised only by who says what goes. The house was 25,135 lines and 111 files beside methods/ when it was cut to
+# 31,000 and 160. What it has gained since: the optimiser's state as a setting of the protocol (FedReMa's own went),
+# verdicts that cannot come out (ranks went), packages by entry points, words about own arrays. Methods are a catalogue:
+# each is a file, and they may be long only on average as the papers need.
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 26_000, 115, 140, 2_500
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
 # that the loop, the execution of runs and the commands use.
@@ -77,7 +80,9 @@ def test_the_interface_of_a_method_is_no_larger() -> None:
 
 def test_the_budget_is_kept() -> None:
     package, scripts = ((ROOT / name).rglob("*.py") for name in ("fedbench", "scripts"))
-    sizes = [len(file.read_text(encoding="utf-8").splitlines()) for file in package]
-    assert sum(sizes) <= FEDBENCH_LINES
-    assert len(sizes) <= FEDBENCH_FILES
+    sizes = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in package}
+    methods = {file: lines for file, lines in sizes.items() if ROOT / "fedbench" / "methods" in file.parents}
+    assert sum(sizes.values()) - sum(methods.values()) <= HOUSE_LINES
+    assert len(sizes) - len(methods) <= HOUSE_FILES
+    assert sum(methods.values()) <= METHOD_LINES * len(methods)
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in scripts) <= SCRIPTS_LINES

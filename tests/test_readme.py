@@ -58,17 +58,6 @@ def losses(tmp_path: Path, method: dict[str, object]) -> list[float]:
     return pd.read_csv(result.folder / "rounds.csv")["train_loss"].dropna().tolist()
 
 
-def test_the_server_of_the_docs_runs_and_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "momentum.py").write_text(block("python", "class FedAvgM", PAGES["docs/writing-a-method.md"]))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(METHODS._entries, "fedavgm", "momentum:FedAvgM")
-    plain = losses(tmp_path, {"name": "fedavg"})
-    made = {share: losses(tmp_path, {"name": "fedavgm", "private": [], "momentum": share}) for share in (0.0, 0.9)}
-    assert made[0.0] == pytest.approx(plain, rel=1e-4)  # its limit is FedAvg
-    assert made[0.9][:2] == pytest.approx(plain[:2], rel=1e-4), "the first step has no velocity yet"
-    assert made[0.9][2] < plain[2] - 0.005, "then it moves on"
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_compose(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run of each `python -m fedbench`: of a sweep its first."""

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedbench.config import groups
-from fedbench.config.fields import DOMAIN, Component
+from fedbench.config.fields import DOMAIN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName, unknown
 
 Row = dict[str, str]
+WHATEVER = "the protocol scores every method so"
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,18 @@ def listing(kind: str) -> Listing:
     return KINDS[kind]()
 
 
+def usable(group: str) -> list[str]:
+    """Return the names of a group but for those of other packages that cannot be had, which are told on stderr."""
+    troubles = groups.troubles(group) if group in groups.REGISTRIES else {}
+    for text in troubles.values():
+        print(f"left out: {text}", file=sys.stderr)
+    return [name for name in groups.names(group) if name not in troubles]
+
+
 def methods() -> Listing:
     """List the methods, with what each says that it sends."""
     rows = []
-    for name in groups.names("method"):
+    for name in usable("method"):
         method = groups.registry("method").build(groups.load("method", name))
         rows.append(
             {
@@ -75,7 +84,7 @@ def _sent(method: type, what: str) -> str:
 def presets() -> Listing:
     """List what each YAML of a method sets; of a variant, what differs from the method's own; each part in a row."""
     rows = []
-    for name in groups.names("method"):
+    for name in usable("method"):
         config = groups.load("method", name)
         usual = str(config["name"])
         variant = name != usual and usual in groups.names("method")
@@ -95,11 +104,30 @@ def presets() -> Listing:
     return Listing(title, ("method", "parameters", "domains"), rows)
 
 
+def scored() -> Listing:
+    """List which of a client's models counts, for every protocol and method."""
+    from fedbench.engine.method import own_score
+
+    built = {name: groups.registry("method").build(groups.load("method", name)) for name in groups.names("method")}
+    protocols: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name in groups.names("protocol"):
+        chosen = typed(SCHEMAS["protocol"], groups.load("protocol", name), "protocol")
+        each = [own_score(m, chosen) if chosen.score == "own" else (chosen.score, WHATEVER) for m in built.values()]
+        protocols.setdefault(tuple(each), []).append(name)
+    rows = []
+    for found, names in protocols.items():
+        for model, why in sorted(set(found)):
+            chosen = [name for name, each in zip(built, found, strict=True) if each == (model, why)]
+            methods = ", ".join(chosen) if len(chosen) < len(built) else "all"
+            rows.append({"protocols": ", ".join(names), "methods": methods, "scored": model, "why": why})
+    return Listing("Which of a client's models counts", tuple(rows[0]), rows)
+
+
 def components(group: str, title: str) -> Listing:
     """List a group whose YAMLs say it all."""
     columns = (group, "content", "parameters", "domains", "source")
     rows = []
-    for name in groups.names(group):
+    for name in usable(group):
         config = groups.load(group, name)
         parameters = groups.parameters(_own(group, config))
         row = {group: name, "parameters": parameters, "content": groups.about(group, name)}
@@ -128,8 +156,8 @@ def _class(group: str, config: Mapping[str, Any]) -> type | None:
 def _source(cls: type | None, file: Path) -> str:
     """Return the file of a component's class, else the YAML."""
     if cls is None:
-        return file.relative_to(groups.conf_dir().parent).as_posix()
-    return Path(inspect.getfile(cls)).relative_to(Path(__file__).resolve().parents[2]).as_posix()
+        return file.relative_to(file.parents[2]).as_posix()
+    return f"{cls.__module__.replace('.', '/')}.py"
 
 
 def domains(cls: type, prefix: str = "") -> str:
@@ -147,7 +175,7 @@ def domains(cls: type, prefix: str = "") -> str:
 
 def _datasets() -> Listing:
     rows = []
-    for name in groups.names("dataset"):
+    for name in usable("dataset"):
         source = groups.registry("dataset").build(groups.load("dataset", name))
         state = source.state()
         ready = "ready" if state.prepared else "ready, read at first use"
@@ -228,6 +256,7 @@ def _recorders() -> Listing:
 KINDS: dict[str, Callable[[], Listing]] = {
     "methods": methods,
     "presets": presets,
+    "scored": scored,
     "datasets": _datasets,
     "partitions": partial(
         components, "partition", "Partitions; a number behind a family's name is its parameter: dir0.1"

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from fedbench.config import groups
 from fedbench.config.messages import OK
-from fedbench.core.errors import FedbenchError
 from fedbench.core.signals import Stopped, handled
 from fedbench.core.version import __version__
 
@@ -40,6 +39,7 @@ COMMANDS = {  # name -> the function that takes the arguments after it and retur
     "redraw": "fedbench.cli.runs:redraw_command",
     "check-method": "fedbench.testing.command:check_command",
 }
+SWEEPING = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")
 
 
@@ -101,19 +101,15 @@ def offered(command: str) -> list[str]:
 
         return list(KINDS)
     if command == "prepare":
-        return ["--check", "--root", *_stems("dataset")]
+        return ["--check", "--root", *groups.names("dataset")]
     if command == "reproduce":
         keys = ("rows=", "columns=", "seeds=", "jobs=", "--dry-run")
-        named = (f"{key}={name}" for key in ("table", "scale") for name in _stems(key))
-        return [*named, *(f"substitute={name}" for name in _stems("dataset")), *keys]
+        named = (f"{key}={name}" for key in ("table", "scale") for name in groups.names(key))
+        return [*named, *(f"substitute={name}" for name in groups.names("dataset")), *keys]
     if command == "figure":
         scales = ("scale=paper", "scale=open", "scale=quick")
-        return [*_stems("figure"), "all", *scales, "seeds=", "jobs=", "--dry-run"]
+        return [*groups.names("figure"), "all", *scales, "seeds=", "jobs=", "--dry-run"]
     return []
-
-
-def _stems(group: str) -> list[str]:
-    return sorted(file.stem for file in (groups.conf_dir() / group).glob("*.yaml"))
 
 
 # Runs and sweeps: the Hydra application.
@@ -134,6 +130,7 @@ def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
     from fedbench.sweeps import jobs
 
     sources.register()
+    arguments = sorted(arguments, key=lambda text: text not in SWEEPING)  # after an override argparse knows none
     with _hydra_arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
         hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
     return outcomes
@@ -194,7 +191,7 @@ def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]
     _accept_any_output()
     try:
         with handled():
-            _check_folder()
+            Path.cwd()  # libraries of others end the process where there is none
             code = command(arguments)
             sys.stdout.flush()
             return code
@@ -223,14 +220,6 @@ def _accept_any_output() -> None:
 def _write_no_more() -> None:
     """Send to nobody what is left: Python flushes once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _check_folder() -> None:
-    """Refuse to work where there is no working directory: libraries of others end the process there."""
-    try:
-        Path.cwd()
-    except FileNotFoundError as error:
-        raise FedbenchError("the working directory is gone; change to another one") from error
 
 
 def report(error: Exception) -> int:

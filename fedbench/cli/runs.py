@@ -17,6 +17,7 @@ from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.engine.history import TEST_SETS
 from fedbench.plots import runs, style
 from fedbench.runs.folder import RESULT
+from fedbench.runs.progress import identity
 from fedbench.runs.run import Run
 from fedbench.tables import store
 from fedbench.tables.store import TableResult
@@ -278,13 +279,17 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
 
 
 def distinct_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return names that tell runs apart besides their seed: method, what else differs, and the key of those alike."""
+    """Return names that tell runs apart besides their seed: method, what else differs, then samples and key by hash."""
     keys = ("method", "dataset", "partition", "model", "protocol", "variant")
     varied = [key for key in keys if key == "method" or len({str(row.get(key) or "") for row in rows}) > 1]
-    plain = [", ".join(str(row[key]) for key in varied if row.get(key)) for row in rows]
-    seen = Counter((name, row["seed"]) for name, row in zip(plain, rows, strict=True))
+    names = [", ".join(str(row[key]) for key in varied if row.get(key)) for row in rows]
+    samples: dict[str, set[str]] = {}
+    for name, row in zip(names, rows, strict=True):
+        samples.setdefault(name, set()).add(identity(row)[1])
+    names = [f"{n} {identity(row)[1][:6]}" if len(samples[n]) > 1 else n for n, row in zip(names, rows, strict=True)]
+    seen = Counter((name, row["seed"]) for name, row in zip(names, rows, strict=True))
     clashing = {name for (name, _), count in seen.items() if count > 1}
-    return [f"{n} {row['key'][:4]}" if n in clashing else n for n, row in zip(plain, rows, strict=True)]
+    return [f"{n} {row['key'][:4]}" if n in clashing else n for n, row in zip(names, rows, strict=True)]
 
 
 def table_figures(folder: Path) -> Figures:

@@ -50,6 +50,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     from fedbench.config import sources
+    from fedbench.core.errors import FedbenchError
 
     sources.register()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -61,7 +62,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         config = _of_choices(choices)
         for each in values:
             OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
-    except (HydraException, OmegaConfBaseException):
+    except (HydraException, OmegaConfBaseException, FedbenchError):  # the last: of a default that is not chosen
         return _by_hydra(overrides)  # its message is of all overrides
     return config
 

@@ -18,8 +18,9 @@ import importlib
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName, unknown
@@ -153,36 +154,46 @@ def _field(default: Any, domain: Domain) -> Any:
 
 T = TypeVar("T")
 
+OWN = __name__.partition(".")[0]
 RESERVED = ("name", "preset")  # keys of a component's YAML that are not hyper-parameters
 
 
 class Registry(Generic[T]):
-    """Lazy, explicit map from names to dataclasses of one kind."""
+    """Lazy, explicit map from names to dataclasses of one kind: this package's, and those of others' entry points."""
 
     def __init__(self, kind: str, entries: Mapping[str, str], package: str = "") -> None:
         """`entries` maps a name to "package.module:Class"; nothing is imported before it is used.
 
-        `package` is the one that users add classes to, in whose `__init__.py` the entries stand.
+        `package` is the one that users add classes to, in whose `__init__.py` the entries stand. If it is
+        "fedbench.data.datasets", the entry points "fedbench.datasets" of other packages count as well.
         """
         self.kind = kind
-        self.line = f"a line in {package.replace('.', '/')}/__init__.py" if package else ""
+        self.group = f"{OWN}.{package.rpartition('.')[2]}" if package else ""
+        line = f"a line in {package.replace('.', '/')}/__init__.py"
+        self.line = package and f"{line}, or in another package an entry point in {self.group}"
         self._entries = dict(entries)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._entries))
+        return iter(sorted({*self._entries, *(each.name for each in outside(self.group))}))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in set(self)
 
     def get(self, name: str) -> type[T]:
         """The class called `name`.
 
         Raises:
             UnknownName: with the nearest names, and where a new one is added.
+            ConfigError: two packages have one, or another package's cannot be imported.
         """
+        theirs = [each for each in outside(self.group) if each.name == name]
+        if len(owners := [OWN] * (name in self._entries) + [owner(each) for each in theirs]) > 1:
+            raise taken_twice(self.kind, name, owners)
+        if theirs:
+            return cast("type[T]", _loaded(theirs[0], self.kind))
         if name not in self._entries:
             new = self.line and f"; a new one takes {self.line}"
-            raise UnknownName(f"{unknown(self.kind, name, self._entries)}{new}")
+            raise UnknownName(f"{unknown(self.kind, name, self)}{new}")
         module, _, attribute = self._entries[name].partition(":")
         return cast("type[T]", getattr(importlib.import_module(module), attribute))
 
@@ -200,6 +211,42 @@ class Registry(Generic[T]):
         cls = self.get(str(config["name"]))
         given = {key: value for key, value in config.items() if key not in RESERVED}
         return typed(cls, given, f"{self.kind} '{config['name']}'")
+
+
+# ---- what other packages bring
+
+
+@functools.cache
+def outside(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of other packages in `group`, such as "fedbench.methods"; read once a process."""
+    return tuple(_installed().select(group=group)) if group else ()
+
+
+_installed = functools.cache(entry_points)  # every package is looked at, which takes a moment
+
+
+def owner(point: EntryPoint) -> str:
+    """Return the name under which the package of an entry point is installed."""
+    return point.dist.name if point.dist is not None else point.value
+
+
+def taken_twice(kind: str, name: str, owners: Iterable[str]) -> ConfigError:
+    """Return the error for a name that several packages have."""
+    return ConfigError(f"{kind} '{name}' is in both {' and '.join(owners)}: uninstall one, or rename it there")
+
+
+def _loaded(point: EntryPoint, kind: str) -> type[Component]:
+    """Return the class of an entry point."""
+    try:
+        found = point.load()
+    except Exception as error:  # whatever the package's own code raises
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{kind} '{point.name}' of {owner(point)}: {point.value} does not import: {reason}"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Component)):
+        raise ConfigError(f"{kind} '{point.name}' of {owner(point)}: {point.value} is no class of a {kind}")
+    return found
 
 
 def typed(cls: type[T], values: object, where: str) -> T:

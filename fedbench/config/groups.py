@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import importlib.util
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedbench.config.fields import Registry
+from fedbench.config.fields import OWN, Registry, outside, owner, taken_twice
 from fedbench.config.schema import HardwareConfig, ProtocolConfig
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.errors import ConfigError, FedbenchError, UnknownName, unknown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,9 +39,32 @@ def conf_dir() -> Path:
     raise ConfigError(f"no conf/ folder in or beside {package}; install fedbench-harness again")
 
 
+@functools.cache
+def conf_dirs_of_others() -> Mapping[Path, str]:
+    """Return the folders conf/ of the packages that entry points of ours name, and what each is installed as.
+
+    They are looked for without importing a package.
+    """
+    found = {}
+    for point in (each for group in REGISTRIES for each in outside(f"{OWN}.{group}s")):
+        with suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(point.module.partition(".")[0])
+            for place in (spec and spec.submodule_search_locations) or ():
+                if (folder := Path(place) / "conf").is_dir():
+                    found[folder] = owner(point)
+    return found
+
+
+def conf_dirs(group: str) -> Mapping[Path, str]:
+    """Return the folders that YAMLs of `group` may lie in, and the package of each; this one's last."""
+    others = conf_dirs_of_others() if group in REGISTRIES or group in SCHEMAS else {}
+    return {**others, conf_dir(): OWN}
+
+
 def conf_state() -> tuple[tuple[str, int], ...]:
     """Return every YAML's name and time of change: what is read of them holds until this differs."""
-    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in conf_dir().rglob("*.yaml")))
+    files = (file for folder in (*conf_dirs_of_others(), conf_dir()) for file in folder.rglob("*.yaml"))
+    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files))
 
 
 def load_yaml(path: Path) -> DictConfig:
@@ -85,7 +110,7 @@ def family_field(group: str, file: Path) -> str | None:
 
 def names(group: str) -> list[str]:
     """The YAMLs of a config group."""
-    return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+    return sorted({file.stem for folder in conf_dirs(group) for file in (folder / group).glob("*.yaml")})
 
 
 def load(group: str, name: str) -> dict[str, Any]:
@@ -122,11 +147,52 @@ def file_of(group: str, name: str) -> Path:
 
     Raises:
         UnknownName: there is none.
+        ConfigError: two packages have one.
     """
-    file = conf_dir() / group / f"{name}.yaml"
-    if not file.is_file():
-        raise unknown(group, name, names(group))
+    if (file := find(group, name)) is None:
+        text = without_yaml(group, name)
+        raise UnknownName(text) if text else unknown(group, name, names(group))
     return file
+
+
+def find(group: str, name: str) -> Path | None:
+    """conf/<group>/<name>.yaml, of whichever package; None if there is none.
+
+    Raises:
+        ConfigError: two packages have one.
+    """
+    files = {folder / group / f"{name}.yaml": package for folder, package in conf_dirs(group).items()}
+    found = {file: package for file, package in files.items() if file.is_file()}
+    if len(found) > 1:
+        raise taken_twice(group, name, found.values())
+    return next(iter(found), None)
+
+
+def without_yaml(group: str, name: str) -> str:
+    """What to say of a class that another package names `name` and that has no YAML; "" if none does."""
+    points = outside(f"{OWN}.{group}s") if group in REGISTRIES else ()
+    if (point := next((each for each in points if each.name == name), None)) is None:
+        return ""
+    file = f"{point.module.partition('.')[0]}/conf/{group}/{name}.yaml"
+    return f"{group} '{name}' of {owner(point)} has a class and no YAML: its package needs {file}"
+
+
+def troubles(group: str) -> dict[str, str]:
+    """Return, by name, what is wrong with components of other packages: a line each, which names the package."""
+    names = {file.stem for folder in conf_dirs_of_others() for file in (folder / group).glob("*.yaml")}
+    names |= {each.name for each in outside(f"{OWN}.{group}s")}
+    return {name: text for name in sorted(names) if (text := _trouble(group, name))}
+
+
+def _trouble(group: str, name: str) -> str:
+    try:
+        file, used = file_of(group, name), str(load(group, name).get("name"))
+        if used not in registry(group):
+            return f"{file} has no class: its package needs the entry point {used} in {OWN}.{group}s"
+        registry(group).get(used)
+    except FedbenchError as error:
+        return str(error)
+    return ""
 
 
 def different(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import yaml
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -36,6 +37,8 @@ def explained(error: Exception, job: str = "") -> tuple[int, str]:
 
 def one_line(error: BaseException) -> str | None:
     """The message for `error`, or None if it is a defect of the program that needs a traceback."""
+    if isinstance(error, (FedbenchError, OSError)) and _stands_nowhere():  # whatever else it says follows from that
+        return "the working directory is gone; change to another one"
     if isinstance(error, FedbenchError):
         return _flat(str(error))
     if isinstance(error, MissingConfigException):
@@ -45,7 +48,7 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, ConfigCompositionException):
         return _composition(error)
     if isinstance(error, (HydraException, OmegaConfBaseException)) or (
-        isinstance(error, ValueError) and _raised_by(error, ("hydra.",))  # `method=3`
+        isinstance(error, (ValueError, RuntimeError)) and _raised_by(error, ("hydra.",))  # `method=3`, a wrong plugin
     ):
         return _flat(str(error))
     if isinstance(error, yaml.YAMLError):
@@ -80,6 +83,13 @@ def _system(error: OSError) -> str | None:
     return None
 
 
+def _stands_nowhere() -> bool:
+    try:
+        return not Path.cwd()
+    except FileNotFoundError:
+        return True
+
+
 def _raised_by(error: BaseException, packages: tuple[str, ...]) -> bool:
     """Whether the function that raised `error` is of one of `packages`."""
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -98,6 +108,8 @@ def _unknown_option(error: MissingConfigException) -> str:
     outer = group.partition("/")[0]
     if outer not in REGISTRIES:
         return found
+    if text := groups.without_yaml(outer, name):
+        return text
     return f"{found}; a new one takes conf/{outer}/{name}.yaml and, for its class, {registry(outer).line}"
 
 
@@ -162,7 +174,7 @@ def _elsewhere(missing: str) -> str:
     """`method.mu with method=fedprox|moon`: the keys of that name in any option of a group."""
     found: dict[str, list[str]] = {}
     for group in reversed(REGISTRIES):
-        for name in groups.names(group):
+        for name in sorted({*groups.names(group)} - {*groups.troubles(group)}):
             for key in _keys(groups.load(group, name), f"{group}."):
                 if key.rpartition(".")[2] == missing:
                     found.setdefault(f"{key} with {group}=", []).append(name)

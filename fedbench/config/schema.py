@@ -217,8 +217,9 @@ class ProtocolConfig(Component):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
     test: TestConfig = field(default_factory=TestConfig)
-    # received: before local training | trained: after the client's latest | both compete
-    score: str = one_of("received", "trained", "both")
+    # received: before local training | trained: after the client's latest | both compete | own: the method's, see
+    # fedbench.engine.method.own_score
+    score: str = one_of("received", "trained", "both", "own")
     average: str = one_of("client", "pooled")  # client: mean over clients | pooled: over samples
     report: str = one_of("last", "best_test", "best_val", "mean_last_5")
     per_client: bool = False  # best_val: each client at its own best round (FedSaC's code)
@@ -335,6 +336,11 @@ class SweepConfig(Component):
     x: str = ""  # swept key; "": the first one
     by: str = ""  # second swept key: a line each (lines), the vertical axis (heatmap), a panel each (curves)
     y: str = "score"  # column of the result row, or of rounds.csv for curves
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is not None and (self.name.startswith(".") or {"/", "\\"} & set(self.name)):
+            raise ConfigError(f"sweep.name={self.name} is a place; give a name, and the place as sweep.folder=FOLDER")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Configs that need no file: families (`partition=dir0.1`) and methods inside methods (`method/base=ditto`).
+"""Configs that are no file of conf/: families (`partition=dir0.1`), methods inside methods, other packages' files.
 
-Hydra asks its sources in turn, real files first, so this source only answers for names without a file of
-their own. It lists no names: `--help` and `method=glob(*)` show the files.
+Hydra asks its sources in turn, this one first: it refuses a name that two packages have, and leaves a name with a file
+in conf/ to Hydra.
 """
 
 from __future__ import annotations
@@ -38,53 +38,52 @@ class VirtualSource(ConfigSource):
         return Path(self.path).is_dir()
 
     def is_group(self, config_path: str) -> bool:
-        """Whether `config_path` is the group of a method inside a method."""
-        match = NESTED.match(config_path)
-        return match is not None and match.end() == len(config_path)
+        """Whether `config_path` is a group of components, or that of a method inside a method."""
+        return _outer(config_path) in groups.REGISTRIES
 
     def is_config(self, config_path: str) -> bool:
-        """Whether a file or a family stands behind `config_path`."""
+        """Whether a file of another place or a family stands behind `config_path`.
+
+        Raises:
+            ConfigError: files of two packages do.
+        """
         path = _outer(config_path)
-        if (Path(self.path) / f"{path}.yaml").is_file():
-            return path != config_path.removesuffix(".yaml")
+        if (file := _found(path)) is not None:
+            return file != Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
         return self._member(path) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
         """The file's content, a family's with the number from the name placed in the family's field."""
         path = _outer(config_path)
         member = self._member(path)
-        file = Path(self.path) / f"{path if member is None else member[0]}.yaml"
-        result = _result(self, file)
+        file = _found(path) if member is None else member[0]
+        result = _result(self, file or Path(self.path) / f"{path}.yaml")
         if member is not None:
             OmegaConf.update(result.config, member[1], member[2])
         return result
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """The options of a nested group, which are the files of the outer one; nothing else."""
+        """The options of a group of components, of a nested one those of the outer; nothing else."""
         if not self.is_group(config_path) or results_filter == ObjectType.GROUP:
             return []
-        return sorted(file.stem for file in (Path(self.path) / _outer(config_path)).glob("*.yaml"))
+        return groups.names(_outer(config_path))
 
-    def _member(self, path: str) -> tuple[str, str, int | float] | None:
-        """(path of the family, its field, the number) if `path` names a member of a family."""
+    def _member(self, path: str) -> tuple[Path, str, int | float] | None:
+        """(file of the family, its field, the number) if `path` names a member of a family."""
         group, _, name = path.rpartition("/")
         match = MEMBER.fullmatch(name)
-        if match is None:
-            return None
-        family = f"{group}/{match['family']}"
-        file = Path(self.path) / f"{family}.yaml"
-        if not file.is_file():
+        if match is None or (file := groups.find(group, match["family"])) is None:
             return None
         field = groups.family_field(group, file)
-        return None if field is None else (family, field, _number(match["number"]))
+        return None if field is None else (file, field, _number(match["number"]))
 
 
 class VirtualSearchPath(SearchPathPlugin):
-    """Puts the virtual source behind the files."""
+    """Puts the virtual source before the files."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Called by Hydra whenever it builds a search path."""
-        search_path.append("fedbench", f"{VirtualSource.scheme()}://{groups.conf_dir()}")
+        search_path.prepend("fedbench", f"{VirtualSource.scheme()}://{groups.conf_dir()}")
 
 
 def register() -> None:
@@ -104,6 +103,11 @@ def _result(source: ConfigSource, file: Path) -> ConfigResult:
     )
 
 
+def _found(path: str) -> Path | None:
+    group, _, name = path.rpartition("/")
+    return groups.find(group, name)
+
+
 def _outer(config_path: str) -> str:
     return NESTED.sub("method", config_path.removesuffix(".yaml"))
 
@@ -114,8 +118,7 @@ def _number(text: str) -> int | float:
 
 def _choices() -> str:
     chosen = (*groups.REGISTRIES, *groups.SCHEMAS, "experiment")
-    files = {group: sorted((groups.conf_dir() / group).glob("*.yaml")) for group in chosen}
-    return "\n".join(f"{group}: {', '.join(file.stem for file in files[group])}" for group in chosen)
+    return "\n".join(f"{group}: {', '.join(groups.names(group))}" for group in chosen)
 
 
 def register_resolvers() -> None:

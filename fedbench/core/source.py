@@ -76,13 +76,23 @@ def file_of(module: str) -> Path:
     return file
 
 
-@functools.cache
 def _file(module: str) -> Path | None:
+    places = _places(module)
+    return places[0] if places and places[0].suffix == ".py" else None
+
+
+@functools.cache
+def _places(module: str) -> list[Path]:
+    """Return the source file of a module; the folders of a package that has no `__init__.py`; else nothing."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a parent that is no package; a module that was made by hand
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+        return []
+    if spec is None:
+        return []
+    if spec.has_location and spec.origin:
+        return [Path(spec.origin)] if spec.origin.endswith(".py") else []
+    return [Path(folder) for folder in spec.submodule_search_locations or ()]
 
 
 class Module:
@@ -93,12 +103,13 @@ class Module:
         self.name = name
         self.definitions: dict[str, list[ast.stmt]] = {}  # several for one name: a table that is added to
         self.scope: Scope = {}
-        self._read(ast.parse(file_of(name).read_text(encoding="utf-8")).body)
+        if _file(name) or not _places(name):  # else a package without a file of its own
+            self._read(ast.parse(file_of(name).read_text(encoding="utf-8")).body)
 
     def _read(self, body: list[ast.stmt]) -> None:
         for node in body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                self.scope.update(_imported(node, self.name))
+                self._import(node)
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 self._define([node.name], node)
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
@@ -109,15 +120,42 @@ class Module:
                 )
             elif isinstance(node, (ast.If, ast.Try)):
                 handlers = node.handlers if isinstance(node, ast.Try) else []
-                for part in (node.body, node.orelse, *(handler.body for handler in handlers)):
+                final = node.finalbody if isinstance(node, ast.Try) else []
+                for part in (node.body, node.orelse, *(handler.body for handler in handlers), final):
                     self._read(part)
             elif self.name.partition(".")[0] != OWN:  # a statement of another project may set anything
                 self.definitions.setdefault("", []).append(node)
+                for each in _region(node):
+                    if isinstance(each, (ast.Import, ast.ImportFrom)):
+                        self._import(each)
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for name, target in _imported(node, self.name).items():
+            if name == "*":
+                self._add("", Definition(target.module, ""))
+            else:
+                self._bind(name, target)
 
     def _define(self, names: list[str], node: ast.stmt) -> None:
         for name in names:
             self.definitions.setdefault(name, []).append(node)
-            self.scope[name] = Definition(self.name, name)
+            self._bind(name, Definition(self.name, name))
+
+    def _bind(self, name: str, target: Definition) -> None:
+        """Let `name` stand for `target`; for all that it ever stood for, where an import is tried before another."""
+        own, old = Definition(self.name, name), self.scope.get(name)
+        if old is not None and old != target:
+            for each in (old, target):
+                if each != own:
+                    self._add(name, each)
+            target = own
+        self.scope[name] = target
+
+    def _add(self, name: str, target: Definition) -> None:
+        """Let the definition of `name` hold `target` as well."""
+        alias = f"{name} {len(self.scope)}"
+        self.scope[alias] = target
+        self.definitions.setdefault(name, []).append(ast.Expr(ast.Name(alias, ast.Load())))
 
 
 @functools.cache
@@ -125,14 +163,19 @@ def _module(name: str) -> Module:
     return Module(name)
 
 
-def _imported(node: ast.Import | ast.ImportFrom, module: str) -> Scope:
+def _imported(node: ast.Import | ast.ImportFrom, module: str) -> dict[str, Definition]:
     """Return what the names stand for that an import binds in `module`."""
     if isinstance(node, ast.Import):
         whole = {alias.asname or alias.name.partition(".")[0]: alias for alias in node.names}
         return {name: Definition(each.name if each.asname else name, "") for name, each in whole.items()}
-    package = module if file_of(module).name == "__init__.py" else module.rpartition(".")[0]
-    base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+    base = _absolute("." * node.level + (node.module or ""), module)
     return {alias.asname or alias.name: Definition(base, alias.name) for alias in node.names}
+
+
+def _absolute(name: str, module: str) -> str:
+    """Return the name of a module that is called `name`, perhaps with leading dots, in `module`."""
+    package = module if file_of(module).name == "__init__.py" else module.rpartition(".")[0]
+    return importlib.util.resolve_name(name, package)
 
 
 class _Walk:
@@ -144,6 +187,7 @@ class _Walk:
         self.own = {OWN, *(each.module.partition(".")[0] for each in parsed)}
         self.found: dict[Definition, int] = {}
         self.waiting: list[Definition] = []
+        self.whole: set[str] = set()  # modules of other projects of which all counts
         self.texts: list[str] = []
         for root in parsed:
             if root.name not in _module(root.module).definitions:
@@ -179,10 +223,11 @@ class _Walk:
         if not isinstance(node, ast.AST):
             return repr(node)
         if _is_silent(node):
+            self._note(node)
             return ""
         if isinstance(node, ast.Raise):
             return "Raise"
-        if isinstance(node, (ast.Name, ast.Attribute)) and (known := self._known(node, scope)):
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Call)) and (known := self._known(node, scope)):
             return known
         if isinstance(node, FUNCTIONS):
             return getattr(node, "name", "") + self._function(node, scope)
@@ -224,20 +269,53 @@ class _Walk:
                 found[each.name] = None
         return found
 
-    def _known(self, node: ast.Name | ast.Attribute, scope: Scope) -> str:
+    def _note(self, node: ast.AST) -> None:
+        """Count what an import in a function of another project names: it may be one of several for the name."""
+        if isinstance(node, ast.ImportFrom) and self.module.partition(".")[0] != OWN:
+            for each in _imported(node, self.module).values():
+                if (found := self._resolved(each)) is not None and found.name:
+                    self._followed(found)
+
+    def _known(self, node: ast.Name | ast.Attribute | ast.Call, scope: Scope) -> str:
         """Return what stands for a name, or for an attribute of a module; "" for a name that is none of ours."""
+        if isinstance(node, ast.Call):
+            return self._loaded(node)
         if isinstance(node, ast.Name):
-            target = self._resolved(scope.get(node.id))
-        else:
-            inner = self._target(node.value, scope)
-            target = self._resolved(Definition(inner.module, node.attr)) if inner and not inner.name else None
-        if target is None:
+            return self._followed(scope.get(node.id))
+        inner = self._target(node.value, scope)
+        if inner is None or inner.name:
             return ""
-        if target.name or not self._is_own(target.module):
-            return self._refer(target) if self._is_own(target.module) else ".".join(filter(None, target))
-        if isinstance(node, ast.Name):  # a module that is passed on: all of it counts
-            return ",".join(self._refer(Definition(target.module, name)) for name in _module(target.module).definitions)
-        return ""
+        found = self._resolved(target := Definition(inner.module, node.attr))
+        return self._followed(target) if found is None or found.name or not self._is_own(found.module) else ""
+
+    def _followed(self, target: Definition | None) -> str:
+        """Return what stands for `target`: of a module that is passed on, or that hides it, all counts."""
+        if target is None or not self._is_own(target.module):
+            return ".".join(filter(None, target or ()))
+        found = self._resolved(target)
+        if found is not None and (found.name or not self._is_own(found.module)):
+            return self._followed(found) if found != target else self._refer(found)
+        if found is None and target.module.partition(".")[0] == OWN:
+            return ""
+        return self._whole((found or target).module)
+
+    def _whole(self, module: str) -> str:
+        """Return what stands for all that `module` defines, and, where it is not ours, for all that it imports."""
+        source = _module(module)
+        found = [self._refer(Definition(module, name)) for name in source.definitions]
+        if module.partition(".")[0] != OWN and module not in self.whole:
+            self.whole.add(module)
+            found += [self._followed(each) for each in source.scope.values() if each and each.module != module]
+        return ",".join(filter(None, found))
+
+    def _loaded(self, node: ast.Call) -> str:
+        """Return what stands for `importlib.import_module("a.module")`, all of which counts if it is ours; else ""."""
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        first = node.args[0] if node.args else None
+        if called not in ("import_module", "__import__") or not isinstance(first, ast.Constant):
+            return ""
+        name = _absolute(str(first.value), self.module)
+        return self._whole(name) if self._is_own(name) and _file(name) else ""
 
     def _target(self, node: ast.expr, scope: Scope) -> Definition | None:
         if isinstance(node, ast.Name):
@@ -261,8 +339,8 @@ class _Walk:
         top = module.partition(".")[0]
         if top in self.own:
             return True
-        file = _file(top)
-        return file is not None and not INSTALLED & set(file.resolve().parents)
+        places = _places(top)
+        return bool(places) and not any(INSTALLED & set(place.resolve().parents) for place in places)
 
 
 def _region(node: ast.AST) -> Iterator[ast.AST]:

@@ -28,6 +28,7 @@ from fedbench.config.schema import HardwareConfig
 from fedbench.core import trees
 from fedbench.core.cache import cached_arrays
 from fedbench.core.errors import ConfigError
+from fedbench.data.dataset import Dataset
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
@@ -36,7 +37,7 @@ from fedbench.engine.stacked import Capture, StackedTrainer, cuda_capture
 from fedbench.engine.trainer import Engine, Trainer, by_kind
 from fedbench.engine.workers import WorkersTrainer, available_workers
 from fedbench.models.layers import LOWERINGS, NATIVE, Conv2d
-from fedbench.models.task import Task
+from fedbench.models.task import Model, Task
 
 # How fast an engine trains on this machine: a few steps of a run's own local work are timed, once, and remembered.
 
@@ -320,6 +321,25 @@ def gpu_peak(device: torch.device, work: Callable[[], object]) -> int:
     before = torch.cuda.memory_allocated(device)
     work()
     return torch.cuda.max_memory_allocated(device) - before
+
+
+COPIES = 5  # of a network that any run holds: one to train, one to score, the server's, a client's, and its gradient
+
+
+def check_memory(model: Model, dataset: Dataset, device: torch.device) -> None:
+    """Refuse a network that cannot fit into memory, before it is built.
+
+    Raises:
+        ConfigError: with what it takes and what is free.
+    """
+    needed = COPIES * sum(
+        each.leaf_bytes(each.view(dataset).shape, dataset.classes) for each in model.networks.values()
+    )
+    if needed > (free := free_bytes(device)):
+        raise ConfigError(
+            f"model {model.label} takes at least {needed / 1e9:,.1f} GB for inputs of shape {list(dataset.shape)}, "
+            f"{free / 1e9:,.1f} GB are free on {device}; choose a smaller model or smaller images"
+        )
 
 
 def free_bytes(device: torch.device) -> int:

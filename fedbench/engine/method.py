@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedbench.config.fields import SELECTS, Component, Selects
-from fedbench.config.schema import LocalConfig
+from fedbench.config.schema import LocalConfig, ProtocolConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError, FedbenchError, is_out_of_memory, nearest, unknown
@@ -40,7 +40,8 @@ class Method(Component, ABC):
     """
 
     section: ClassVar[str] = "method"
-    family: ClassVar[str] = "global"  # global, personalised or clustered
+    # global, personalised, clustered, or mixture (personalised by what the server mixes): see own_score
+    family: ClassVar[str] = "global"
     paper: ClassVar[str] = ""  # authors, venue, year
 
     @property
@@ -259,6 +260,25 @@ def _described(name: str, value: object) -> Iterator[str]:
 
 def _shape(leaf: Tensor) -> str:
     return f"{list(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+
+
+# Which of a client's models counts, where a protocol leaves it to the method.
+
+
+def own_score(method: Method, protocol: ProtocolConfig) -> tuple[str, str]:
+    """What `protocol.score=own` stands for: `received`, `trained` or `both`, and why.
+
+    As FedSaC's code and that of Ye et al. score the methods that they compare.
+    """
+    if method.family == "global":
+        return "received", "the one model of all clients"
+    if "personal" in method.reads_data or method.adapt(protocol.local, Clock(protocol.rounds, protocol.rounds)):
+        return "received", "fitted to the client's samples when it is scored"
+    if method.family == "clustered":
+        return "trained", "what the client trains of its cluster's model"
+    if method.family == "mixture" and protocol.report.startswith("best"):
+        return "both", "the mixture, and what the client trains of it"
+    return "trained", "what the client trains"
 
 
 # Selectors of leaves in a method's fields, checked against a network: one that finds nothing is a mistake.

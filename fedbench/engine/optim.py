@@ -1,8 +1,8 @@
 """SGD and Adam on lists of tensors, in place, with or without a leading client axis.
 
 Equal to torch.optim on one client (tested); torch.optim has no per-client gradient clipping and no way to go on with
-the clients of a stack that still have batches. torch has no public name for its operations on lists (`_foreach_*`), which
-its own optimisers use: one launch for all leaves.
+the clients of a stack that still have batches. torch has no public name for its operations on lists (`_foreach_*`),
+which its own optimisers use: one launch for all leaves.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ Server: u_i = sum_j xi_ij w_j. `attention`:
 - "distance" (FedAMP): xi_ij = alpha A'(|w_i - w_j|^2), xi_ii = 1 - sum_{j != i} xi_ij, with
   A(x) = 1 - e^(-x / sigma). Deviation: where alpha is so large that xi_ii would be negative (the paper excludes it),
   the others' weights are scaled to sum to 1.
-Defaults as in the comparisons of pFedGraph and FedSaC: cosine with sigma 10 and xi_ii .3, lambda 1, alpha 1 (their
-cosines are of updates; `similarity`). What is scored is w_i, which stays on the client.
+Defaults are those of pFedGraph's code, which made FedSaC's row too: cosine with sigma 10 and xi_ii .3, lambda 1,
+alpha 1; but its cosines are of updates (`similarity`), and no client is pulled in the first round, when u_i is the
+initial model (`from_round: 1`). What is scored is w_i, which stays on the client.
 Batch normalisation: statistics are the client's own; they are in no distance.
 """
 
@@ -22,11 +23,12 @@ import torch
 from torch import Tensor
 
 from fedbench.config.fields import at_least, one_of, positive, selectors, share
+from fedbench.config.schema import LocalConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.methods.parts.mixing import Mixing, cosines
 from fedbench.models.task import Task
 
@@ -51,6 +53,7 @@ class FedAMP(Mixing):
     # cosines of "parameters", or of "updates" since the initial model
     similarity: str = one_of("parameters", "updates")
     private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
+    from_round: int = added(at_least(0, 0))  # first round with the pull, from 0
 
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
 
@@ -92,6 +95,10 @@ class FedAMP(Mixing):
 
     def start(self, client: Client) -> Tree:
         return client.memory
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Train with the pull, from the round on that has it."""
+        return (Stage(self.loss if clock.round >= self.from_round else super().loss),)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return F_i(w) + lambda / (2 alpha) |w - u_i|^2."""

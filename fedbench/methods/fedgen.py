@@ -13,7 +13,6 @@ Batch normalisation: running statistics of the model are shared and averaged.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -30,6 +29,7 @@ from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
 from fedbench.engine.optim import fit
+from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
 
 
@@ -64,9 +64,7 @@ class FedGen(Method):
         widths = (self.noise + task.classes, self.hidden, features)
         made: Tree = {}
         for layer, (wide, narrow) in enumerate(pairwise(widths)):
-            bound = 1 / math.sqrt(wide)  # torch.nn.Linear's
-            made[f"{layer}.weight"] = bound * (2 * torch.rand(narrow, wide, generator=generator) - 1)
-            made[f"{layer}.bias"] = bound * (2 * torch.rand(narrow, generator=generator) - 1)
+            made |= linear(str(layer), wide, narrow, generator)
         return {**model, **trees.join(generator=made)}, {}
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:

@@ -4,7 +4,8 @@ Algorithm 1: client i first trains its private head on the received representati
 fixed head; the representation alone is averaged. How much of the local work goes where differs between users:
 - the paper: 10 epochs on the head, then 1 on the body (`head_epochs=10`);
 - pFedSim: of the protocol's E epochs the last on the body (`body_epochs=1`, the head has the rest; the default);
-- FedSaC, pFedGraph: 80 of 200 iterations on the head (`head_iterations=80`, the body has the rest).
+- pFedGraph's code, which made FedSaC's row too: 80 iterations on the head (`head_iterations=80`), then all of the
+  protocol's 200 or 400 on the body (`whole_body`, without which the body has the rest).
 Deviation: the average is by n_k / n (the paper's clients are equally large). Batch normalisation: affine parameters
 and running statistics are the representation's, shared; the statistics move in both stages, as in the authors' code.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedbench.config.fields import at_least, selectors
-from fedbench.config.schema import LocalConfig
+from fedbench.config.schema import LocalConfig, added
 from fedbench.core.errors import ConfigError
 from fedbench.engine.contract import Clock, Stage
 from fedbench.methods.fedavg import FedAvg
@@ -31,6 +32,7 @@ class FedRep(FedAvg):
     body_epochs: int = at_least(0, 1)
     # in the place of head_epochs; null: two fifths, if the protocol has iterations
     head_iterations: int | None = at_least(0, None)
+    whole_body: bool = added(False)  # the body has all of the protocol's iterations, the head's come on top
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
@@ -56,6 +58,8 @@ class FedRep(FedAvg):
     def _iterations(self, local: LocalConfig) -> tuple[int | None, int | None]:
         """Of head and body; None where epochs count."""
         if local.iterations is None:
+            if self.whole_body:
+                raise ConfigError("method.whole_body counts only where the protocol counts iterations; leave it out")
             return self.head_iterations, None
         if self.head_epochs is not None or self.body_epochs != FedRep.body_epochs:
             raise ConfigError(
@@ -63,6 +67,8 @@ class FedRep(FedAvg):
                 f"protocol counts epochs, not iterations={local.iterations}; use method.head_iterations"
             )
         head = int(0.4 * local.iterations) if self.head_iterations is None else self.head_iterations
+        if self.whole_body:
+            return head, local.iterations
         if head >= local.iterations:
             raise ConfigError(
                 f"method.head_iterations={head} leaves nothing of protocol.local.iterations={local.iterations} "

@@ -8,6 +8,8 @@ Choices where the paper is silent: h_P starts at zero, so that a new client pred
 a client lacks has log n = log 1e-8, finite. The variant with a hypernetwork for h_P is left out. The authors published
 no code. `alone`: h_P(z) without h_G(z), from h_G's initial weights, its risk moving the body too, as FL-bench has it
 (whose clients besides train on from one another's models, as the average that they receive is not loaded).
+`generic_stays`: h_G stays on its client, as h_P does, which starts as its copy; pFedGraph's code, which made FedSaC's
+row too, has it so (and draws each client's anew, while here all start from one).
 Batch normalisation: affine parameters and running statistics below the heads are shared.
 """
 
@@ -34,13 +36,14 @@ ABSENT = 1e-8  # the count of a class that a client has no sample of
 class FedRoD(Method):
     """A generic head with a balanced loss, a personal one on top of it or beside it.
 
-    Server: * [...], body and generic head
-    Memory: own/* [N, ...], the personal head; log_counts [N, K]
+    Server: * [...], the body, and the generic head unless generic_stays
+    Memory: own/* [N, ...], the personal head; * [N, ...] if generic_stays, the generic head; log_counts [N, K]
     Message: * [...]
     Upload: * [...]
     """
 
     alone: bool = added(False)  # the personal head predicts by itself and moves the body; false: on top of h_G
+    generic_stays: bool = added(False)  # the generic head is not averaged
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
@@ -48,14 +51,17 @@ class FedRoD(Method):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return the body and generic head on the server; own/<head leaf> and log n_m,c on client m."""
         model = task.init(generator)
-        generic = {name: model[name] for name in task.select(model, ("@head",))}
-        head = {name: leaf if self.alone else torch.zeros_like(leaf) for name, leaf in generic.items()}
+        generic, body = task.split(model, ("@head",))
+        copied = self.alone or self.generic_stays
+        head = {name: leaf if copied else torch.zeros_like(leaf) for name, leaf in generic.items()}
         counts = population.label_counts.clamp(min=ABSENT).log().float()  # [N, K]
-        return model, {**trees.expand(trees.join(own=head), population.clients), "log_counts": counts}
+        stays, shared = (generic, body) if self.generic_stays else ({}, model)
+        memory = trees.expand({**stays, **trees.join(own=head)}, population.clients)
+        return shared, {**memory, "log_counts": counts}
 
     def start(self, client: Client) -> Tree:
         """Return the received model and the personal head."""
-        return {**client.message, **trees.join(own=trees.part(client.memory, "own"))}
+        return {**client.message, **{name: leaf for name, leaf in client.memory.items() if name != "log_counts"}}
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
         """Return the balanced risk of body and h_G plus h_P's empirical risk; both move the body if `alone`."""
@@ -68,10 +74,10 @@ class FedRoD(Method):
         return task.criterion(balanced, batch) + task.criterion(personal, batch)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Upload body and h_G, keep h_P."""
-        own = trees.join(own=trees.part(work, "own"))
-        shared = {name: leaf for name, leaf in work.items() if name not in own}
-        return shared, {**own, "log_counts": client.memory["log_counts"]}
+        """Upload what was received, body and h_G or the body alone; keep the rest."""
+        shared = {name: work[name] for name in client.message}
+        kept = {name: leaf for name, leaf in work.items() if name not in shared}
+        return shared, {**kept, "log_counts": client.memory["log_counts"]}
 
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
         """Return h_G(z) + h_P(z), or h_P(z)."""

@@ -2,18 +2,20 @@
 
 The baseline of FedCollab (Bao et al., ICML 2023: 2 steps) and of many others (Yu et al., Salvaging Federated Learning
 by Local Adaptation, 2020). Training is FedAvg's; the tuned models are scored and thrown away.
+Presets tune all leaves, the head, or batch normalisation for one local work; `lpft` the head and then all, a local work
+each (linear probing, then fine-tuning: Kumar et al., ICLR 2022; Chen et al., arXiv 2511.12695, compare these in FL).
 Batch normalisation: running statistics are shared; tuning moves the client's copy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedbench.config.fields import at_least, positive, selectors
-from fedbench.config.schema import LocalConfig
+from fedbench.config.schema import LocalConfig, added
 from fedbench.core.errors import ConfigError
-from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.contract import Clock, Conformance, Stage
 from fedbench.methods.fedavg import FedAvg
 
 
@@ -26,6 +28,7 @@ class Finetune(FedAvg):
     epochs: int | None = at_least(0, None)
     lr: float | None = positive(None)  # learning rate of those; null: the protocol's
     tuned: tuple[str, ...] = selectors(("*",))  # leaves that are tuned, see Task.select
+    probed: tuple[str, ...] = added(selectors(()))  # leaves that are tuned alone before, as long; (): none
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Yu et al., 2020"
@@ -38,5 +41,11 @@ class Finetune(FedAvg):
                 "steps=null, or epochs=null"
             )
 
+    @property
+    def conformance(self) -> Conformance:
+        """An MLP, which has no batch normalisation, tunes its head."""
+        return Conformance(settings={"tuned": (*self.tuned, "@head")} if "@norm" in self.tuned else {})
+
     def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        return (Stage(self.loss, moves=self.tuned, iterations=self.steps, epochs=self.epochs, lr=self.lr),)
+        tuning = Stage(self.loss, moves=self.tuned, iterations=self.steps, epochs=self.epochs, lr=self.lr)
+        return (replace(tuning, moves=self.probed, order=1), tuning) if self.probed else (tuning,)

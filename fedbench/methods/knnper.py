@@ -3,6 +3,8 @@
 FedAvg's model; each client keeps the features z of its training samples and their labels, and predicts
 lambda h_knn(x) + (1 - lambda) softmax(logits(x)), where h_knn's class probabilities are the normalised weights
 exp(-d(z, z_j)) of the k nearest samples. As in the authors' code d is the squared distance over (width of z) * scale.
+In pFedGraph's code (`votes: softmax`), which made FedSaC's row too, d is the squared distance itself and h_knn the
+softmax of the weights' sums by class: as these are at most k and often near 0, it is close to uniform.
 Both terms are probabilities. Nothing crosses the network beyond FedAvg's model.
 Batch normalisation: parameters and statistics are shared and averaged; features use the running ones.
 """
@@ -16,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.fields import at_least, positive, share
+from fedbench.config.fields import at_least, one_of, positive, share
+from fedbench.config.schema import added
 from fedbench.core import trees
 from fedbench.core.batch import Batch
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook
 from fedbench.methods.fedavg import FedAvg
@@ -33,9 +37,16 @@ class KNNPer(FedAvg):
     k: int = at_least(1, 10)  # neighbours
     weight: float = share(0.5)  # lambda, of the neighbours against the model
     scale: float = positive(1.0)  # width of their kernel
+    # h_knn: "shares" of the weights, or the "softmax" of their sums by class, without a scale (pFedGraph's code)
+    votes: str = added(one_of("shares", "softmax"))
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.votes == "softmax" and self.scale != 1:
+            raise ConfigError(f"method.scale={self.scale} is of votes=shares; leave it out, or use that")
 
     @property
     def reads_data(self) -> frozenset[ClientHook]:
@@ -60,7 +71,9 @@ class KNNPer(FedAvg):
         own = task.head(model, z).softmax(1)
         lengths = z.square().sum(1).unsqueeze(1) + store["z"].square().sum(1)
         squared = (lengths - 2 * z @ store["z"].t()).clamp(min=0)  # [B, n]
-        nearness = (-squared / (z.shape[1] * self.scale)).masked_fill(~store["real"], -torch.inf)
+        shares = self.votes == "shares"
+        nearness = (-squared / (z.shape[1] * self.scale if shares else 1)).masked_fill(~store["real"], -torch.inf)
         nearest = nearness.topk(min(self.k, nearness.shape[1]), dim=1)
-        votes = nearest.values.softmax(1).unsqueeze(2) * store["y"][nearest.indices]
-        return self.weight * votes.sum(1) + (1 - self.weight) * own
+        weights = nearest.values.softmax(1) if shares else nearest.values.exp()
+        votes = (weights.unsqueeze(2) * store["y"][nearest.indices]).sum(1)
+        return self.weight * (votes if shares else votes.softmax(1)) + (1 - self.weight) * own

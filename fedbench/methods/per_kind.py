@@ -37,6 +37,11 @@ class PerKind(WrapperMethod):
     paper: ClassVar[str] = "-"
 
     @property
+    def family(self) -> str:  # type: ignore[override]
+        """That of the method inside."""
+        return self.inner.family
+
+    @property
     def why_one_kind(self) -> str:
         """The method inside may be any that does not prepare."""
         if type(self.inner).prepare is Method.prepare:

@@ -11,7 +11,6 @@ Batch normalisation: affine parameters and statistics stay on the clients, the h
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -26,6 +25,7 @@ from fedbench.core.batch import Population
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Client, Cohort, Conformance
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
 
 
@@ -72,10 +72,7 @@ class PFedHN(FedAvg):
         widths = [self.embedding, *[self.hidden] * (self.layers + 1), total]
         phi = {"embeddings": torch.randn(population.clients, self.embedding, generator=generator)}
         for place, (wide, narrow) in enumerate(pairwise(widths)):
-            bound = 1 / math.sqrt(wide)  # as torch.nn.Linear
-            for name, shape in (("weight", (narrow, wide)), ("bias", (narrow,))):
-                drawn = torch.rand(shape, generator=generator)
-                phi[f"{place}.{name}"] = (2 * drawn - 1) * bound
+            phi |= linear(str(place), wide, narrow, generator)
         momentum = {name: torch.zeros_like(leaf) for name, leaf in phi.items()}
         return trees.join(phi=phi, momentum=momentum, like=trees.expand(shared, 1)), memory
 

@@ -8,8 +8,9 @@ As the authors' code has it by default: theta starts a round at the received w a
 next, and p_i = n_i / n. The paper's p_i is uniform (`uniform`), and it leaves open where the K steps start: `restart`
 starts them anew at the client's current w for each mini-batch (as FedCollab's code does), else theta may drift further
 from w than K steps reach.
-Deviations: clients outside the cohort do not train (the paper: all do, and a sample is averaged); no weight decay on
-theta beyond the bracket (the code: 0.001).
+The code adds a weight decay of .001 to theta's gradients (`weight_decay`). pFedGraph's code, which made FedSaC's row
+too, has it as well and scores w_i after training (`scored: w`).
+Deviation: clients outside the cohort do not train (the paper: all do, and a sample is averaged).
 Batch normalisation: only theta meets data, so its running statistics are both the client's and what it uploads.
 """
 
@@ -20,7 +21,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.config.fields import at_least, positive
+from fedbench.config.fields import at_least, one_of, positive
 from fedbench.config.schema import LocalConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
@@ -47,6 +48,8 @@ class PFedMe(Method):
     restart: bool = added(False)  # each mini-batch's K steps start at w, not at the last theta
     uniform: bool = added(False)  # clients count alike, not by their samples
     lr: float | None = added(positive(None))  # eta, rate of the step on w; None: the protocol's
+    weight_decay: float = added(at_least(0, 0.0))  # on theta, beside the bracket
+    scored: str = added(one_of("theta", "w"))  # which of a client's two models is its own: "theta", or "w" (w_i)
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "T Dinh et al., NeurIPS 2020"
@@ -72,6 +75,8 @@ class PFedMe(Method):
             theta = {**theta, **w}
         for _ in range(self.inner_steps):
             slope, statistics = gradient(lambda model: task.loss(model, batch), theta, task)
+            if self.weight_decay:
+                slope = {name: leaf.add(theta[name], alpha=self.weight_decay) for name, leaf in slope.items()}
             # theta - lr (slope + lambda (theta - w)), without copies of the weights in between
             pulled = {k: theta[k].lerp(w[k], self.personal_lr * self.lam) for k in w}
             theta = {
@@ -84,16 +89,18 @@ class PFedMe(Method):
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
         """Upload w with theta's statistics, keep theta."""
-        theta = trees.part(work, "personal")
-        upload = {**theta, **client.task.weights(trees.part(work, "shared"))}
-        return upload, trees.join(personal=theta)
+        return self._shared(work, client), trees.join(personal=trees.part(work, "personal"))
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """Return the personal model theta."""
-        return trees.part(work, "personal")
+        """Return the personal model theta, or w_i."""
+        return trees.part(work, "personal") if self.scored == "theta" else self._shared(work, client)
 
     def personal(self, client: Client) -> Tree:
-        return trees.part(client.memory, "personal")
+        return trees.part(client.memory, "personal") if self.scored == "theta" else client.message
+
+    def _shared(self, work: Tree, client: Client) -> Tree:
+        """Return w_i with theta's statistics."""
+        return {**trees.part(work, "personal"), **client.task.weights(trees.part(work, "shared"))}
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Return (1 - beta) w + beta mean."""

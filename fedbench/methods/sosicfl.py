@@ -16,6 +16,8 @@ name, "with the L1-distance" by the text (`metric`, by default the former). The 
 M is stated for 2-Fold only (1). With three endpoints the five groups of 5-Fold fall on three corners, two pairs of
 clusters in one place; tables take ten there, as the authors' later code does.
 Batch normalisation: running statistics are shared and averaged, affine parameters endpoints only in SosicFL-All.
+It was published as Floco: Grinwald et al., Federated Learning over Connected Modes, NeurIPS 2024, whose code this is
+(presets `floco` and `floco_plus`).
 
 SosicFL+ (Section 3.6) is Ditto on the solution simplex: beside its share in SosicFL's endpoints, client k keeps
 endpoints of its own that minimise

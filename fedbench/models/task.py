@@ -356,8 +356,8 @@ def check_input(task: Task, smallest_batch: int) -> None:
             f"batch normalisation cannot train on a batch of {smallest_batch} sample; use a model without it, "
             "another batch size, or a partition with larger clients"
         ) from error
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, AssertionError) as error:  # the latter: libraries' networks for images of one size
+        reason = (str(error) or "it asserts another").splitlines()[0]
         raise ConfigError(f"the model does not fit inputs of shape {tuple(task.shape)}: {reason}") from error
     if logits.shape != (len(x), task.classes):
         raise ConfigError(f"the model yields {tuple(logits.shape)}, expected {(len(x), task.classes)}")
@@ -414,6 +414,15 @@ class Model(Component, ABC):
         """What `begin` needs that is not on this machine, and the way out; "" if nothing."""
         return ""
 
+    def leaf_bytes(self, shape: tuple[int, ...], classes: int) -> int:
+        """Bytes of the network's leaves, counted without making them; 0 where a network cannot be built so."""
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                net = self.build(shape, classes)
+        except Exception:  # noqa: BLE001 - a library's may read values; what is wrong is said when it is built
+            return 0
+        return sum(leaf.numel() * leaf.element_size() for leaf in net.state_dict().values())
+
     def task(self, shape: tuple[int, ...], classes: int, *, bf16: bool = False) -> Task:
         """The network as a task, trained in bfloat16 if `bf16`.
 
@@ -423,8 +432,8 @@ class Model(Component, ABC):
         try:
             build = partial(self.build, shape, classes)
             return Task(build, shape, classes, self.begin, self.tokens, self.classifier, bf16=bf16)
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+        except (RuntimeError, ValueError, AssertionError) as error:
+            reason = (str(error) or "it asserts another").splitlines()[0]
             raise ConfigError(
                 f"model {self.label} does not fit inputs of shape {list(shape)}: {reason}; "
                 "model=mlp fits any, others larger images"

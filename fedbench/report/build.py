@@ -440,7 +440,11 @@ def script_content(
         "rows": [{"label": row.label, "overrides": row.overrides} for row in spec.rows],
         "columns": [_column(table, column, runs) for column in spec.columns],
         "metrics": [
-            {"label": metric.label, "curve": getattr(measures.build(metric.measure), "column", "") == "score"}
+            {
+                "label": metric.label,
+                "says": measures.build(metric.measure).words,
+                "curve": getattr(measures.build(metric.measure), "column", "") == "score",
+            }
             for metric in spec.metrics
         ],
         "base": spec.base,
@@ -463,6 +467,7 @@ def _column(table: TableResult, column: ColumnSpec, runs: ResultRows) -> dict[st
         "label": ", ".join(part for part in own if part),
         "datasets": _datasets(table, column),
         "overrides": column.overrides,
+        "says": ", ".join([*([note] if note else []), *column.overrides]) or "as the table's own settings say",
         "own": [column.own(row.label) for row in table.spec.rows],
         "substitute": (f"dataset={made.substitute}", *column.substitute) if made.substitute else (),
     }
@@ -501,10 +506,14 @@ def _commands(table: TableResult, whole: TableSpec) -> dict[str, str]:
 def _run_facts(run: Mapping[str, str]) -> dict[str, Any]:
     """Return what is shown of a run beside its value, and what its figures need."""
     sent = sum(float(run.get(name) or 0) for name in ("bytes_up", "bytes_down")) / 1e6
+    known = "bytes_up_prepare" in run  # which rows of before it was noted do not have
+    prepared = sum(float(run.get(name) or 0) for name in ("bytes_up_prepare", "bytes_down_prepare")) / 1e6
     return {
         "rounds": run.get("rounds", ""),
         "seconds": f"{float(run.get('seconds_total') or 0):.1f}",
         "megabytes": f"{sent:.1f}",
+        "prepared": f"{prepared:.1f}" if known else "-",
+        "trained": f"{sent - prepared:.1f}" if known else "-",
         "curve": f"acc_on_{run.get('test_set', 'local')}{'_pooled' if run.get('average') == 'pooled' else ''}",
         "partition": run.get("partition_hash", ""),
         "local": run.get("local_key", ""),

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -168,6 +168,11 @@ def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
     schemas = {group: _schema(group, json.dumps(plain[group])) for group in SCHEMAS}
     rest = {key: value for key, value in plain.items() if key not in sections}
     settings = _schema("settings", json.dumps(rest))
+    if schemas["protocol"].score == "own":
+        from fedbench.engine.method import own_score
+
+        method = {**kept, **made}["method"]
+        schemas["protocol"] = replace(schemas["protocol"], score=own_score(method, schemas["protocol"])[0])
     run = RunConfig(plain, **kept, **made, **schemas, settings=settings)
     _ = settings.record and run.recorders  # refuses what there is none of
     if len(run.model.networks) > 1:

@@ -17,7 +17,7 @@ from fedbench.core.signals import held, pause
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
-from fedbench.engine.hardware import pick_device, pick_trainer, set_threads, stacked_engine
+from fedbench.engine.hardware import check_memory, pick_device, pick_trainer, set_threads, stacked_engine
 from fedbench.engine.history import Labels, Observer, Observers
 from fedbench.engine.method import HookCaller
 from fedbench.engine.recording import Arrays, check
@@ -62,7 +62,7 @@ def folder_of(run: RunConfig) -> RunFolder:
         data = fingerprint.content(run.dataset)
     except FedbenchError:  # raised again where samples are needed; what was found with them may still be shown
         data = ""
-    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data)
+    return RunFolder(run.settings.runs_dir, run_key(run), labels_of(run), data, run.plain["dataset"])
 
 
 def run_status(run: RunConfig, folder: RunFolder, *, tell: bool = True) -> Status:
@@ -183,6 +183,8 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
         if status == "finished":
             require(run, folder, kept(folder), run.protocol.rounds)
             row = folder.result()
+            if not folder.data:
+                fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
             observer.recall(row)
         observer.finish(row)
         changed = fingerprint.changed(str(row.get("code") or ""), fingerprint.code_of(run))
@@ -266,6 +268,7 @@ def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
 def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
     """Return the method, the network and the clients' data on the run's device."""
     device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
+    check_memory(run.model, dataset, device)
     return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
 
 
@@ -344,9 +347,9 @@ def _kinds(run: RunConfig, setup: Setup) -> list[str]:
 
 
 def _made(run: RunConfig) -> dict[str, str]:
-    """Return which samples made the run, and the precision where it is not float32."""
+    """Return which samples made the run, which models count, and the precision where it is not float32."""
     coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
-    return {"data": fingerprint.content(run.dataset), **coarse}
+    return {"data": fingerprint.content(run.dataset), "scored": run.protocol.score, **coarse}
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:

@@ -91,17 +91,21 @@ Status = Literal["new", "partial", "finished"]
 class RunFolder:
     """The folder of one run, from its beginning to its result. As a context manager it holds the folder's lock."""
 
-    def __init__(self, runs_dir: Path | str, key: str, labels: Labels, data: str = "") -> None:
+    def __init__(
+        self, runs_dir: Path | str, key: str, labels: Labels, data: str = "", origin: Mapping[str, Any] | None = None
+    ) -> None:
         """`key` is the hash of the configuration, `data` that of the samples ("": they are not on this machine).
 
-        Without the samples it is the folder of the only run with this key, whichever they were. Nothing is created
-        before the folder is entered.
+        Without the samples it is the folder of the only run with this key, whichever they were; of several, of the last
+        that was made from the files that `origin`, the data set's config, names. Nothing is created before the folder
+        is entered.
         """
         parts = (labels.dataset, labels.partition, labels.method)
         self.runs_dir = Path(runs_dir)
         place, name = self.runs_dir.joinpath(*map(_slug, parts)), f"seed{labels.seed}-{key[:8]}"
         there = [] if data else sorted(place.glob(f"{name}-*"))
-        self.path = there[0] if len(there) == 1 else place / (f"{name}-{data[:6]}" if data else name)
+        there = there if len(there) < 2 else _last_of(there, origin or {})
+        self.path = there[0] if there else place / (f"{name}-{data[:6]}" if data else name)
         self._checksums: dict[str, str] = {}  # of the files written so far
         self.key, self.data = key, data
         self.labels = labels
@@ -277,6 +281,27 @@ class RunFolder:
     def _write(self, name: str, content: bytes) -> None:
         write_bytes(self.path / name, content)
         self._checksums[name] = checksum(content)
+
+
+def _last_of(folders: Sequence[Path], origin: Mapping[str, Any]) -> list[Path]:
+    """The folder of the run that finished last, from the files that `origin` names if any was; none if none did."""
+    finished = [folder for folder in folders if (folder / RESULT).is_file()]
+    alike = [folder for folder in finished if _files_of_data(_dataset_of(folder)) == _files_of_data(origin)]
+    return sorted(alike or finished, key=lambda folder: (folder / RESULT).stat().st_mtime)[-1:]
+
+
+def _files_of_data(dataset: Mapping[str, Any]) -> list[Path]:
+    return [Path(str(dataset[name])).expanduser().resolve() for name in ("root", "path") if dataset.get(name)]
+
+
+def _dataset_of(folder: Path) -> Mapping[str, Any]:
+    """The data set's config of a finished run; nothing where it cannot be read."""
+    import yaml
+
+    try:
+        return dict(yaml.safe_load(files_of(folder).read(CONFIG))["dataset"])
+    except (FedbenchError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return {}
 
 
 def _slug(name: str) -> str:

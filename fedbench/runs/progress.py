@@ -84,6 +84,12 @@ def remark(parts: Iterable[str]) -> str:
 GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable when they agree on these
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 LOWER_IS_BETTER = ("rsd",)
+SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as received and trained"}
+
+
+def identity(row: Mapping[Any, Any]) -> tuple[str, str]:
+    """Return what tells a run from every other: its key, and the hash of its samples, of which the key says nothing."""
+    return str(row.get("key") or ""), str(row.get("data") or "")
 
 
 def run_table(result: Mapping[str, Any]) -> Table:
@@ -94,7 +100,8 @@ def run_table(result: Mapping[str, Any]) -> Table:
     table.add_column("value", justify="right")
     for name, heading in COLUMNS.items():
         table.add_row(heading, decimals(result.get(name)))
-    table.add_row("read at", f"{result['report']}, {result['test_set']} test set")
+    scored = SCORED.get(str(result.get("scored")), "")  # rows of earlier versions do not say it
+    table.add_row("read at", f"{result['report']}, {result['test_set']} test set{scored}")
     for way in ("up", "down"):
         prepared = number(result.get(f"bytes_{way}_prepare"))
         said = f" ({human_bytes(prepared)} to prepare)" if prepared else ""
@@ -110,10 +117,10 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Many runs: a section for each (data set, partition, model, protocol), a line for each method.
 
     Cells are mean ± sample standard deviation over the runs, the best mean of a section is bold. A run that
-    appears twice (same key) counts once; more runs than seeds are shown as such, since they mix configurations.
+    appears twice (see `identity`) counts once; more runs than seeds are shown as such, since they mix configurations.
     Where other code made one of the runs (`code_changed`), its line is marked: see `remark`.
     """
-    unique = {row.get("key") or index: row for index, row in enumerate(rows)}
+    unique = {identity(row) if row.get("key") else index: row for index, row in enumerate(rows)}
     table = Table()
     # A section's heading folds where the terminal is narrow; methods' names and values stay on one line before it.
     table.add_column("method", min_width=max((len(_label(row)) for row in rows), default=0))

@@ -1,11 +1,15 @@
 """Experiment trackers: Weights & Biases, TensorBoard, MLflow.
 
-A failure of a tracker is told once and ends its logging, not the run.
+A failure of a tracker is told once and ends its logging, not the run, nor does one that is slow hold up a run: what it
+does has a time limit. What has failed is left for all later runs of the process, as a server that is gone stays gone.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,20 +21,25 @@ from fedbench.runs.run import flat
 
 log = logging.getLogger("fedbench")
 FINAL = ("acc", "acc_pooled", "ipr", "rsd")  # of the result row, for trackers that take numbers only
+PATIENCE = 20.0  # seconds that a tracker may take for one thing
+OPENING = 60.0  # and to begin, when it may have to make a data base
+MLFLOW = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}  # unless they are set
+LINE = 200  # characters of a library's error that are shown
+LEFT: set[str] = set()  # names of trackers that failed in this process
 
 
 class Tracker(Observer):
     """Opens a record of the run, logs a row for every scored round and the final metrics, and closes it.
 
-    A subclass imports its library in `open`.
+    A subclass names its library, which is imported before `open`.
     """
 
     name: ClassVar[str]
+    library: ClassVar[str]
 
     def __init__(self, key: str, folder: Path, config: Mapping[str, Any] | None = None) -> None:
         """`key` is the run's key, under which a resumed run goes on, `folder` the run's, `config` a nested mapping."""
         self.key, self.folder, self.config = key, folder, dict(config or {})
-        self.failed = False
         self._opened = self._complete = False
 
     # ---- what a subclass does
@@ -54,7 +63,9 @@ class Tracker(Observer):
     # ---- Observer
 
     def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        self._opened = self._guarded(lambda: self.open(labels, rounds, resumed_from))
+        self._opened = self._guarded(lambda: importlib.import_module(self.library), None) and self._guarded(
+            lambda: self.open(labels, rounds, resumed_from), OPENING
+        )
 
     def record(self, record: Record) -> None:
         if self._opened:
@@ -70,16 +81,45 @@ class Tracker(Observer):
             self._opened = False
             self._guarded(lambda: self.end(complete=self._complete))
 
-    def _guarded(self, action: Callable[[], None]) -> bool:
-        """Whether it was done."""
+    @property
+    def failed(self) -> bool:
+        """Whether it is left."""
+        return self.name in LEFT
+
+    def _guarded(self, action: Callable[[], object], seconds: float | None = PATIENCE) -> bool:
+        """Whether it was done in time; None: there is no limit."""
         if self.failed:
             return False
         try:
-            action()
+            _within(seconds, action)
         except Exception as error:  # noqa: BLE001 - the library's own failures are of many types
-            self.failed = True
-            log.warning("%s logging is off for this run: %s", self.name, error)
+            LEFT.add(self.name)
+            log.warning("%s logging is off from here on: %s", self.name, " ".join(str(error).split())[:LINE])
         return not self.failed
+
+
+def _within(seconds: float | None, action: Callable[[], object]) -> None:
+    """Do `action` in a thread that is left behind if it takes longer.
+
+    Raises:
+        TimeoutError: it did.
+        Exception: whatever `action` raises.
+    """
+    raised: list[Exception] = []
+
+    def work() -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - raised again outside
+            raised.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer in {seconds:g} s")
+    if raised:
+        raise raised[0]
 
 
 def title(labels: Labels) -> str:
@@ -96,6 +136,7 @@ class WandbTracker(Tracker):
     """A wandb run, whose files are in the run's folder."""
 
     name: ClassVar[str] = "wandb"
+    library: ClassVar[str] = "wandb"
 
     def __init__(
         self,
@@ -150,6 +191,7 @@ class TensorBoardTracker(Tracker):
     """Scalars by round, the config as text, the final metrics as scalars of their own."""
 
     name: ClassVar[str] = "tensorboard"
+    library: ClassVar[str] = "torch.utils.tensorboard"
     _writer: Any
 
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
@@ -185,6 +227,7 @@ class MlflowTracker(Tracker):
     """An MLflow run; one that goes on is found by the run's key among the tags of its experiment."""
 
     name: ClassVar[str] = "mlflow"
+    library: ClassVar[str] = "mlflow.tracking"
 
     def __init__(
         self,
@@ -204,6 +247,8 @@ class MlflowTracker(Tracker):
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
         from mlflow.tracking import MlflowClient
 
+        for name, value in MLFLOW.items():
+            os.environ.setdefault(name, value)
         self._client = MlflowClient(tracking_uri=self._uri)
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)

@@ -18,7 +18,7 @@ from fedbench.config.fields import typed
 from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import replacing, write_text
-from fedbench.runs.progress import STALE, remark
+from fedbench.runs.progress import STALE, identity, remark
 from fedbench.runs.run import Run
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome, launch
@@ -136,7 +136,8 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
         for outcome, variant in named
         if outcome.row is not None
     ]
-    console = Output() if sys.stdout.isatty() else Output(width=120)
+    # In a notebook rich would show it beside standard output, to which alone Python's `sweep` can be deaf.
+    console = Output() if sys.stdout.isatty() else Output(width=120, force_jupyter=False)
     console.print(comparison_table(rows))
 
 
@@ -206,7 +207,7 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     keys = swept(outcomes, (config.x, config.by))
     folder = Path(config.folder) / folder_name(config.name or "", outcomes, keys)
     runs = tidy(finished, keys)
-    _make_way(folder, set(runs["key"]))
+    _make_way(folder, {identity(run) for run in runs.to_dict("records")})
     folder.mkdir(parents=True, exist_ok=True)
     write_frame(runs, folder / "runs.csv")
     lines = table(runs, keys, config.y)
@@ -216,7 +217,7 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     return folder
 
 
-def _make_way(folder: Path, keys: set[str]) -> None:
+def _make_way(folder: Path, runs: set[tuple[str, str]]) -> None:
     """Move what is in `folder` aside if it is of other runs altogether, or cannot be read, and say so."""
     import pandas as pd
 
@@ -224,7 +225,8 @@ def _make_way(folder: Path, keys: set[str]) -> None:
     if not file.is_file():
         return
     with contextlib.suppress(OSError, ValueError):  # damaged
-        if keys & set(pd.read_csv(file, usecols=["key"])["key"]):
+        before = pd.read_csv(file, usecols=["key", "data"], dtype=str, keep_default_na=False)
+        if runs & {identity(run) for run in before.to_dict("records")}:
             return
     free = next(
         path for n in itertools.count(1) if not (path := folder.with_name(f"{folder.name}-before-{n}")).exists()

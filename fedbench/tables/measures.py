@@ -30,6 +30,27 @@ def reaches(run: Run, reference: float, test_set: str) -> TimeToAccuracy:
     )
 
 
+WORDS = {  # columns of a result row, for a reader
+    "score": "accuracy by the protocol's rule, percent",
+    "acc": "mean of the clients' accuracies, percent",
+    "ipr": "share of the clients that gain on Local, percent",
+    "rsd": "standard deviation of the clients' gains over Local, points",
+    "acc_on_common": "accuracy of the one global model on the global test set, percent",
+    "seconds_total": "seconds of the whole run",
+    "params": "parameters of the network",
+    "macs": "multiplications with additions of a forward pass",
+}
+PATTERNS = {"acc_on_": "accuracy on the {} test set, percent", "acc_of_": "accuracy of the clients of kind {}, percent"}
+
+
+def words_of(column: str) -> str:
+    """Return what a column of a result row holds."""
+    prefix = next((prefix for prefix in PATTERNS if column.startswith(prefix)), "")
+    if column in WORDS or not prefix:
+        return WORDS.get(column) or column.replace("_", " ").replace("acc ", "accuracy, ")
+    return PATTERNS[prefix].format(column.removeprefix(prefix).replace("_pooled", " pooled"))
+
+
 @dataclass(frozen=True)
 class Measure(ABC):
     """What a table reads off a run."""
@@ -39,6 +60,11 @@ class Measure(ABC):
     @abstractmethod
     def value(self, run: Run, baseline: Run | None) -> float:
         """Return the number; nan if the run has none (a censored time-to-accuracy)."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What the number is, for a reader."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +78,10 @@ class Result(Measure):
     def value(self, run: Run, baseline: Run | None) -> float:
         return self.factor * run.column(self.column)
 
+    @property
+    def words(self) -> str:
+        return words_of(self.column) + (f", times {self.factor:g}" if self.factor != 1 else "")
+
 
 @dataclass(frozen=True)
 class PerRound(Measure):
@@ -63,6 +93,10 @@ class PerRound(Measure):
 
     def value(self, run: Run, baseline: Run | None) -> float:
         return self.factor * run.column(self.column) / run.column("rounds")
+
+    @property
+    def words(self) -> str:
+        return f"{words_of(self.column)}, for each round" + (f", times {self.factor:g}" if self.factor != 1 else "")
 
 
 @dataclass(frozen=True)
@@ -76,6 +110,10 @@ class Clients(Measure):
     def value(self, run: Run, baseline: Run | None) -> float:
         rows = run.client_rows[self.first : self.last + 1]
         return float(np.mean([float(row["acc"] or "nan") for row in rows]))
+
+    @property
+    def words(self) -> str:
+        return f"mean accuracy of clients {self.first} to {self.last}, percent"
 
 
 @dataclass(frozen=True)
@@ -94,6 +132,12 @@ class Speedup(Measure):
         ratio = improvement(times[0], times[1])
         return float("nan") if ratio is None else ratio
 
+    @property
+    def words(self) -> str:
+        return (
+            f"rounds of the baseline to its best accuracy on the {self.test_set} test set, over this run's rounds to it"
+        )
+
 
 @dataclass(frozen=True)
 class ArrayMean(Measure):
@@ -106,6 +150,10 @@ class ArrayMean(Measure):
         if self.array not in run.arrays:
             raise unknown("recorded array", self.array, list(run.arrays))
         return float(np.mean(run.arrays[self.array]))
+
+    @property
+    def words(self) -> str:
+        return f"mean of what the method records as {self.array}"
 
 
 MEASURES: Registry[Measure] = Registry(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.config import groups
-from fedbench.core.errors import DataMissing, FedbenchError, Stale
+from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, Stale
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain, run_key
 from fedbench.runs.execution import folder_of, labels_of, run_status
@@ -244,7 +244,19 @@ def make(table: TableSpec, selection: Selection, stored: StoredTable | None = No
         for row in table.rows
         for column in table.columns
     ]
+    _check_names_of_data(cells)
     return Plan(table, provenance(table, selection), tuple(cells), seeds, stored)
+
+
+def _check_names_of_data(cells: Sequence[CellRuns]) -> None:
+    """Refuse columns whose runs differ in the place of their data alone, which no key tells."""
+    places: dict[str, tuple[str, str]] = {}
+    for job in (job for cell in cells for job in (*cell.jobs, *cell.baselines)):
+        data = job.config.plain["dataset"]
+        place = str(data.get("root")), str(data.get("path"))
+        if places.setdefault(job.key, place) != place:
+            name = job.config.labels["dataset"]
+            raise ConfigError(f"two columns have other data under one name, {name}: rename the file or folder of one")
 
 
 def _lacking(table: TableSpec, column: ColumnSpec, selection: Selection) -> str:

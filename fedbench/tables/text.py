@@ -327,8 +327,7 @@ def _partitions(table: TableResult) -> Iterator[str]:
 def _keeps(override: str) -> bool:
     """Return whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
     key, _, value = override.partition("=")
-    file = groups.conf_dir() / "partition" / f"{value}.yaml"
-    if key != "partition" or not file.is_file():
+    if key != "partition" or (file := groups.find("partition", value)) is None:
         return key == "partition_seed"
     return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
 

@@ -28,7 +28,7 @@ from fedbench.engine.workers import WorkersTrainer, spec_of
 from fedbench.testing.toys import KINDS, ROUNDS, SIZES, Meter, Subject, gap, models, simulate
 
 EVERYONE = torch.arange(len(SIZES))
-FAMILIES = ("global", "personalised", "clustered")
+FAMILIES = ("global", "personalised", "clustered", "mixture")
 
 
 def layout(tree: Mapping[str, Tensor], axes: int = 0) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedbench.config import compose, groups
 from fedbench.config.schema import LocalConfig, OptimizerConfig, ProtocolConfig
 from fedbench.core import trees
-from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
@@ -221,9 +221,7 @@ class Subject:
         if isinstance(given, Method):
             return cls(given)
         if isinstance(given, str) and ":" not in given:
-            presets = [file.stem for file in (groups.conf_dir() / "method").glob("*.yaml")]
-            if given not in presets:
-                raise unknown("method", given, presets)
+            groups.file_of("method", given)
             config: Any = OmegaConf.to_container(compose.compose([f"method={given}"]).method, resolve=True)
             return cls(METHODS.build(config), given)
         kind = imported(given) if isinstance(given, str) else given

@@ -72,14 +72,16 @@ def test_parameters_are_what_is_set() -> None:
 
 def test_domains_are_shown_beside_the_parameters() -> None:
     assert domains(FedAvg) == ""
-    assert domains(CFL) == "eps1 ≥ 0, eps2 ≥ 0, gamma_max in [0, 1], linkage single or complete, warmup ≥ 0"
+    assert (
+        domains(CFL) == "eps1 ≥ 0, eps2 ≥ 0, gamma_max in [0, 1], linkage single or complete, warmup ≥ 0, smallest ≥ 2"
+    )
     assert "local.epochs ≥ 1 or null" in domains(ProtocolConfig)
     assert "discriminator.lr > 0" in domains(FedCollab)
     rows = {row["partition"]: row for row in listing("partitions").rows}
     assert rows["homo"]["domains"] == "num_clients ≥ 1"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("methods", "presets", "recorders")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("methods", "presets", "scored", "recorders")])
 def test_every_table_has_a_row_for_every_file(kind: str) -> None:
     table = listing(kind)
     group = {"datasets": "dataset"}.get(kind, kind.removesuffix("s"))
@@ -164,7 +166,7 @@ def test_the_commands_are_those_that_fill_the_tables() -> None:
         commands = importlib.import_module("update_docs").commands().splitlines()[1:-1]
     assert "make reproduce-fedcollab-t1 columns=1" in commands
     assert "make reproduce-fedcollab-t2-open partition=label_shift rows=7 seeds=[0,3,4]" in commands
-    assert "make reproduce-fedsac-t1 substitute=fashion_mnist scale=quick columns=1,3 seeds=3" in commands
+    assert "make reproduce-fedsac-t1-open substitute=fashion_mnist scale=quick columns=1,3 seeds=3" in commands
     for each in commands:
         name, *words = each.removeprefix("make reproduce-").split()
         assert select([f"table={name.replace('-', '_')}", *words])[0].table in spec.names()

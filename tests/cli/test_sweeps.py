@@ -44,6 +44,14 @@ def test_sweep_glob_finds_the_files_only(toy: Path, executed: FakeRunner) -> Non
     assert [run.labels["method"] for run in executed] == ["fedavg", "fedcollab", "fedprox", "fedprox_code"]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_flag_may_stand_anywhere(toy: Path, executed: FakeRunner, place: int) -> None:
+    arguments = ["seed=0,1", "method=fedavg"]
+    arguments.insert(place, "-m")
+    assert main(arguments) == 0
+    assert sorted(run.seed for run in executed) == [0, 1]
+
+
 def test_sweep_goes_on_after_a_failure_and_tells(
     toy: Path,
     executed: FakeRunner,

@@ -98,7 +98,8 @@ BASES = [name for name in options("method") if name != "fedcollab"]
 
 @pytest.mark.parametrize("base", tiered(BASES, quick=["fedavg", "ditto", "fedsac", "ifca", "pfedhn"]))
 def test_every_method_composes_inside_fedcollab(base: str) -> None:
-    early = {"sosicfl_code": "start_round=0"}.get(base)  # which prepares late: see tests/methods/test_sosicfl.py
+    late = base in ("sosicfl_code", "floco", "floco_plus")  # which prepare late: see tests/methods/test_sosicfl.py
+    early = "start_round=0" if late else None
     run = resolved("method=fedcollab", f"method/base={base}", *([f"method.base.{early}"] if early else []))
     alone = resolved(f"method={base}", *([f"method.{early}"] if early else []))
     assert run.plain["method"]["base"] == alone.plain["method"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from fedbench.cli.list import listing
 from fedbench.config import compose, groups, schema
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import FedbenchError
@@ -36,6 +39,76 @@ def test_a_changed_protocol_is_headed_by_what_was_changed() -> None:
     )
     said = labels_of(resolve(compose.compose(changed))).protocol
     assert said == "fedrema_code (rounds=3, optimizer.lr=0.5, augment=[flip])"
+
+
+RECEIVED = {  # of an own score, by what is said of it; the methods that neither names are scored as trained
+    "the one model of all clients": {
+        "fedadagrad", "fedadam", "fedavg", "fedavgm", "feddyn", "fedgen", "fediot", "fednova", "fedntd", "fedprox",
+        "fedyogi", "floco", "moon", "per_kind", "scaffold", "sosicfl", "sosicfl_all", "sosicfl_code",
+    },
+    "fitted to the client's samples when it is scored": {
+        "fedala", "fedbabu", "finetune", "finetune_all", "finetune_head", "finetune_lpft", "finetune_norm", "ifca",
+        "knnper", "perfedavg", "pfedfda", "pfedfda_code",
+    },
+}  # fmt: skip
+BOTH = {
+    "fedsac", "fedsac_code", "fedsac_complementarity", "fedsac_literal", "fedsac_multimodal", "fedsac_similarity",
+    "pfedgraph",
+}  # fmt: skip
+CLUSTERED = {
+    "cfl", "fedcluster", "fedcollab", "fedcollab_code", "fedrc", "fesem", "kmeans", "oracle", "pacfl", "pacfl_code",
+}  # fmt: skip
+
+
+def test_every_method_is_scored_under_every_protocol() -> None:
+    """A global method as received, and a personalised one as trained, where the protocol leaves it to them."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for row in listing("scored").rows:
+        names = groups.names("method") if row["methods"] == "all" else row["methods"].split(", ")
+        for pair in itertools.product(row["protocols"].split(", "), names):
+            assert pair not in found
+            found[pair] = row["scored"], row["why"]
+    assert set(found) == set(itertools.product(FILES, groups.names("method")))
+    for (name, method), (model, why) in found.items():
+        received = [reason for reason, methods in RECEIVED.items() if method in methods]
+        if not name.startswith("fedsac"):
+            assert model == "received", (name, method)
+        elif received:
+            assert (model, why) == ("received", *received), (name, method)
+        else:
+            assert model == ("both" if method in BOTH else "trained"), (name, method)
+            assert ("cluster" in why) == (method in CLUSTERED), (name, method)
+
+
+@pytest.mark.parametrize(
+    ("given", "score"),
+    [
+        (["method=fedavg"], "received"),
+        (["method=local"], "trained"),
+        (["method=fedavg", "protocol.score=both"], "both"),
+        (["method=ditto", "protocol.score=received"], "received"),
+        (["method=fedbabu", "method.tune_epochs=0"], "trained"),
+        (["method=per_kind", "method/base=pfedgraph"], "both"),
+        (["method=per_kind", "method/base=ditto"], "trained"),
+        (["method=fedcollab", "method/base=finetune"], "received"),
+        (["method=fedsac", "protocol.report=last", "protocol.per_client=false"], "trained"),
+    ],
+    ids=" ".join,
+)
+def test_fedsacs_protocol_scores_the_methods_own_model_unless_told(given: list[str], score: str) -> None:
+    assert protocol("protocol=fedsac", *given).score == score
+
+
+def test_a_model_that_was_told_is_said_and_has_the_key_of_the_methods_own() -> None:
+    own, told = (
+        resolve(compose.compose(["protocol=fedsac", "method=fedavg", *more]))
+        for more in ([], ["protocol.score=received"])
+    )
+    assert run_key(own) == run_key(told)
+    assert labels_of(own).protocol == "fedsac"
+    assert labels_of(told).protocol == "fedsac (score=received)"
+    assert own.local is not None
+    assert own.local.protocol.score == "trained", "Local is scored as Local is"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def toypack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def forget() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "toypack"]:
         del sys.modules[name]
-    for cached in (source.file_of, source._file, source._module):
+    for cached in (source.file_of, source._places, source._module):
         cached.cache_clear()
 
 

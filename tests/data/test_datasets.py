@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,15 @@ import pytest
 from PIL import Image
 
 import fedbench
+from fedbench.cli import program
 from fedbench.cli.prepare import parse_request
+from fedbench.cli.runs import distinct_names, find_folders
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
 from fedbench.data.dataset import Dataset, reduced, spread
-from fedbench.data.datasets import DATASETS
+from fedbench.data.datasets import DATASETS, own
 from fedbench.data.datasets.own import ImageFolder, Npz
 from fedbench.data.datasets.synthetic import Captioned, Synthetic
+from fedbench.runs.run import Run
 from tests.data.toys import build
 from tests.helpers.raw_files import images
 
@@ -179,6 +183,7 @@ def test_no_data_set_but_a_download_imports_torch():
 
 
 Y = np.repeat(["cat", "dog"], 10)
+X = (np.arange(40).reshape(20, 2) % 10).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -224,16 +229,50 @@ def test_npz_channels_last_keep_their_pixels(tmp_path: Path) -> None:
         ({"x": np.zeros((3, 2)), "y": np.zeros(3), "x_test": np.zeros((1, 2))}, "x, y, x_test and y_test"),
         ({"x": np.array(["a", "b"]), "y": np.zeros(2)}, "must be numbers"),
         ({"x": np.zeros(3), "y": np.zeros(3)}, r"got \[3\]"),
-        ({"x": np.full((9, 2), np.nan), "y": np.zeros(9)}, "finite"),
+        ({"x": np.full((9, 2), np.nan), "y": np.zeros(9)}, "9 of 9 training samples, the first at 0, hold nan"),
         (
             {"x": np.zeros((3, 2)), "y": np.zeros(3), "x_test": np.zeros((1, 4)), "y_test": np.zeros(1)},
-            "dimension",
+            r"have shape \[C, H, W\] = \[1, 1, 2\], test samples have .*\[1, 1, 4\]",
         ),
+        ({"x": X, "y": np.where(Y == "cat", np.nan, 1.0)}, r"10 of 20 training labels, the first nan at 0, name no"),
+        ({"x": X, "y": np.linspace(0, 1, 20)}, "18 of 20 training labels, the first 0.0526316 at 1"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": np.arange(20) % 2}, "training labels are words, test labels numbers"),
+        ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "floats, test samples are uint8, pixels up to"),
+        ({"x": X, "y": Y, "x_test": np.where(X > 8, np.inf, X), "y_test": Y}, "test samples, the first at .* hold nan"),
+        ({"x": X.astype(np.float64) + 1e300, "y": Y}, "20 of 20 training samples"),
+        ({"x": X, "y": np.arange(20, dtype=np.uint64) + 2**63}, "do not fit into int64"),
+        ({"x": X, "y": np.zeros(20, dtype="datetime64[s]")}, "numbers or words, got datetime64"),
+        ({"x": np.zeros((2, 0)), "y": np.zeros(2)}, "must not be empty"),
     ],
 )
 def test_npz_refusals(arrays: dict[str, np.ndarray], reason: str, tmp_path: Path) -> None:
     with pytest.raises(DataCorrupt, match=reason):
         Npz(path=saved(tmp_path / "bad.npz", **arrays)).load()
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"y": np.arange(20) % 2.0}, "training labels are floats; as they are whole they were taken for classes"),
+        ({"y": np.arange(20), "x_test": X[:10], "y_test": np.arange(10)}, "30 samples have 20 different labels"),
+        ({"y_test": np.repeat(["cat", "eel"], 10)}, "no training sample has a label that test samples have: eel"),
+        ({"y": np.where(np.arange(20) % 4, Y, "nan")}, r"labels \['nan'\] were taken for classes"),
+        ({"x_test": X * 255}, "training samples span 0 to 9, test samples 0 to 2295: other scales, taken as they are"),
+    ],
+)
+def test_npz_that_may_be_meant_is_taken_with_a_word_each_time(
+    changed: dict[str, np.ndarray], line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = {"x": X, "y": Y, "x_test": X, "y_test": Y, **changed}
+    if changed.get("y") is not None and "y_test" not in changed:
+        arrays["y_test"] = arrays["y"].astype(np.int64) if arrays["y"].dtype.kind == "f" else arrays["y"]
+    path = saved(tmp_path / "odd.npz", **arrays)
+    for _ in range(2):  # the second time out of the cache
+        own._say.cache_clear()  # as another process
+        caplog.clear()
+        Npz(path=path).load()
+        (record,) = caplog.records
+        assert re.search(line, record.getMessage())
 
 
 def test_no_file(tmp_path: Path) -> None:
@@ -257,6 +296,31 @@ def test_other_samples_are_another_run(tmp_path: Path) -> None:
     assert first.row["dataset"] == second.row["dataset"] == "npz-a"
     assert first.row["key"] == second.row["key"]
     assert first.folder != second.folder
+
+
+def test_two_files_of_one_name_stay_two_in_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the table on the terminal, in the files of the sweep and as lines of a figure."""
+    monkeypatch.chdir(tmp_path)
+    for name, shift in (("A", 0), ("B", 3)):
+        Path(name).mkdir()
+        saved(Path(name) / "d.npz", x=np.eye(6, dtype=np.float32)[np.arange(60) % 6] + shift, y=np.arange(60) % 3)
+    common = ["dataset=npz", "partition=homo", "partition.num_clients=2", "protocol.rounds=1", "method=local"]
+    sweep = ["-m", *common, "sweep.name=mine", "progress=none"]
+    assert program.main([*sweep, "dataset.path=A/d.npz,B/d.npz", "seed=0,1"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split("│")[2].strip() for line in said.splitlines() if "d.npz" in line] == ["2", "2"]
+    folders, _ = find_folders(["runs"])
+    names = distinct_names([Run(folder).row for folder in folders])
+    assert len(folders) == 4
+    assert len(set(names)) == 2
+    assert program.main([*sweep, "dataset.path=A/d.npz", "seed=0,1"]) == 0
+    assert "held another sweep" not in capsys.readouterr().out, "it holds the same runs, and more"
+    Path("C").mkdir()
+    saved(Path("C/d.npz"), x=np.eye(6, dtype=np.float32)[np.arange(60) % 6] - 1, y=np.arange(60) % 3)
+    assert program.main([*sweep, "dataset.path=C/d.npz", "seed=0,1"]) == 0
+    assert "held another sweep" in capsys.readouterr().out, "of other samples"
 
 
 def drawn(folder: Path, names: tuple[str, ...], count: int) -> None:

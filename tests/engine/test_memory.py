@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedbench.config.schema import LocalConfig, OptimizerConfig, ProtocolConfig
 from fedbench.core import trees
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.rng import torch_rng
 from fedbench.data.dataset import Dataset
 from fedbench.data.federation import Federation
@@ -35,8 +35,12 @@ from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.sosicfl import SosicFL
+from fedbench.models import MODELS
 from fedbench.models.small import MLP, LeNet5
 from fedbench.models.task import Model
+from fedbench.models.vision import Vision
+from fedbench.runs import execution
+from tests.helpers.runs import config
 from tests.methods.toys import federation, setup
 
 SGD = OptimizerConfig(lr=0.01)
@@ -149,6 +153,19 @@ def test_no_chunk_is_larger_than_the_cohort(monkeypatch: pytest.MonkeyPatch) -> 
     assert hardware.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2
     monkeypatch.setattr(hardware, "free_bytes", lambda _: 1)
     assert hardware.fitting_chunk(setup(FedAvg())) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("kinds", "textcnn", "torchvision", "timm")])
+def test_the_bytes_of_a_network_are_known_before_it_is_built(name: str) -> None:
+    model = MODELS.build({"name": name, **({"pretrained": False} if issubclass(MODELS.get(name), Vision) else {})})
+    real = model.build((3, 32, 32), 10).state_dict().values()
+    assert model.leaf_bytes((3, 32, 32), 10) == sum(map(trees.leaf_bytes, real)) > 0
+
+
+def test_a_network_that_cannot_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    run = config(tmp_path, "model=mlp", "model.hidden=[10000000,10000000]")
+    with pytest.raises(ConfigError, match=r"takes at least 2,0\d\d,\d{3}\.\d GB for inputs of .*\[1, 8, 8\]"):
+        execution.build(run)
 
 
 def test_free_memory_is_what_the_machine_says() -> None:

@@ -118,6 +118,8 @@ def test_runs_are_told_apart_by_what_differs() -> None:
     assert runs.distinct_names([row, {**row, "seed": 1}]) == ["fedavg", "fedavg"]
     assert runs.distinct_names([row, other]) == ["fedavg, digits", "fedavg, mnist"]
     assert runs.distinct_names([row, {**row, "key": "123456"}]) == ["fedavg abcd", "fedavg 1234"]
+    samples = [{**row, "data": data, "seed": seed} for data, seed in (("a1" * 6, 0), ("b2" * 6, 1), ("b2" * 6, 2))]
+    assert runs.distinct_names(samples) == ["fedavg a1a1a1", "fedavg b2b2b2", "fedavg b2b2b2"]
 
 
 def test_a_filled_table_is_drawn() -> None:

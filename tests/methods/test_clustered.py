@@ -311,6 +311,26 @@ def test_cfl_splits_by_hand() -> None:
     assert unbalanced["coalition"].tolist() == [0] * 5
 
 
+def test_cfl_as_its_authors_code_counts() -> None:
+    """Plain means: updates of mean -.2, and by samples of -.83; a half's model is its clients' plain mean."""
+    everyone, moves = list(range(5)), [2.0, 1.0, -1.0, -4.0, 1.0]
+    assert split_toy(CFL(eps1=0.5 * WEIGHTS, eps2=0.0), moves, everyone)["coalition"].tolist() == [0] * 5
+    after = split_toy(CFL(eps1=0.5 * WEIGHTS, eps2=0.0, uniform=True), moves, everyone)
+    found = after["coalition"].tolist()
+    assert same_groups(found, [0, 0, 1, 1, 0])
+    assert float(after["base/head.bias"][found[3]][0]) == pytest.approx(1 - 2.5)
+    population = setup(CFL(), federation((5, 5, 5, 10, 5))).population
+    W = CFL(uniform=True).collaboration(after, population)
+    assert W is not None
+    assert W[3].tolist() == pytest.approx([0.0, 0.0, 0.5, 0.5, 0.0])
+
+
+@pytest.mark.parametrize(("smallest", "splits"), [(2, True), (3, False)])
+def test_cfl_may_leave_pairs_together(smallest: int, splits: bool) -> None:
+    after = split_toy(CFL(eps1=WEIGHTS, eps2=0.0, smallest=smallest), [1.0, -1.0], [0, 1])
+    assert (len(set(after["coalition"].tolist())) > 1) is splits
+
+
 def test_relative_thresholds_do_not_know_the_scale_of_updates() -> None:
     """Mean update .6, then .2; absolute thresholds would see 1e-3 of each. Halves inherit the largest mean."""
     for scale in (1e-3, 1.0):
@@ -578,6 +598,18 @@ def test_single_linkage_is_the_optimal_bipartition(seed: int) -> None:
     assert across == pytest.approx(best)
     assert across == pytest.approx(similarity[np.ix_(side, ~side)].max())
     assert cfl.bipartition(similarity, "complete")[1] >= best - 1e-12
+
+
+def test_complete_linkage_by_hand() -> None:
+    """A chain of 25, 40 and 55 degrees from 0 to 120: single linkage cuts its widest gap, complete the far ends."""
+    angles = np.deg2rad([0.0, 25.0, 65.0, 120.0])
+    similarity = np.cos(angles[:, None] - angles)
+    single, across = cfl.bipartition(similarity, "single")
+    assert same_groups(single.tolist(), [0, 0, 0, 1])
+    assert across == pytest.approx(np.cos(np.deg2rad(55)))
+    complete, across = cfl.bipartition(similarity, "complete")
+    assert same_groups(complete.tolist(), [0, 0, 1, 1])
+    assert across == pytest.approx(np.cos(np.deg2rad(40)))
 
 
 def test_ties_are_cut_too() -> None:

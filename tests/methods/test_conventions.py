@@ -134,7 +134,9 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "fedsac private": {"name": "fedsac", "private": ["@head"]},
     "fedrema private": {"name": "fedrema", "private": ["*.0.bias"], "classifier": ["@head"]},
     "sosicfl_plus all": {"name": "sosicfl_plus", "simplex": ["*"]},
+    "feddbe private": {"name": "feddbe", "private": ["@head"]},
     "feddyn weighted": {"name": "feddyn", "weighted": True},
+    "fedrod stays": {"name": "fedrod", "generic_stays": True},
     "cfl cut": {"name": "cfl", "eps1": 100.0, "eps2": 0.0},
     "oracle of ditto": {"name": "oracle", "base": {"name": "ditto"}},
     "per_kind of ditto": {"name": "per_kind", "base": {"name": "ditto"}},
@@ -197,7 +199,18 @@ def run(case: str, kind: str) -> tuple[type, list[tuple[str, Tree]], dict[str, T
 
 
 # Those that differ without batch normalisation.
-PLAIN = ("fednova", "scaffold", "fedap", "pfedsim", "sosicfl_all", "sosicfl_plus all")
+PLAIN = (
+    "apple",
+    "fedala",
+    "fedcac",
+    "fedselect",
+    "fednova",
+    "scaffold",
+    "fedap",
+    "pfedsim",
+    "sosicfl_all",
+    "sosicfl_plus all",
+)
 CASES = [*((case, "batch_norm") for case in (*PRESETS, *VARIANTS)), *((case, "mlp") for case in PLAIN)]
 
 
@@ -254,6 +267,7 @@ UNREAD: list[tuple[str, dict[str, Any], str]] = [
         {"attention": "distance", "similarity": "updates"},
         "method.similarity=updates is of attention=cosine",
     ),
+    ("knnper", {"votes": "softmax", "scale": 2.0}, "method.scale=2.0 is of votes=shares"),
     ("fedcollab", {"join_round": 3}, "method.join_round=3 is for newcomers; name them in method.newcomers"),
 ]
 

@@ -305,6 +305,32 @@ def test_directions_are_the_singular_vectors_and_the_principal_components() -> N
             assert bool((found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all())
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_directions_where_the_decomposition_fails_are_those_of_double_precision(
+    raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LAPACK fails for some Gram matrices of a few samples; those of other clients keep every bit, alone or stacked."""
+    X = torch.randn(3, 5, 40, generator=torch.Generator().manual_seed(0))
+    grams, least = X.mT @ X, torch.zeros(3)
+    before = [directions({"gram": gram, "least": least[0]}, 3) for gram in grams]
+    eigh, bad = torch.linalg.eigh, grams[1]
+
+    def failing(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, vectors = eigh(matrix)
+        hit = (matrix == bad.to(matrix.dtype)).all(-1).all(-1) & (matrix.dtype == torch.float32)
+        if raises and hit.any():
+            raise torch.linalg.LinAlgError("failed to converge")
+        return values.masked_fill(hit[..., None], torch.nan), vectors.masked_fill(hit[..., None, None], torch.nan)
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    alone = torch.stack([directions({"gram": gram, "least": least[0]}, 3) for gram in grams])
+    stacked = torch.vmap(lambda gram, least: directions({"gram": gram, "least": least}, 3))(grams, least)
+    for found in (alone, stacked):
+        assert torch.equal(found[0], before[0])
+        assert torch.equal(found[2], before[2])
+        torch.testing.assert_close(found[1], before[1], rtol=0, atol=1e-5)
+
+
 def test_few_samples_span_few_directions() -> None:
     chosen = setup(FedSaC(), federation((2,)))
     x, y = samples(chosen, 0)

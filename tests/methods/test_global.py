@@ -1,4 +1,4 @@
-"""MOON, Finetune, FedNova, SCAFFOLD and FedDyn: limits, fixed points, rounds by hand; and their options, stacked."""
+"""MOON, FedNTD, Finetune, FedNova, SCAFFOLD and FedDyn: limits, fixed points, rounds by hand; options, stacked."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.feddyn import FedDyn
 from fedbench.methods.fednova import FedNova, accumulation
+from fedbench.methods.fedntd import FedNTD
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.finetune import Finetune
 from fedbench.methods.moon import Moon
@@ -82,6 +83,43 @@ def test_two_rounds_of_moon_by_hand() -> None:
     assert close(simulate(chosen).server, w)
 
 
+def test_without_its_distillation_fedntd_is_fedavg() -> None:
+    fedavg = simulate(setup(FedAvg(), cohort=0.8, rounds=3)).server
+    assert close(simulate(setup(FedNTD(beta=0.0), cohort=0.8, rounds=3)).server, fedavg)
+    assert gap(simulate(setup(FedNTD(beta=5.0), cohort=0.8, rounds=3)).server, fedavg) > 1e-3
+
+
+def test_fedntds_first_step_is_fedavgs_since_both_models_agree() -> None:
+    """KL is least where its arguments are equal, so that its gradient vanishes there."""
+    options: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 50}
+    assert close(simulate(setup(FedNTD(beta=9.0), **options)).server, simulate(setup(FedAvg(), **options)).server)
+
+
+def ntd(x: Tensor, y: Tensor, received: trees.Tree, beta: float, tau: float, w: trees.Tree) -> Tensor:
+    total = cross_entropy(logits(w, x), y)
+    own, target = (logits(model, x) / tau for model in (w, received))
+    for i, label in enumerate(y.tolist()):
+        others = [c for c in range(own.shape[1]) if c != label]
+        q, p = own[i, others].softmax(0), target[i, others].softmax(0)
+        total = total + beta * tau**2 / len(y) * (p * (p / q).log()).sum()
+    return total
+
+
+def test_two_rounds_of_fedntd_by_hand() -> None:
+    lr, beta, tau = 0.2, 3.0, 0.5
+    options: dict[str, Any] = {"rounds": 2, "epochs": 2, "batch": 50, "optimizer": OptimizerConfig(lr=lr)}
+    chosen = setup(FedNTD(beta=beta, tau=tau), federation((5, 9)), **options)
+    w = initial(chosen)
+    for _ in range(2):
+        trained = []
+        for k in (0, 1):
+            x, y = samples(chosen, k)
+            loss = partial(ntd, x, y, w, beta, tau)
+            trained.append(descend(loss, descend(loss, w, lr), lr))
+        w = {name: (5 * trained[0][name] + 9 * trained[1][name]) / 14 for name in w}
+    assert close(simulate(chosen).server, w)
+
+
 def test_finetune_trains_as_fedavg_and_scores_after_two_plain_steps() -> None:
     chosen = setup(Finetune(steps=2), rounds=2)
     state = simulate(chosen)
@@ -109,7 +147,23 @@ def test_finetune_without_steps_is_fedavg_and_tunes_what_it_is_told() -> None:
     assert gap({"": tuned["head.weight"]}, {"": before["head.weight"]}) > 1e-2
 
 
-@pytest.mark.parametrize("method", [Scaffold(option=1, weighted=True), FedDyn(weighted=True), Moon(mu=3.0)])
+def test_linear_probing_then_fine_tuning_by_hand() -> None:
+    """Two steps on the head, and then two on all leaves, with other mini-batches; nothing of it lasts."""
+    chosen = setup(Finetune(steps=2, probed=("@head",)), rounds=1)
+    state = simulate(chosen)
+    assert close(state.server, simulate(setup(FedAvg(), rounds=1)).server, 0)
+    tuned = adapted(chosen, state)
+    for k in range(5):
+        w = state.server
+        x, y = samples(chosen, k)
+        for order, moves in ((1, ("head",)), (0, ("fc", "head"))):
+            keyed = rng.torch_rng(0, "adapt", 1, k, order)
+            for rows in schedule.batches(len(y), chosen.protocol.local, Stage(iterations=2, order=order), keyed):
+                w = descend(lambda v, r=rows, x=x, y=y: cross_entropy(logits(v, x[r]), y[r]), w, 0.1, moves)
+        assert close(trees.row(tuned, k), w)
+
+
+@pytest.mark.parametrize("method", [Scaffold(option=1, weighted=True), FedDyn(weighted=True), Moon(mu=3.0), FedNTD()])
 def test_options_are_the_same_stacked(method: Any) -> None:
     def chosen() -> Setup:
         return setup(method, federation((2, 9, 5), (1, 16, 16)), LeNet5(batch_norm=True), rounds=2, epochs=1)

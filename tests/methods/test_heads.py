@@ -17,12 +17,14 @@ from fedbench.engine.method import Method
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedbabu import FedBABU
+from fedbench.methods.fedcp import FedCP
 from fedbench.methods.fedpac import FedPAC
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.fedproto import FedProto
 from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
+from fedbench.methods.gpfl import GPFL
 from fedbench.methods.knnper import KNNPer
 from fedbench.methods.lg_fedavg import LGFedAvg
 from fedbench.methods.moon import Moon
@@ -55,7 +57,9 @@ from tests.methods.toys import (
         (FedRep(), {"epochs": 5}, (4, None), (1, None)),  # pFedSim: the body in the last epoch only
         (FedRep(), {"epochs": 1}, (1, None), (1, None)),
         (FedRep(head_epochs=10), {"epochs": 5}, (10, None), (1, None)),  # the paper
-        (FedRep(head_iterations=80), {"iterations": 200}, (None, 80), (None, 120)),  # FedSaC
+        (FedRep(head_iterations=80), {"iterations": 200}, (None, 80), (None, 120)),
+        (FedRep(head_iterations=80, whole_body=True), {"iterations": 200}, (None, 80), (None, 200)),  # pFedGraph
+        (FedRep(head_iterations=80, whole_body=True), {"iterations": 20}, (None, 80), (None, 20)),
         (FedRep(), {"iterations": 10}, (None, 4), (None, 6)),
         (FedRep(), {"iterations": 1}, (None, 0), (None, 1)),
     ],
@@ -74,6 +78,8 @@ def test_fedreps_budget(
 def test_fedrep_refuses_a_head_that_takes_everything() -> None:
     with pytest.raises(ConfigError, match="leaves nothing"):
         simulate(setup(FedRep(head_iterations=5), iterations=5))
+    with pytest.raises(ConfigError, match="counts only where the protocol counts iterations"):
+        simulate(setup(FedRep(whole_body=True), epochs=5))
 
 
 def test_fedrep_is_a_plain_loop_of_head_then_body() -> None:
@@ -156,6 +162,43 @@ def test_a_personal_head_alone_by_hand() -> None:
     assert close(shown, features(v, x) @ v["own.weight"].t() + v["own.bias"], 1e-5)
 
 
+def test_a_generic_head_that_stays_by_hand() -> None:
+    """The body alone crosses the network; each client's h_G and h_P go on from where its own last round left them."""
+    data = federation((9, 6))
+    chosen = setup(FedRoD(generic_stays=True), data, **{**ONE_STEP, "rounds": 2})
+    start = initial(chosen)
+    body = {name: start[name] for name in BODY}
+    heads = [{name: start[name] for name in HEAD}] * 2
+    owns = [{name.removeprefix("head."): start[name] for name in HEAD}] * 2
+    for _ in range(2):
+        trained = []
+        for k in (0, 1):
+            x, y = samples(chosen, k)
+            w, own, counts = {**body, **heads[k]}, owns[k], torch.bincount(y, minlength=4).double()
+
+            def balanced(v: trees.Tree, x: Tensor = x, y: Tensor = y, counts: Tensor = counts) -> Tensor:
+                return cross_entropy(logits(v, x) + counts.clamp(min=1e-8).log(), y)
+
+            def empirical(v: trees.Tree, w: Tree = w, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return cross_entropy(logits(w, x) + features(w, x) @ v["weight"].t() + v["bias"], y)
+
+            owns = [descend(empirical, own, 0.2, ["weight", "bias"]) if i == k else owns[i] for i in (0, 1)]
+            trained.append(descend(balanced, w, 0.2))
+        heads = [{name: w[name] for name in HEAD} for w in trained]
+        body = {name: (9 * trained[0][name] + 6 * trained[1][name]) / 15 for name in BODY}
+    state = simulate(chosen)
+    assert close(state.server, body, 1e-6)
+    assert sorted(state.server) == BODY
+    for k in (0, 1):
+        assert close({name: state.memory[name][k] for name in HEAD}, heads[k], 1e-6)
+        assert close({name: state.memory[f"own/head.{name}"][k] for name in owns[k]}, owns[k], 1e-6)
+    assert gap(heads[0], heads[1]) > 1e-3
+    both = simulate(setup(FedRoD(), data, **{**ONE_STEP, "rounds": 2}))
+    assert state.bytes_up / both.bytes_up == sum(map(torch.Tensor.numel, body.values())) / sum(
+        map(torch.Tensor.numel, start.values())
+    )
+
+
 def test_with_balanced_classes_fedrods_server_is_fedavg() -> None:
     data = federation((8, 16, 4))
     for k in range(3):
@@ -179,12 +222,14 @@ def test_fedrods_personal_prediction_starts_as_the_generic_one() -> None:
 SHAPE = (1, 16, 16)
 METHODS: list[Method] = [
     FedBABU(tune_epochs=1),
+    FedCP(),
     FedPAC(),
     FedPer(),
     FedProto(),
     FedReMa(),
     FedRep(),
     FedRoD(),
+    GPFL(),
     KNNPer(),
     LGFedAvg(),
     Moon(),

@@ -303,6 +303,15 @@ def test_attending_to_itself_fedamp_is_a_proximal_point_method() -> None:
     assert gap(final(FedAMP(self_weight=0.5), **FULL), final(Local(), **FULL)) > 1e-4
 
 
+def test_fedamp_may_leave_out_the_first_rounds_pull() -> None:
+    """Until then it is Local; afterwards it is pulled from where that has come."""
+    late, local = (final(FedAMP(from_round=1), rounds=1), final(Local(), rounds=1))
+    assert close(late, local)
+    assert gap(final(FedAMP(), rounds=1), local) > 1e-4, "several steps feel the pull to the initial model"
+    assert gap(final(FedAMP(from_round=1), rounds=2), final(Local(), rounds=2)) > 1e-4
+    assert close(final(FedAMP(from_round=1), **FULL), final(FedAMP(), **FULL)), "one step from u_i feels none"
+
+
 def test_attention_by_hand() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 2.0], [4.0, -3.0]], dtype=torch.float64)
     e = [np.exp(2 * c) for c in (0.8, 0.0, -0.6)]  # pairs 01, 02, 12

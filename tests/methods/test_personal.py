@@ -28,6 +28,7 @@ from fedbench.methods.apfl import APFL
 from fedbench.methods.fedamp import FedAMP
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedfomo import FedFomo
+from fedbench.methods.fedrod import FedRoD
 from fedbench.methods.knnper import KNNPer
 from fedbench.methods.local import Local
 from fedbench.methods.perfedavg import PerFedAvg, halves
@@ -158,10 +159,28 @@ def test_neighbours_are_scikit_learns(k: int) -> None:
         np.testing.assert_allclose(found.numpy(), 0.3 * expected + 0.7 * softmax, atol=1e-9)
 
 
+def test_the_softmax_of_votes_by_hand() -> None:
+    """Three stored samples, two of them neighbours: softmax of the sums of exp(-d^2) by class."""
+    chosen = setup(KNNPer(k=2, weight=1.0, votes="softmax"), federation(FOUR))
+    x, _ = samples(chosen, 0)
+    w = initial(chosen)
+    z = features(w, x[:1])
+    stored = torch.cat([z, z, z])
+    stored[1, 0] += 0.5  # squared distances 0, .25 and 4
+    stored[2, 0] += 2.0
+    store = {"z": stored, "y": torch.eye(4, dtype=z.dtype)[[2, 1, 2]], "real": torch.ones(3, dtype=torch.bool)}
+    found = chosen.method.predict({**w, **trees.join(store=store)}, x[:1], chosen.task)
+    sums = torch.tensor([[0.0, np.exp(-0.25), 1.0, 0.0]], dtype=z.dtype)
+    assert close(found, sums.softmax(1), 1e-9)
+    together = {**store, "y": torch.eye(4, dtype=z.dtype)[[2, 2, 1]]}
+    sums = torch.tensor([[0.0, 0.0, 1.0 + np.exp(-0.25), 0.0]], dtype=z.dtype)
+    assert close(chosen.method.predict({**w, **trees.join(store=together)}, x[:1], chosen.task), sums.softmax(1), 1e-9)
+
+
 def test_padded_and_trained_models_score_alike_in_both_engines() -> None:
-    for score in ("received", "trained"):
+    for score, votes in (("received", "shares"), ("trained", "softmax")):
         options = {"rounds": 2, "score": score, "test": TestConfig(sets="both")}
-        chosen = setup(KNNPer(k=3, weight=0.8, scale=0.01), federation((1, 21, 4)), **options)
+        chosen = setup(KNNPer(k=3, weight=0.8, votes=votes), federation((1, 21, 4)), **options)
         looped, stacked = simulate(chosen), simulate(chosen, StackedTrainer(chosen, 3))
         for name, tally in looped.history.last.tallies.items():
             assert tally.correct.tolist() == stacked.history.last.tallies[name].correct.tolist()
@@ -196,7 +215,8 @@ def by_hand(method: PFedMe, w: np.ndarray, e: np.ndarray, lr: float) -> tuple[np
         for _ in range(steps):
             theta = own if method.restart else theta
             for _ in range(method.inner_steps):
-                theta = theta - method.personal_lr * (CURVED[k] * (theta - e[k]) + method.lam * (theta - own))
+                slope = CURVED[k] * (theta - e[k]) + method.weight_decay * theta
+                theta = theta - method.personal_lr * (slope + method.lam * (theta - own))
             own = own - lr * method.lam * (own - theta)
         trained.append(own)
         thetas.append(theta)
@@ -210,6 +230,7 @@ PFEDMES: list[dict[str, Any]] = [
     {"uniform": True},
     {"beta": 0.5, "restart": True, "uniform": True},
     {"lr": 0.3},
+    {"weight_decay": 0.7},
 ]
 PLAIN = OptimizerConfig(lr=0.1)
 OTHERS = OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=0.5, clip=0.01)
@@ -229,6 +250,22 @@ def test_two_rounds_of_pfedme_by_hand(options: dict[str, Any], optimizer: Optimi
     assert close(state.server["head.bias"], torch.from_numpy(w), 1e-12)
     assert close(models(chosen, state)["head.bias"], torch.from_numpy(theta), 1e-12)
     assert method.beta > 0 or close(state.server, initial(chosen), 1e-14)
+
+
+def test_pfedme_may_score_w() -> None:
+    """As trained, w_i of each client; as received, the server's w."""
+    options: dict[str, Any] = {"lam": 3.0, "inner_steps": 4, "personal_lr": 0.05}
+    chosen = quadratic(PFedMe(scored="w", **options), UNEQUAL, POINTS, CURVED, epochs=1, rounds=1, optimizer=PLAIN)
+    state = simulate(chosen)
+    start = initial(chosen)["head.bias"].numpy()
+    w, thetas = by_hand(PFedMe(**options), start, minima(chosen).numpy(), 0.1)
+    assert close(state.server["head.bias"], torch.from_numpy(w), 1e-12)
+    assert close(models(chosen, state), trees.expand(state.server, 3), 1e-14)
+    work = {"shared/head.bias": torch.zeros(2), "personal/head.bias": torch.ones(2)}
+    client = chosen.client(0, state.server, trees.row(state.memory, 0), Clock(1, 1))
+    assert chosen.method.model(work, client)["head.bias"].tolist() == [0.0, 0.0]
+    assert PFedMe().model(work, client)["head.bias"].tolist() == [1.0, 1.0]
+    assert close(state.memory["personal/head.bias"], torch.from_numpy(thetas), 1e-12), "theta is kept all the same"
 
 
 def test_many_inner_steps_reach_the_proximal_point() -> None:
@@ -295,7 +332,10 @@ OPTIONS = [
     PerFedAvg(order="hessian_free", alpha=0.1),
     PFedMe(beta=0.5),
     PFedMe(restart=True, uniform=True),
+    PFedMe(weight_decay=0.1, scored="w"),
     APFL(alpha_lr=0.1),
+    FedAMP(from_round=1),
+    FedRoD(generic_stays=True),
 ]
 
 

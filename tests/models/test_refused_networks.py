@@ -68,6 +68,20 @@ def test_a_network_that_breaks_the_contract_is_refused() -> None:
         check_input(Named(flatten=nn.Flatten(), head=nn.Linear(15, 4)).task((1, 4, 4), 4), 2)
 
 
+class OfOneSize(nn.Flatten):
+    """As ViT asserts the size of its images."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert(x.shape[-1] == 224, f"Wrong image height! Expected 224 but got {x.shape[-1]}!")
+        return super().forward(x)
+
+
+def test_a_network_for_images_of_one_size_is_refused_in_one_line() -> None:
+    task = Named(flatten=OfOneSize(), head=nn.Linear(16, 4)).task((1, 4, 4), 4)
+    with pytest.raises(ConfigError, match=r"inputs of shape \(1, 4, 4\): Wrong image height! Expected 224 but got 4!$"):
+        check_input(task, 2)
+
+
 def test_batch_norm_after_a_linear_layer_refuses_a_batch_of_one() -> None:
     flat = {"flatten": nn.Flatten(), "norm": nn.BatchNorm1d(16), "head": nn.Linear(16, 4)}
     task = Named(**flat).task((1, 4, 4), 4)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from fedbench.cli import program
 from fedbench.core.errors import FedbenchError
@@ -72,6 +73,17 @@ def test_the_page_loads_nothing_from_elsewhere(page: Page, results: Path) -> Non
         assert (attributes.get("src") or "data:").startswith("data:"), (tag, attributes)
         address = attributes.get("href", "#") or ""
         assert address.startswith("#") or (results / address).is_file()
+
+
+def test_every_column_is_explained_on_hover_and_in_a_legend(page: Page, results: Path) -> None:
+    """Each metric by what it is, each column by its settings."""
+    heads = [attributes for tag, attributes in page.elements if tag == "th" and "data-column" in attributes]
+    assert heads
+    assert all(attributes.get("title") for attributes in heads)
+    text = (results / "index.html").read_text(encoding="utf-8")
+    for table in json.loads(next(content for a, content in page.scripts if a.get("id") == "content")):
+        for each in [*table["metrics"], *table["columns"]]:
+            assert f"</b>: {escape(each['says'])}</li>" in text
 
 
 def test_only_the_page_s_own_scripts_may_run(page: Page) -> None:

@@ -97,11 +97,16 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
             "rounds": "2",
             "seconds": "1.5",
             "megabytes": "3.0",
+            "prepared": "-",
+            "trained": "-",
             "curve": "acc_on_common_pooled",
             "partition": "abc",
             "local": "Loc0",
         }
     }
+    split = {"bytes_up_prepare": "500000", "bytes_down_prepare": "250000"}
+    facts = table_view(table, "folder", [{**run, **split}], {}, []).content["runs"]["Fed0"]
+    assert [facts[name] for name in ("megabytes", "prepared", "trained")] == ["3.0", "0.8", "2.2"]
     assert content["rows"][2]["overrides"] == ("method=fedprox", "method.mu=0.1")
     own = content["columns"][1]["own"]
     assert own == [(), (), ("method.mu=1",)]

@@ -70,11 +70,22 @@ def test_a_run_on_replaced_files_does_not_go_on(tmp_path: Path, monkeypatch: pyt
     assert after.status() == "new"
 
 
-def test_a_result_is_shown_where_its_data_are_gone(tmp_path: Path) -> None:
+def test_a_result_is_shown_where_its_data_are_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = of_files(tmp_path, "a", 0, "method=local")
     made = execution.execute(run)
     shutil.rmtree(tmp_path / "a")
     assert execution.execute(run).row == made.row
+    assert "its data are not here" in caplog.text
+
+
+def test_of_two_results_whose_data_are_gone_the_one_of_the_path_is_shown(tmp_path: Path) -> None:
+    runs = [of_files(tmp_path, name, shift, "method=local") for name, shift in (("a", 0), ("b", 3))]
+    made = [execution.execute(run) for run in runs]
+    for name in "ab":
+        shutil.rmtree(tmp_path / name)
+    assert [execution.execute(run).row for run in runs] == [each.row for each in made]
+    elsewhere = runs[0].changed(dataset={**runs[0].plain["dataset"], "root": str(tmp_path / "c")})
+    assert execution.execute(elsewhere).row == made[1].row, "the last, where the path tells nothing"
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -275,6 +286,11 @@ def executed_uncovered(run: RunConfig) -> set[Definition]:
 def test_what_a_worker_process_executes_is_in_the_engines_hash() -> None:
     engine = fingerprint._closure("engine", fingerprint.ENGINE)
     assert {Definition(each.__module__, each.__name__) for each in (serve, Setup)} <= engine
+
+
+def test_how_code_is_hashed_is_in_no_hash_so_it_may_learn_to_see_more() -> None:
+    modules = {each.module for each in fingerprint._closure("engine", fingerprint.ENGINE)}
+    assert "fedbench.core.source" not in modules
 
 
 @pytest.mark.parametrize("name", ["fairness", "report", "_best_val", "clip", "JointTask", "Flip", "History"])

@@ -77,12 +77,13 @@ class TestProgress:
 
     def test_closing_table(self):
         row = summarise(LABELS, KEY, a_history(), Reading(), partition_hash="", local=np.array([0.5, 0.5]))
-        row = {**row, "bytes_up": 1_234_567, "seconds_train": 75.2, "variant": "[bold]"}
+        row = {**row, "bytes_up": 1_234_567, "seconds_train": 75.2, "variant": "[bold]", "scored": "trained"}
         text = printed(run_table(row))
         for part in (
             "fedavg",
             "[bold]",
             "seed 3",
+            "last, local test set, as trained",
             "55.00",
             "58.33",
             "50.00",

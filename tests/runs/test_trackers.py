@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
+import threading
+import time
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedbench.engine.history import Record
+from fedbench.engine.history import Labels, Record
 from fedbench.metrics import Tally
+from fedbench.runs import trackers
 from fedbench.runs.trackers import MlflowTracker, TensorBoardTracker, Tracker, WandbTracker
 from tests.runs.toys import KEY, LABELS
 
 CONFIG = {"method": {"name": "fedavg", "mu": 0.125}}
+
+
+@pytest.fixture(autouse=True)
+def none_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "LEFT", set())
+
+
 ALL = (WandbTracker, TensorBoardTracker, MlflowTracker)
 
 
@@ -143,6 +155,74 @@ def test_a_failure_while_it_logs_is_told_once(
         tell(WandbTracker(KEY, tmp_path))
     assert len(caplog.records) == 1
     assert "no network" in caplog.text
+
+
+class Stuck(Tracker):
+    """Answers all but one thing, which never ends."""
+
+    name = "stuck"
+    library = "json"
+
+    def __init__(self, *given: Any, at: str, asked: list[str]) -> None:
+        super().__init__(*given)
+        self.at, self.asked = at, asked
+
+    def _answer(self, what: str) -> None:
+        self.asked.append(what)
+        if what == self.at:
+            threading.Event().wait()
+
+    def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
+        self._answer("open")
+
+    def log(self, round_: int, row: Mapping[str, Any]) -> None:
+        self._answer("log")
+
+    def summarise(self, result: Mapping[str, Any]) -> None:
+        self._answer("summarise")
+
+    def end(self, *, complete: bool) -> None:
+        self._answer("end")
+
+
+@pytest.mark.parametrize("at", ["open", "log", "summarise", "end"])
+def test_one_that_does_not_answer_is_left_after_a_moment_and_told_once(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By Local and by the run that it is compared with."""
+    monkeypatch.setattr(Tracker._guarded, "__defaults__", (0.05,))
+    monkeypatch.setattr(trackers, "OPENING", 0.05)
+    asked: list[str] = []
+    began = time.monotonic()
+    for _ in range(2):
+        tell(Stuck(KEY, tmp_path, at=at, asked=asked))
+    assert time.monotonic() - began < 20
+    assert asked == ["open", "log", "log", "summarise", "end"][: {"open": 1, "log": 2, "summarise": 4, "end": 5}[at]]
+    assert [record.getMessage() for record in caplog.records] == [
+        "stuck logging is off from here on: no answer in 0.05 s"
+    ]
+
+
+@pytest.mark.slow  # MLflow takes seconds to import
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_dead_address_does_not_hold_up_a_run(
+    listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A port that nobody listens at, and one that takes connections and never answers."""
+    import mlflow.tracking  # noqa: F401 - its import has no limit
+
+    for name in trackers.MLFLOW:
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if not listens:
+            server.close()
+        began = time.monotonic()
+        for _ in range(2):
+            tell(MlflowTracker(KEY, tmp_path, CONFIG, uri=uri))
+        assert time.monotonic() - began < 60
+    (record,) = [each for each in caplog.records if each.name == "fedbench"]
+    assert "mlflow logging is off from here on: " in record.getMessage()
 
 
 @pytest.mark.parametrize("complete", [True, False])

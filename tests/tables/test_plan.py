@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedbench.cli import program
@@ -30,6 +31,17 @@ def test_cells_in_order_with_a_run_a_seed_and_the_reason_where_data_is_missing(t
     assert "cifar100" in planned.cells[1].reason
     prox = planned.cells[2].jobs[1].config
     assert (prox.seed, prox.method.mu, prox.protocol.rounds) == (1, 0.3, 20)
+
+
+def test_two_files_of_one_name_are_no_two_columns(tmp_path: Path) -> None:
+    """No key tells their runs apart."""
+    columns = [{"label": c, "overrides": ["dataset=npz", f"dataset.path={tmp_path}/{c}/d.npz"]} for c in "ab"]
+    for column in columns:
+        (tmp_path / column["label"]).mkdir()
+        np.savez(tmp_path / column["label"] / "d.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
+    with pytest.raises(ConfigError, match="two columns have other data under one name, npz-d: rename"):
+        plan.make(table(columns=columns), selection(tmp_path))
+    plan.make(table(columns=columns[:1]), selection(tmp_path))
 
 
 def test_local_runs_come_first_and_every_run_once(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_fedsacs_protocol_scores_both_models_and_baselines_one() -> None:
     assert {label for label, score in scored.items() if score == "received"} == once["received"]
     assert {label for label, score in scored.items() if score == "both"} == once["both"]
     sweeps = ("alpha", "beta", "k", "lambda")
-    assert {composed((f"experiment=fedsac_{name}",)).protocol.score for name in sweeps} == {"both"}
+    assert {resolve(compose([f"experiment=fedsac_{name}"])).protocol.score for name in sweeps} == {"both"}
 
 
 def test_fedsacs_code_runs_as_its_readme_does() -> None:

@@ -2,13 +2,16 @@
 
 Labels of any kind are numbered in sorted order. Without a test split a fixed random fifth of each class is one, the
 same on every machine. Without `mean` and `std` each channel's are taken over the training samples. In tables and
-folders the data set is called what the file is called; a run's folder also holds a hash of the samples.
+folders the data set is called what the file is called; a run's folder also holds a hash of the samples. What cannot
+be meant is refused; what may be meant is said in a line.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,8 +26,15 @@ from fedbench.core.files import load_npz
 from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
 from fedbench.data.formats import IMAGE_SUFFIXES, read_images
 
+log = logging.getLogger("fedbench")
+
 Parsed = Mapping[str, NDArray[Any]]
 COLOURS = (1, 3)  # numbers of channels that are told from heights
+SPLITS = ("training", "test")
+KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "floats"}  # numpy's letters for types of numbers
+APART = 3.0  # times the deviation of the training samples at which test samples are on another scale
+EXACT = 2**53  # whole numbers up to it are told apart as floats
+MISSING = ("", "nan", "none")  # what a label that is missing becomes as a word
 
 
 @dataclass(frozen=True)
@@ -67,12 +77,15 @@ class OwnData(DataSource):
                 + (f"there is nothing at {self.path}" if self.path else "set dataset.path to your data")
             )
         path = Path(self.path or "").expanduser()
-        return self._dataset(cached_arrays(self.stamp, lambda: _joined(path, *self.parse(path, report))))
+        arrays = cached_arrays(self.stamp, lambda: _joined(path, *self.parse(path, report)))
+        for line in arrays["said"].tolist():
+            _say(f"{path}: {line}")
+        return self._dataset(arrays)
 
     @property
     def stamp(self) -> str:
         files = self.files(Path(self.path or "").expanduser()) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}", files)
+        return source_key(f"{self.name}{self.variant}-said", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, count = arrays["x"], int(arrays["num_train"][0])
@@ -120,27 +133,42 @@ class Npz(OwnData):
         return {"x": arrays["x"], "y": arrays["y"]}, test
 
 
+@functools.cache
+def _say(line: str) -> None:
+    log.warning("%s", line)
+
+
 def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
-    """The arrays that are kept: training samples first, labels numbered, each channel's mean and deviation."""
+    """The arrays that are kept: training samples first, labels numbered, each channel's mean and deviation.
+
+    `said`: a line for each thing that a person may have meant otherwise.
+
+    Raises:
+        DataCorrupt: samples or labels that cannot be meant.
+    """
     parts = [train] if test is None else [train, test]
     for part in parts:
-        if part["y"].ndim != 1 or len(part["y"]) != len(part["x"]) or not len(part["y"]):
+        if part["y"].ndim != 1 or part["y"].shape != part["x"].shape[:1] or not part["y"].size:
             raise DataCorrupt(
                 f"{path}: labels must be a list as long as the samples, got {part['x'].shape} and {part['y'].shape}"
             )
+    count = len(train["y"])
     try:
-        x = np.concatenate([_images_first(part["x"]) for part in parts])
-        names, y = np.unique(np.concatenate([part["y"] for part in parts]), return_inverse=True)
+        x = _samples([part["x"] for part in parts])
+        labels, said = _labels([part["y"] for part in parts])
     except (ValueError, TypeError) as error:
         raise DataCorrupt(f"{path}: {error}") from error
+    names, y = np.unique(labels, return_inverse=True)
     y = y.astype(np.int64)
-    count = len(train["y"])
+    said += _doubts(names, y, count)
     if test is None:
         held = stratified_fifth(y, "own")
         order = np.concatenate([np.flatnonzero(~held), np.flatnonzero(held)])
         x, y, count = x[order], y[order], int(np.sum(~held))
     seen = x[:count].astype(np.float64)
     mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3))
+    if test is not None:
+        said += _scales(seen, x[count:])
     return {
         "x": x,
         "y": y,
@@ -148,18 +176,98 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         "classes": np.array([len(names)]),
         "mean": mean,
         "std": np.where(std > 0, std, 1.0),
+        "said": np.array(said, dtype=np.str_),
     }
 
 
+def _samples(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The samples of both splits as one array [n, C, H, W], uint8 or float32.
+
+    Raises:
+        ValueError: no shape of samples, no numbers, values that are not finite, or splits that differ in these.
+    """
+    read = [_images_first(part) for part in parts]
+    kinds = ["uint8, pixels up to 255" if part.dtype == np.uint8 else KINDS[part.dtype.kind] for part in parts]
+    shapes = [list(part.shape[1:]) for part in read]
+    for what, found in (("are", kinds), ("have shape [C, H, W] =", shapes)):
+        if found[0] != found[-1]:
+            raise ValueError(f"training samples {what} {found[0]}, test samples {what} {found[-1]}; make them alike")
+    for split, part in zip(SPLITS, read, strict=False):
+        odd = np.flatnonzero(~np.isfinite(part).all((1, 2, 3)))
+        if len(odd):
+            raise ValueError(
+                f"{len(odd)} of {len(part)} {split} samples, the first at {odd[0]}, hold nan, inf or a number that "
+                "float32 does not; leave them out, or put a number there"
+            )
+    return np.concatenate(read)
+
+
+def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
+    """The labels of both splits as one list of integers or words, and what was understood.
+
+    Raises:
+        ValueError: labels that name no classes, or numbers in one split and words in the other.
+    """
+    words = ["words" if part.dtype.kind in "US" else "numbers" for part in parts]
+    if words[0] != words[-1]:
+        raise ValueError(f"training labels are {words[0]}, test labels {words[-1]}; write both in one way")
+    said: list[str] = []
+    if words[0] == "words":
+        return np.concatenate(parts), said
+    whole = []
+    for split, part in zip(SPLITS, parts, strict=False):
+        if part.dtype.kind not in KINDS:
+            raise ValueError(f"labels must be numbers or words, got {part.dtype}")
+        floats = part if part.dtype.kind == "f" else np.zeros(0)
+        odd = np.flatnonzero(~(np.abs(floats) <= EXACT) | (np.trunc(floats) != floats))
+        if len(odd):
+            raise ValueError(
+                f"{len(odd)} of {len(part)} {split} labels, the first {part[odd[0]]:g} at {odd[0]}, name no class; "
+                "a label is a whole number or a word"
+            )
+        if part.dtype.kind == "u" and part.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"{split} labels do not fit into int64; number the classes")
+        if part.dtype.kind == "f":
+            said.append(f"{split} labels are floats; as they are whole they were taken for classes")
+        whole.append(part.astype(np.int64))
+    return np.concatenate(whole), said
+
+
+def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
+    """What is odd about the classes called `names` of samples labelled `y`, of which `count` are for training."""
+    said = []
+    if len(names) > max(2, len(y) // 2):
+        said.append(f"{len(y)} samples have {len(names)} different labels, each taken for a class")
+    if lost := [str(name) for name in names.tolist() if str(name).lower() in MISSING]:
+        said.append(f"labels {lost} were taken for classes; leave out samples whose label is missing")
+    if unseen := names[np.setdiff1d(y[count:], y[:count])].tolist():
+        more = ", ..." if len(unseen) > 5 else ""
+        said.append(f"no training sample has a label that test samples have: {', '.join(map(str, unseen[:5]))}{more}")
+    return said
+
+
+def _scales(seen: NDArray[np.float64], test: NDArray[Any]) -> list[str]:
+    """What to say where test samples are on another scale than the training samples `seen`, as 0..255 beside 0..1."""
+    mean, std = float(seen.mean()), float(seen.std())
+    off, spread = abs(float(test.mean(dtype=np.float64)) - mean), float(test.std(dtype=np.float64))
+    if off <= APART * std and std <= APART * spread and spread <= APART * std:
+        return []
+    first, second = (f"{part.min():g} to {part.max():g}" for part in (seen, test))
+    return [f"training samples span {first}, test samples {second}: other scales, taken as they are"]
+
+
 def _images_first(x: NDArray[Any]) -> NDArray[Any]:
-    """`x` as [n, C, H, W], uint8 or float32.
+    """`x` as [n, C, H, W], uint8 or float32; inf where a number is too large for it.
 
     Raises:
         ValueError: no shape of samples, or nothing that is a number.
     """
-    if x.dtype.kind not in "buif":
+    if x.dtype.kind not in KINDS:
         raise ValueError(f"samples must be numbers, got {x.dtype}")
-    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    if 0 in x.shape:
+        raise ValueError(f"samples must not be empty, got {list(x.shape)}")
     if x.ndim == 2:
         return x[:, None, None, :]
     if x.ndim == 3:

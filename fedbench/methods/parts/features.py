@@ -7,6 +7,7 @@ data (FedSaC, Eqs. 5-7): the leading singular directions of its features, and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,13 +74,46 @@ def directions(products: Tree, rank: int) -> Tensor:
     """
     gram = products["gram"]
     finite = gram.isfinite().all()  # of a model that diverged it is not, and is passed on so: eigh would fail
-    values, vectors = torch.linalg.eigh(torch.where(finite, gram, 0))  # ascending
+    values, vectors = _Eigh.apply(torch.where(finite, gram, 0))  # ascending
     rank = min(rank, len(values))
     values, vectors = values[-rank:].flip(0), vectors[:, -rank:].flip(1)
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     real = values > NEGLIGIBLE * values[0].clamp(min=torch.finfo(values.dtype).tiny)
     basis = vectors * largest.sign() * (real & (values > products["least"]))
     return torch.where(finite, basis, torch.nan)
+
+
+class _Eigh(torch.autograd.Function):
+    """`torch.linalg.eigh`, and in double precision where that fails: [..., d] and [..., d, d] of gram [..., d, d].
+
+    LAPACK's divide and conquer does not converge, or gives nan, for some finite matrices of a rank far below d, which
+    clients with a few samples have. A function of its own, as that depends on values, which vmap does not show.
+    """
+
+    @staticmethod
+    def forward(gram: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            values, vectors = torch.linalg.eigh(gram)
+        except RuntimeError:  # of LinAlgError, which is one, torch exports no name
+            if gram.dim() > 2:
+                each = [_Eigh.apply(one) for one in gram]
+                return torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])
+            values, vectors = gram.new_full(gram.shape[:-1], torch.nan), torch.full_like(gram, torch.nan)
+        failed = ~(values.isfinite().all(-1) & vectors.isfinite().all(-1).all(-1))
+        if failed.any():
+            exact, axes = torch.linalg.eigh(gram.to(torch.float64))
+            values = torch.where(failed[..., None], exact.to(values.dtype), values)
+            vectors = torch.where(failed[..., None, None], axes.to(vectors.dtype), vectors)
+        return values, vectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: nobody takes its gradient."""
+
+    @staticmethod
+    def vmap(_: Any, in_dims: tuple[int | None], gram: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """All clients at once."""
+        return _Eigh.apply(gram.movedim(in_dims[0] or 0, 0)), (0, 0)
 
 
 def complementarity(U: Tensor, greedy: bool = False) -> Tensor:

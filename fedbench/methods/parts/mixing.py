@@ -99,6 +99,8 @@ class CosineMixing(Mixing):
     Batch normalisation: statistics are mixed like weights, but are in no cosine.
     """
 
+    family: ClassVar[str] = "mixture"
+
     lam: float = at_least(0, 1.0)  # lambda, weight of the cosine to the received mixture
     attract: bool = True  # false: the term's sign as in the code
     # what the cosine is taken to: "mixed", or the code's "directions"

@@ -3,6 +3,14 @@
 const CellDialog = (() => {
   const dialog = $("cell");
   let open = null;
+  // Columns of the runs of a cell: heading, and what it holds.
+  const OF_SEED = { seed: ["seed", "keys everything random in the run"], run: ["run", "the run's key"] };
+  const FACTS = {
+    rounds: ["rounds", "rounds of training"], seconds: ["seconds", "seconds of work on the machine that ran it"],
+    megabytes: ["MB sent", "megabytes of all messages, both ways"],
+    prepared: ["MB to prepare", "those of them that the method's preparation took; - where that was not recorded"],
+    trained: ["MB in training", "the rest, sent in the rounds"],
+  };
 
   async function show(table, key) {
     Card.hide();
@@ -11,7 +19,7 @@ const CellDialog = (() => {
     const run = detail.seeds.map(([, , each]) => table.runs[each]).find(Boolean);
     open = { table, key, set: run ? run.curve : "" };
     $("cell-title").textContent = Card.heading(table, name);
-    $("facts").replaceChildren(...facts(table, detail, key[1]));
+    $("facts").replaceChildren(...facts(table, detail, key));
     $("command").textContent = table.commands[`${key[0]}-${key[1]}`];
     $("config").replaceChildren(...config(table, key));
     $("copied").textContent = "";
@@ -55,7 +63,7 @@ const CellDialog = (() => {
     }
   }
 
-  function facts(table, detail, column) {
+  function facts(table, detail, [, column, metric]) {
     const pairs = [["ours", detail.ours], ["paper", detail.paper], ["difference", detail.difference.replace(/^-$/, "")], ["verdict", detail.verdict],
       ["counted apart, because", detail.apart], ["also equivalent to the published", detail.also.join(", ")], ["data", table.columns[column].note]];
     const list = node("dl", "", pairs.filter(([, text]) => text).map(([name, text]) => node("div", "", [node("dt", name), node("dd", text)])));
@@ -63,15 +71,16 @@ const CellDialog = (() => {
     if (detail.reason && detail.reason !== detail.verdict) parts.push(node("p", detail.reason));
     if (detail.seeds.length) {
       const known = detail.seeds.some(([, , run]) => table.runs[run]);
-      const about = (run) => (known ? ["rounds", "seconds", "megabytes"].map((name) => (table.runs[run] || {})[name] || "") : []);
+      const about = (run) => (known ? Object.keys(FACTS).map((name) => (table.runs[run] || {})[name] || "") : []);
       const lines = detail.seeds.map(([seed, value, run]) => [seed, value, ...about(run), run]);
-      const cells = (tag, values) => node("tr", "", values.map((value) => node(tag, value)));
+      const cells = (values) => node("tr", "", values.map((value) => node("td", value)));
+      const shown = [OF_SEED.seed, ["value", table.metrics[metric].says], ...(known ? Object.values(FACTS) : []), OF_SEED.run];
       const made = node("table", "", [
-        node("thead", "", [cells("th", ["seed", "value", ...(known ? ["rounds", "seconds", "MB sent"] : []), "run"])]),
-        node("tbody", "", lines.map((values) => cells("td", values))),
+        node("thead", "", [node("tr", "", shown.map(([name, says]) => node("th", name, [], { title: says })))]),
+        node("tbody", "", lines.map(cells)),
       ], { className: "plain" });
       const box = node("div", "", [made], { className: "box", tabIndex: 0, role: "region", ariaLabel: "Runs" });
-      parts.push(box);
+      parts.push(box, node("p", shown.map(([name, says]) => `${name}: ${says}`).join("; "), [], { className: "columns" }));
     }
     return parts;
   }

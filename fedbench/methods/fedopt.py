@@ -1,0 +1,183 @@
+"""FedOpt: Reddi et al., Adaptive Federated Optimization, ICLR 2021; FedAvgM: Hsu et al., arXiv 1909.06335, 2019.
+
+Algorithm 2: the server takes the clients' mean change D = sum_k (n_k / n) (w_k - w) for a gradient, in steps
+m = b1 m + (1 - b1) D, w = w + s m / (sqrt(v) + tau), with v = v + D^2 (FedAdagrad), b2 v + (1 - b2) D^2 (FedAdam) or
+v - (1 - b2) D^2 sign(v - D^2) (FedYogi); at first m = 0 and v = tau^2. FedAvgM: u = b u + D, w = w + s u.
+Clients are those of the method inside (`method/base=finetune`: FedAdam, fine-tuned), which may be any whose server
+averages: what it averages is stepped, and what never leaves its clients stays. D weighs by samples, as the paper's
+experiments do; Algorithm 2 counts clients alike.
+The authors' code runs Keras's optimisers, which correct m and v for their start (`correct`) and start v elsewhere
+(`first`: 0 in Adam, 0.1 in Adagrad, 1 in their Yogi). Flower's FedAdam corrects too, FL-bench does not; both
+start at 0.
+Batch normalisation: affine parameters are stepped, running statistics averaged. A leaf that no client of a round has
+(of an absent kind) rests, and so does its state.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config.fields import at_least, positive, share
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Clock, Cohort, Conformance, Preparation
+from fedbench.engine.method import Method
+from fedbench.methods.parts.clustered import WrapperMethod, default_base
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedOpt(WrapperMethod):
+    """An optimiser in the place of the server's average; a subclass says which.
+
+    Server: base/**; step/**, of its weights
+    Memory: ** [N, ...] if the base has any
+    Message: **, the base's
+    Upload: **, the base's
+    """
+
+    base: Any = field(default_factory=default_base)  # the method inside
+    server_lr: float = positive(1.0)  # s
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.inner).aggregate is not Method.aggregate:
+            raise ConfigError(
+                f"method.base: the server of {type(self.inner).__name__} does more than average; "
+                f"{type(self).__name__} takes fedavg, fedprox, finetune, fedper, fedrep, ditto and the like"
+            )
+
+    # ---- what a subclass says
+
+    @abstractmethod
+    def begin(self, weight: Tensor) -> Tree:
+        """Return the optimiser's state of one weight, leaves of its shape."""
+
+    @abstractmethod
+    def step(self, D: Tensor, state: Tree, clock: Clock) -> tuple[Tensor, Tree]:
+        """Return how far a weight moves at rate 1, and its new state; D [...] is its mean change."""
+
+    # ---- the server
+
+    @property
+    def why_one_kind(self) -> str:
+        return self.inner.why_one_kind
+
+    @property
+    def conformance(self) -> Conformance:
+        return self.inner.conformance
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start as the method inside, with a state for each of its server's weights."""
+        base, memory = self.inner.init(task, population, generator)
+        states = {name: self.begin(leaf) for name, leaf in base.items() if name in task.parameters}
+        return trees.join(base=base, step=trees.join(**states)), memory
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        base, memory = self.inner.prepare(preparation, trees.part(server, "base"), memory)
+        return {**server, **trees.join(base=base)}, memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        return self.inner.send(trees.part(server, "base"), cohort)
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Step what the method inside would average; what is no weight is averaged."""
+        base, mean, states = trees.part(server, "base"), cohort.mean(uploads), trees.part(server, "step")
+        moved, stepped = dict(mean), dict(states)
+        for name in mean:
+            if state := trees.part(states, name):
+                step, state = self.step(mean[name] - base[name], state, cohort.clock)
+                moved[name] = base[name] + self.server_lr * step
+                stepped |= trees.join(**{name: state})
+        return trees.join(base={**base, **moved}, step=stepped)
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        return self.inner.common(trees.part(server, "base"), task)
+
+    def collaboration(self, server: Tree, population: Population) -> Tensor | None:
+        return self.inner.collaboration(trees.part(server, "base"), population)
+
+    def record(self, server: Tree) -> Mapping[str, Tensor]:
+        return self.inner.record(trees.part(server, "base"))
+
+
+@dataclass(frozen=True)
+class FedAvgM(FedOpt):
+    """SGD with momentum on the server."""
+
+    momentum: float = share(0.9, below=True)  # b; 0: FedAvg
+
+    paper: ClassVar[str] = "Hsu et al., 2019"
+
+    def begin(self, weight: Tensor) -> Tree:
+        """Return u = 0."""
+        return {"u": torch.zeros_like(weight)}
+
+    def step(self, D: Tensor, state: Tree, clock: Clock) -> tuple[Tensor, Tree]:
+        """Return u = b u + D."""
+        u = self.momentum * state["u"] + D
+        return u, {"u": u}
+
+
+@dataclass(frozen=True)
+class FedAdagrad(FedOpt):
+    """Adagrad on the server."""
+
+    server_lr: float = positive(0.1)  # s
+    beta1: float = share(0.0, below=True)  # b1, of the mean change
+    tau: float = positive(1e-3)  # adaptivity: the smaller, the more alike are all steps
+    first: float | None = at_least(0, None)  # v before round 1; null: tau^2
+
+    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
+
+    def begin(self, weight: Tensor) -> Tree:
+        """Return m = 0 and v = tau^2, or `first`."""
+        first = self.tau**2 if self.first is None else self.first
+        return {"m": torch.zeros_like(weight), "v": torch.full_like(weight, first)}
+
+    def step(self, D: Tensor, state: Tree, clock: Clock) -> tuple[Tensor, Tree]:
+        """Return m / (sqrt(v) + tau)."""
+        m = self.beta1 * state["m"] + (1 - self.beta1) * D
+        v = self.second(state["v"], D.square())
+        return m / (v.sqrt() + self.tau), {"m": m, "v": v}
+
+    def second(self, v: Tensor, squares: Tensor) -> Tensor:
+        """Return v after a round, from D^2."""
+        return v + squares
+
+
+@dataclass(frozen=True)
+class FedAdam(FedAdagrad):
+    """Adam on the server."""
+
+    beta1: float = share(0.9, below=True)  # b1, of the mean change
+    beta2: float = share(0.99, below=True)  # b2, of its square
+    correct: bool = False  # whether m and v are corrected for their start (Keras, Flower)
+
+    def step(self, D: Tensor, state: Tree, clock: Clock) -> tuple[Tensor, Tree]:
+        """Return m / (sqrt(v) + tau), times sqrt(1 - b2^t) / (1 - b1^t) in round t = 1, 2, ... if `correct`."""
+        move, state = super().step(D, state, clock)
+        t = clock.round + 1
+        factor = (1 - self.beta2**t) ** 0.5 / (1 - self.beta1**t) if self.correct else 1.0
+        return factor * move, state
+
+    def second(self, v: Tensor, squares: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * squares
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAdam):
+    """Yogi on the server."""
+
+    server_lr: float = positive(0.01)  # s
+
+    def second(self, v: Tensor, squares: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * squares * (v - squares).sign()

@@ -1,0 +1,114 @@
+"""FedPHP: Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021.
+
+FedAvg whose client k keeps a private model v_k, first the initial one, and minimises (1 - lambda) F_k(w) + lambda R(w).
+R keeps w near v_k: the mean cross-entropy of w's softmax with that of v_k's logits over a temperature (`kd`), or the
+squared maximum mean discrepancy of both models' features, by five Gaussian kernels whose widths follow the mini-batch
+(`mmd`). After training v_k = m v_k + (1 - m) w with m = q min(1, c / floor(share T)), c the rounds that it took part in
+before, share T those that it takes part in of T. Scored: v_k.
+As in the authors' code the temperature, 4, divides v_k's logits alone, and v_k is in evaluation mode. PFLlib's version
+has m by rounds, mixes what is received instead, and four fixed widths.
+Batch normalisation: w's statistics are averaged; v_k's are mixed like its weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.config.fields import one_of, positive, share
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.method import Method
+from fedbench.models.task import Task
+
+KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # widths in mean squared distances
+
+
+@dataclass(frozen=True)
+class FedPHP(Method):
+    """A private model on every client, a moving average of what it trained, which teaches the next.
+
+    Server: * [...], w; share [], of its clients in a round
+    Memory: personal/* [N, ...], v_k; count [N], c
+    Message: * [...], w; share []
+    Upload: * [...], w
+    """
+
+    lam: float = share(0.1)  # lambda, of R against the loss
+    transfer: str = one_of("kd", "mmd")  # R: of outputs, or of features
+    temperature: float = positive(4.0)  # of v_k's outputs
+    q: float = share(0.9)  # largest share of v_k that stays
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Li et al., ECML PKDD 2021"
+
+    @property
+    def why_one_kind(self) -> str:
+        """Return no reason: a leaf is averaged over the clients that have it."""
+        return ""
+
+    # ---- server
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start w and every v_k from the same model."""
+        model = task.init(generator)
+        memory = trees.join(personal=trees.expand(model, population.clients))
+        return {**model, "share": torch.ones(())}, {**memory, "count": torch.zeros(population.clients)}
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Average w. A client that needs the share took part before, so that a round has set it."""
+        part = torch.full_like(server["share"], len(cohort.ids) / len(cohort.served))
+        return {**super().aggregate(server, uploads, cohort), "share": part}
+
+    def common(self, server: Tree, task: Task) -> Tree | None:
+        return {name: leaf for name, leaf in server.items() if name != "share"}
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        return {name: leaf for name, leaf in client.message.items() if name != "share"}
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """Return (1 - lambda) F_k(w) + lambda R(w)."""
+        task, private = client.task, trees.part(client.memory, "personal")
+        z = task.features(work, batch.x, train=True, mask=batch.mask)
+        logits, target = task.head(work, z), task.features(private, batch.x)
+        if self.transfer == "mmd":
+            R = discrepancy(z, target, batch)
+        else:
+            teacher = (task.head(private, target) / self.temperature).softmax(1)
+            R = batch.mean(-(teacher * functional.log_softmax(logits, 1)).sum(1))
+        return (1 - self.lam) * task.criterion(logits, batch) + self.lam * R
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload w, keep v_k."""
+        return work, {**trees.join(personal=self.model(work, client)), "count": client.memory["count"] + 1}
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """Return v_k = m v_k + (1 - m) w."""
+        expected = (client.message["share"] * client.clock.rounds + 1e-6).floor().clamp(min=1)
+        m = self.q * (client.memory["count"] / expected).clamp(max=1)
+        return {name: leaf + m * (client.memory[f"personal/{name}"] - leaf) for name, leaf in work.items()}
+
+    def personal(self, client: Client) -> Tree:
+        """Return v_k as it is kept."""
+        return trees.part(client.memory, "personal")
+
+
+def discrepancy(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
+    """Return the squared maximum mean discrepancy of the batch's features a and b [B, d], a scalar."""
+    both = torch.cat([a, b])
+    real = torch.ones_like(both[:, 0]) if batch.mask is None else torch.cat([batch.mask, batch.mask]).to(both.dtype)
+    sign = torch.cat([torch.ones_like(a[:, 0]), -torch.ones_like(b[:, 0])])
+    squared = (both.unsqueeze(1) - both).square().sum(2)
+    count = 2 * batch.count
+    pairs = real.unsqueeze(1) * real
+    width = (squared.detach() * pairs).sum() / (count.square() - count) + 1e-8
+    kernels = trees.sum_of((-squared / (width * scale)).exp() for scale in KERNELS)
+    return (kernels * pairs * sign.unsqueeze(1) * sign).sum() / batch.count.square()

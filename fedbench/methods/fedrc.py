@@ -1,0 +1,68 @@
+"""FedRC: Guo et al., Tackling Diverse Distribution Shifts Challenge in FL by Robust Clustering, ICML 2024.
+
+FedEM, but a sample is judged by how much likelier its label is with its input than without it, in each of M clusters:
+q_im ~ pi_tm exp(-loss_m(x_i, y_i)) / P_m(y_i), so that clients whose labels are merely rarer stay together, and those
+whose labels mean something else part. P_m(y) is the share of the label y in the cluster's samples, each counted by q_im
+(Eqs. 1, 4 and 5): clients upload the sums of q by label, and receive P with the next models.
+From the authors' code: P is uniform in the first round, a sum counts at least 1e-8, and clients that are not drawn
+count with their latest sums (the code: those never drawn with 1 / K for each label, here with nothing).
+Deviations: those of FedEM. Left out are variants with an M that changes, or with sample weights that do.
+Batch normalisation: each model has its own statistics, averaged; the E-step is in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.core import trees
+from fedbench.core.batch import Batch, Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Cohort
+from fedbench.methods.fedem import FedEM
+from fedbench.models.task import Task
+
+FLOOR = 1e-8  # sum of q that a label counts at least
+
+
+@dataclass(frozen=True)
+class FedRC(FedEM):
+    """A few models for all; a client's weights tell concepts apart, not shares of labels.
+
+    Server: component/* [M, ...]; labels [N, M, K], sums of q
+    Message: component/* [M, ...]; labels [M, K], P
+    Upload: component/* [M, ...]; labels [M, K], sums of q
+    """
+
+    family: ClassVar[str] = "clustered"
+    paper: ClassVar[str] = "Guo et al., ICML 2024"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start as FedEM, with no label counted."""
+        server, memory = super().init(task, population, generator)
+        return {**server, "labels": torch.zeros(population.clients, self.components, task.classes)}, memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Send the models and the share P of each label in each cluster, among this server's clients."""
+        sums = trees.take({"labels": server["labels"]}, cohort.served)["labels"].sum(0).clamp(min=FLOOR)
+        return trees.expand({**server, "labels": sums / sums.sum(1, keepdim=True)}, len(cohort.ids))
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Average each component, and remember each client's latest sums."""
+        return trees.put(super().aggregate(server, uploads, cohort), cohort.ids, {"labels": uploads["labels"]})
+
+    def expected(self, sums: Tensor, counts: Tensor) -> Tree:
+        """Return pi [M], and the sums of q by label [M, K]."""
+        return {**super().expected(sums, counts), "labels": sums.t()}
+
+    def misfit(self, client: Client, batch: Batch) -> Tensor:
+        """Return loss_m + log P_m(y), [B, M]."""
+        return super().misfit(client, batch) + client.message["labels"].log().t()[batch.y]
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the models and the sums of q by label."""
+        models, memory = super().finish(work, client)
+        return {**models, "labels": work["labels"]}, memory

@@ -1,0 +1,122 @@
+"""FedSelect: Tamirisa et al., Personalized Federated Learning with Customized Selection of Parameters, CVPR 2024.
+
+A client's mask marks its personal entries, at first none. Its local work alternates (LocalAlt): an epoch on the
+personal entries, an epoch on the shared ones. The server averages an entry over the clients that share it, all alike.
+Every few rounds, after training, the mask grows (GradSelect): in each weight tensor, of the entries still shared, the
+share p that changed most since the mask grew last becomes personal, unless more than `limit` of the tensor is already.
+As in the authors' code biases are never masked, and a newly personal entry takes one last average: it is the mask of
+the training before that says what the server overwrites.
+Deviations: by default there are as many alternations as the protocol has epochs, or one of its iterations each (the
+code: 15 of one epoch); the optimiser is the protocol's (the code: plain SGD at .05); a mask grows if the client takes
+part in that round (the code: the same clients always do). Uploads are counted as whole tensors, personal entries zero,
+with a byte an entry for what is shared.
+Batch normalisation: running statistics stay local, as in the authors' code; weights are masked, biases are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.config.fields import at_least, selectors, share
+from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Client, Clock, Cohort, Stage
+from fedbench.engine.method import Method
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedSelect(Method):
+    """Personal entries that grow in number, and a mean of the others over those that share them.
+
+    Server: * [...], all but the private leaves
+    Memory: * [N, ...] if private; own/* [N, ...], the last model; last/* [N, ...], when its mask grew last;
+        mask/* [N, ...], which entries are personal; kept/* [N, ...], which were in the last training
+    Message: * [...]
+    Upload: * [...]; shared/* [...], which entries count
+    """
+
+    private: tuple[str, ...] = selectors(("@stats",), may_be_empty=True)
+    maskable: tuple[str, ...] = selectors(("*.weight",), among="weights")  # leaves whose entries may become personal
+    p: float = share(0.25)  # share of a tensor's shared entries that become personal at a time
+    limit: float = share(0.8)  # personal share of a tensor above which its mask no longer grows
+    every: int = at_least(1, 3)  # rounds from one growth to the next
+    alternations: int | None = at_least(1, None)  # null: as many as the protocol has epochs
+
+    family: ClassVar[str] = "personalised"
+    paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start all from one model, with empty masks."""
+        private, shared = task.split(task.init(generator), self.private)
+        own = task.weights(task.split(shared, self.maskable)[0])
+        none = {name: torch.zeros_like(leaf, dtype=torch.bool) for name, leaf in own.items()}
+        return shared, trees.expand(
+            {**private, **trees.join(own=own, last=own, mask=none, kept=none)}, population.clients
+        )
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Average each entry over those that share it; what nobody shares stays."""
+        models, shared = trees.plain(uploads), trees.part(uploads, "shared")
+        mean = {name: leaf.mean(0) for name, leaf in models.items()}
+        for name, counts in shared.items():
+            number = counts.sum(0)
+            mean[name] = torch.where(number > 0, models[name].sum(0) / number.clamp(min=1), server[name])
+        return {**server, **mean}
+
+    # ---- client
+
+    def start(self, client: Client) -> Tree:
+        """Return shared/* as received, personal/*, and the private leaves."""
+        own, kept = trees.part(client.memory, "own"), trees.part(client.memory, "kept")
+        personal = {name: torch.where(kept[name], leaf, client.message[name]) for name, leaf in own.items()}
+        return {**trees.plain(client.memory), **trees.join(shared=client.message, personal=personal)}
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        """Return personal/* where the mask says so, shared/* elsewhere."""
+        personal, shared = trees.part(work, "personal"), trees.part(work, "shared")
+        chosen = {
+            name: torch.where(mask, personal[name], shared[name])
+            for name, mask in trees.part(client.memory, "mask").items()
+        }
+        return {**trees.plain(work), **shared, **chosen}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Alternate: an epoch on the personal entries, one on the shared ones."""
+        epochs = None if local.epochs is None else 1
+        count = self.alternations or local.epochs or 1
+        return tuple(
+            Stage(self.loss, moves=(moves,), epochs=epochs, order=2 * i + order)
+            for i in range(count)
+            for moves, order in (("personal/*", 1), ("shared/*", 0))
+        )
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        """Upload the shared entries; keep the model, and where this round asks for it a larger mask."""
+        model, mask = self.model(work, client), trees.part(client.memory, "mask")
+        own, last, grown = {name: model[name] for name in mask}, trees.part(client.memory, "last"), mask
+        if client.clock.round > 0 and client.clock.round % self.every == 0:
+            grown = {name: self.grown(mask[name], (leaf - last[name]).abs()) for name, leaf in own.items()}
+            last = own
+        private, upload = client.task.split(model, self.private)
+        upload |= {name: leaf.masked_fill(mask[name], 0) for name, leaf in own.items()}
+        shared = {name: ~leaf for name, leaf in mask.items()}
+        return {**upload, **trees.join(shared=shared)}, {
+            **private,
+            **trees.join(own=own, last=last, mask=grown, kept=mask),
+        }
+
+    def grown(self, mask: Tensor, change: Tensor) -> Tensor:
+        """Return `mask` with the share p of its other entries whose `change` [...] is largest."""
+        ranked = change.masked_fill(mask, torch.inf).flatten().sort().values  # shared entries first
+        ranked = torch.cat([ranked, torch.full_like(ranked[:1], torch.inf)])
+        count = (~mask).sum()
+        cutoff = ranked.gather(0, ((1 - self.p) * count.double()).round().long().view(1))
+        full = mask.sum() > self.limit * mask.numel()
+        return mask | ((change >= cutoff) & ~full)

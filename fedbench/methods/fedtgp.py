@@ -1,0 +1,107 @@
+"""FedTGP: Zhang et al., Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning, AAAI 2024.
+
+FedProto whose global prototypes T_c are not averages: a network of an embedding for each class and two linear layers
+makes them. Each round the server trains it on all prototypes P received, for each (P, c) on the cross-entropy of the
+scores -(||P - T_j|| + margin [j = c]): a prototype must be nearer to its own T_c than to any other by the margin, which
+is the largest of the gaps between a class's average prototype and the nearest other one's, at most `margin`.
+Clients minimise CE + lam MSE(f(x), T_y); inference is by the nearest T_c. Defaults are those of the authors' run_me.sh.
+As in the code, every class has a T_c, also one that no client of the round has, the network is kept over rounds and its
+optimiser is not, and a class's average counts clients alike.
+Deviations: prototypes of evaluation mode as in FedProto; before the first round's training the classifier predicts (the
+code does not score then); features have the network's own width, clients one network.
+Batch normalisation: statistics are the client's own, as its model is; prototypes are of evaluation mode.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbench.config.fields import at_least, one_of, positive
+from fedbench.config.schema import OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.batch import Population
+from fedbench.core.trees import Tree, sent
+from fedbench.engine.contract import Cohort, Conformance
+from fedbench.engine.optim import fit
+from fedbench.methods.fedproto import FedProto
+from fedbench.models.task import Task
+
+
+@dataclass(frozen=True)
+class FedTGP(FedProto):
+    """Own models, and prototypes that the server trains to keep apart.
+
+    Server: tgp/embedding [K, d]; tgp/** [...]; trained []
+    """
+
+    lam: float = at_least(0, 10.0)
+    weighting: str = one_of("clients", "samples")  # of a class's prototypes where gaps are measured
+    margin: float = at_least(0, 100.0)  # largest margin
+    epochs: int = at_least(0, 100)  # of the server, over the round's prototypes
+    batch: int = at_least(1, 10)  # prototypes a step
+    lr: float = positive(0.01)  # of the server (SGD)
+
+    paper: ClassVar[str] = "Zhang et al., AAAI 2024"
+
+    @property
+    def conformance(self) -> Conformance:
+        return Conformance(draws_by_position="prototypes are shuffled in their clients' order", settings={"epochs": 3})
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start all clients from one model; torch's initial values for the network behind T."""
+        server, memory = super().init(task, population, generator)
+        width = server["sums"].shape[2]
+        tgp = {"embedding": torch.randn(task.classes, width, generator=generator)}
+        for layer in (0, 1):
+            for name, shape in (("weight", (width, width)), ("bias", (width,))):
+                tgp[f"{layer}.{name}"] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(width)
+        return {**trees.join(tgp=tgp), "trained": torch.zeros(())}, memory
+
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Send T, once it is trained."""
+        T = prototypes(trees.part(server, "tgp"))
+        message = {"classes/means": T, "classes/present": (server["trained"] > 0).expand(len(T))}
+        return trees.expand(message, len(cohort.ids))
+
+    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+        """Train the network behind T on what the round's clients sent."""
+        sums, counts = uploads["sums"], uploads["counts"]  # [C, K, d], [C, K]
+        has = counts > 0
+        points, labels = (sums / counts.clamp(min=1).unsqueeze(2))[has], has.nonzero()[:, 1]
+        means, known = self.means(sums, counts)
+        margin = largest_gap(means[0, known[0]]).clamp(max=self.margin)
+        shuffled = (torch.randperm(len(labels), generator=cohort.generator) for _ in range(self.epochs))
+        steps = (rows for order in shuffled for rows in order.split(self.batch))
+
+        def loss(tgp: Tree, _: torch.Generator) -> Tensor:
+            rows = sent(next(steps), points.device)
+            return contrast(points[rows], labels[rows], prototypes(tgp), margin)
+
+        count = self.epochs * math.ceil(len(labels) / self.batch)
+        tgp = fit(trees.part(server, "tgp"), loss, count, OptimizerConfig(lr=self.lr), cohort.generator)
+        return {**trees.join(tgp=tgp), "trained": torch.ones_like(server["trained"])}
+
+
+def prototypes(tgp: Tree) -> Tensor:
+    """Return T [K, d]."""
+    hidden = functional.linear(tgp["embedding"], tgp["0.weight"], tgp["0.bias"]).relu()
+    return functional.linear(hidden, tgp["1.weight"], tgp["1.bias"])
+
+
+def contrast(points: Tensor, labels: Tensor, T: Tensor, margin: Tensor) -> Tensor:
+    """Return the cross-entropy of -(||P - T_j|| + margin [j = c]) over prototypes P [B, d] of classes c [B]."""
+    distances = torch.cdist(points, T, compute_mode="donot_use_mm_for_euclid_dist")
+    own = functional.one_hot(labels, len(T)).to(distances.dtype)
+    return functional.cross_entropy(-(distances + margin * own), labels)
+
+
+def largest_gap(means: Tensor) -> Tensor:
+    """Return the largest distance of one of `means` [M, d] from its nearest other, a scalar; infinite of one alone."""
+    distances = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.fill_diagonal_(torch.inf).amin(1).max()

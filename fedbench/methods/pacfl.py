@@ -1,0 +1,105 @@
+"""PACFL: Vahidian et al., Efficient Distribution Similarity Identification in Clustered Federated Learning, AAAI 2023.
+
+Once, before training, each client sends the p leading left singular vectors of its samples of each class, flattened
+pixels as columns, side by side: U_k. Two clients are as far apart as the smallest angle between their subspaces; an
+agglomeration merges clusters up to a distance of `threshold` degrees, and each cluster runs FedAvg.
+The text speaks of principal angles (`angle: principal`, of the spans of U_i and U_j). The authors' code takes the
+smallest angle between a column of U_i and one of U_j, for which its thresholds are meant, and with its sign (`angle:
+signed`), though a singular vector's is arbitrary; `angle: columns` leaves the sign out. The code's "average" linkage is
+the plain mean of the two merged rows (WPGMA), its p by class size for Dirichlet partitions never takes effect.
+Deviations: directions without variance are not sent, so a class with fewer than p samples has fewer; a vector's sign
+makes its largest entry positive; pixels are in [0, 1], which turns no angle.
+Batch normalisation: within a cluster statistics are shared and averaged; they play no part in the angles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.config.fields import at_least, finite, one_of
+from fedbench.core.trees import Tree
+from fedbench.engine.contract import Preparation
+from fedbench.engine.method import Method
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.parts.clustered import Array, Coalitions, server_of, server_of_groups
+from fedbench.methods.parts.features import NEGLIGIBLE
+
+LEAST = NEGLIGIBLE**0.5  # of the largest singular value: below it a direction is rounding
+LINKAGES = {"average": "weighted", "maximum": "complete", "minimum": "single"}  # the code's name: scipy's
+
+
+@dataclass(frozen=True)
+class PACFL(Coalitions):
+    """Clients grouped once by the angles between the subspaces of their samples, FedAvg in each group.
+
+    Server: coalition [N]; base/* [M, ...]
+    Memory: nothing
+    Message: * [...]
+    Upload: * [...]
+    """
+
+    p: int = at_least(1, 3)  # singular vectors of each class
+    threshold: float = finite(4.9)  # largest distance of two clusters that are merged, degrees; below 0: each alone
+    # between two clients: of a "columns" pair, "signed" as in the code, or "principal" of the spans
+    angle: str = one_of("columns", "signed", "principal")
+    linkage: str = one_of("average", "maximum", "minimum")  # of clusters, as the code calls them
+
+    paper: ClassVar[str] = "Vahidian et al., AAAI 2023"
+
+    @property
+    def inner(self) -> Method:
+        return FedAvg()
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Group the clients by their samples; all groups start from the initial weights."""
+        samples, last = preparation.samples(unit=True), preparation.population.sizes.cumsum(0).long().tolist()
+        bases = []
+        for first, end in pairwise([0, *last]):
+            basis = directions(samples.x[first:end].flatten(1).cpu(), samples.y[first:end].cpu(), self.p)
+            preparation.meter.received({"U": basis.unsqueeze(0)})
+            bases.append(np.asarray(basis, np.float64))
+        distances = np.array([[smallest_angle(one, other, self.angle) for other in bases] for one in bases])
+        coalition = groups(distances, self.threshold, self.linkage)
+        preparation.keep("distances", distances)
+        preparation.keep("coalition", coalition)
+        return server_of_groups(server_of(server, 0), coalition, int(coalition.max()) + 1), memory
+
+
+def directions(x: Tensor, y: Tensor, p: int) -> Tensor:
+    """Return U [d, m]: of each class in `y` [n] the `p` leading directions of its rows of `x` [n, d], side by side."""
+    found = [x.new_zeros(x.shape[1], 0)]
+    for label in y.unique():
+        _, values, vectors = torch.linalg.svd(x[y == label], full_matrices=False)
+        kept = vectors[:p][values[:p] > LEAST * values[0].clamp(min=torch.finfo(x.dtype).tiny)].T
+        largest = kept.gather(0, kept.abs().argmax(0, keepdim=True))
+        found.append(kept * largest.sign())
+    return torch.cat(found, dim=1)
+
+
+def smallest_angle(one: Array, other: Array, angle: str) -> float:
+    """Return the smallest angle in degrees between bases [d, m] and [d, l]; 180 where one has no directions."""
+    from scipy.linalg import orth
+
+    if angle == "principal":
+        cosines = np.linalg.svd(orth(one, LEAST).T @ orth(other, LEAST), compute_uv=False)
+    else:
+        cosines = one.T @ other if angle == "signed" else np.abs(one.T @ other)
+    return float(np.degrees(np.arccos(np.clip(cosines.max(initial=-1.0), -1.0, 1.0))))
+
+
+def groups(distances: Array, threshold: float, linkage: str) -> np.ndarray:
+    """Return the cluster of each client, int64 [N]: pairs merge by `distances` [N, N] up to `threshold`."""
+    from scipy.cluster import hierarchy
+    from scipy.spatial.distance import squareform
+
+    if len(distances) < 2:
+        return np.zeros(len(distances), dtype=np.int64)
+    tree = hierarchy.linkage(squareform(distances, checks=False), LINKAGES[linkage])
+    found = hierarchy.fcluster(tree, threshold, "distance")
+    return np.asarray(np.unique(found, return_inverse=True)[1], dtype=np.int64)
