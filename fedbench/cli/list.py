@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import groups
 from fedbench.config.fields import DOMAIN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName, unknown
+
+if TYPE_CHECKING:
+    from fedbench.engine.method import Method
 
 Row = dict[str, str]
 WHATEVER = "the protocol scores every method so"
@@ -57,26 +60,119 @@ def usable(group: str) -> list[str]:
     return [name for name in groups.names(group) if name not in troubles]
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A group of methods: what a client has of its own, for what clients that is made, which methods do so."""
+
+    name: str
+    own: str
+    made_for: str
+    methods: str = ""  # by name, those below them too; the others are told by `Method.family`
+    family: str = ""
+
+
+GROUPS = (
+    Kind(
+        "one global model",
+        "nothing: all clients share one model",
+        "clients that are alike, or that join later",
+        family="global",
+    ),
+    Kind(
+        "server steps",
+        "nothing: all clients share one model, and the server steps as an optimiser does",
+        "the same, where averages move slowly or to and fro",
+        "fedavgm fedadagrad fedadam",
+    ),
+    Kind(
+        "adaptation",
+        "the global model, fitted to the client's samples when it is used",
+        "clients that join later, or that can keep nothing between rounds",
+        "fedbabu finetune knnper perfedavg",
+    ),
+    Kind(
+        "heads, and other parts",
+        "a part of the model: its head, normalisation, lower layers, or chosen entries",
+        "other labels, or other inputs, over features that all can share",
+        "fedala fedbn fedcp feddbe fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
+    ),
+    Kind(
+        "whole models",
+        "a model, beside a global one or taught by what others send",
+        "clients with samples enough for a model",
+        "apfl ditto feddistill fedphp fedproto local pfedhn pfedme sosicfl_plus",
+    ),
+    Kind(
+        "mixtures",
+        "weights with which the client mixes several models",
+        "clients that are mixtures of a few kinds, or that know who helps them",
+        "apple fedem fedfomo",
+    ),
+    Kind(
+        "graphs",
+        "a model, or a part, that the server mixes of those of clients like it (a matrix W)",
+        "clients that are like some others and not in groups",
+        "fedamp fedap fedcac fedpac fedrema pfedsim",
+        "mixture",
+    ),
+    Kind(
+        "clusters",
+        "one model for each group of clients",
+        "clients in a few groups that differ",
+        "fedrc per_kind",
+        "clustered",
+    ),
+    Kind("other personal models", "see the method", "see the method", family="personalised"),
+)
+
+
+def kind_of(method: Method) -> Kind:
+    """Return the group of a method: of the nearest of its bases that a group names, else of its family."""
+    named = {groups.registry("method").get(name): kind for kind in GROUPS for name in kind.methods.split()}
+    found = next((named[base] for base in type(method).__mro__ if base in named), None)
+    return found or next(kind for kind in GROUPS if kind.family == method.family)
+
+
 def methods() -> Listing:
-    """List the methods, with what each says that it sends."""
-    rows = []
+    """List the methods by what a client has of its own, with what each keeps and sends; presets beside their method."""
+    found: dict[str, tuple[Method, list[str]]] = {}
     for name in usable("method"):
-        method = groups.registry("method").build(groups.load("method", name))
-        rows.append(
-            {
-                "method": name,
-                "family": method.family,
-                "paper": method.paper,
-                "server → client": _sent(type(method), "Message"),
-                "client → server": _sent(type(method), "Upload"),
-            }
-        )
-    title = "Methods, and the leaves that cross the network (* is the model; N clients, K classes, d features)"
+        config = groups.load("method", name)
+        found.setdefault(str(config["name"]), (groups.registry("method").build(config), []))[1].append(name)
+    rows = [
+        {
+            "group": kind_of(method).name,
+            "method": ", ".join(sorted(names, key=lambda each: (each != name, each))),
+            "paper": method.paper,
+            "kept by clients": _leaves(type(method), "Memory"),
+            "server → client": _leaves(type(method), "Message"),
+            "client → server": _leaves(type(method), "Upload"),
+        }
+        for name, (method, names) in found.items()
+    ]
+    order = [kind.name for kind in GROUPS]
+    rows.sort(key=lambda row: order.index(row["group"]))
+    title = "Methods, and the leaves that are kept or sent (* is the model; N clients, K classes, d features)"
     return Listing(title, tuple(rows[0]), rows)
 
 
-def _sent(method: type, what: str) -> str:
-    """Return what the docstring of a method, or of the nearest base that says so, has at `Message:` or `Upload:`."""
+def _groups() -> Listing:
+    """List the groups of methods, for who asks which to try."""
+    found = methods().rows
+    rows = [
+        {
+            "group": kind.name,
+            "a client's own": kind.own,
+            "made for": kind.made_for,
+            "methods": ", ".join(row["method"].partition(",")[0] for row in found if row["group"] == kind.name),
+        }
+        for kind in GROUPS
+    ]
+    return Listing("Groups of methods", tuple(rows[0]), [row for row in rows if row["methods"]])
+
+
+def _leaves(method: type, what: str) -> str:
+    """Return what the docstring of a method, or of the nearest base that says so, has at `Message:`, `Upload:`, ...."""
     lines = (line.strip() for base in method.__mro__ for line in (base.__doc__ or "").splitlines())
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{what}:")), "-")
 
@@ -255,6 +351,7 @@ def _recorders() -> Listing:
 
 KINDS: dict[str, Callable[[], Listing]] = {
     "methods": methods,
+    "groups": _groups,
     "presets": presets,
     "scored": scored,
     "datasets": _datasets,

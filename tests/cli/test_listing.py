@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli.list import KINDS, Listing, domains, listing
+from fedbench.cli.list import GROUPS, KINDS, Listing, domains, kind_of, listing
 from fedbench.cli.program import main
 from fedbench.cli.reproduce import select
 from fedbench.config import compose, groups
@@ -19,6 +19,7 @@ from fedbench.core.errors import UnknownName
 from fedbench.methods.cfl import CFL
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab.fedcollab import FedCollab
+from fedbench.methods.fedper import FedPer
 from fedbench.runs.config import resolve
 from fedbench.tables import spec
 
@@ -81,7 +82,9 @@ def test_domains_are_shown_beside_the_parameters() -> None:
     assert rows["homo"]["domains"] == "num_clients ≥ 1"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("methods", "presets", "scored", "recorders")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in ("methods", "groups", "presets", "scored", "recorders")]
+)
 def test_every_table_has_a_row_for_every_file(kind: str) -> None:
     table = listing(kind)
     group = {"datasets": "dataset"}.get(kind, kind.removesuffix("s"))
@@ -104,6 +107,47 @@ def test_a_variant_shows_what_it_changes() -> None:
     assert rows["fedcollab_code"] == (
         "as fedcollab, but inputs=normalised, discriminator.rounds=2000, discriminator.report=best"
     )
+
+
+def test_methods_are_grouped_by_what_a_client_has_of_its_own() -> None:
+    rows = {row["method"].partition(",")[0]: row for row in listing("methods").rows}
+    assert len(rows) == len(listing("methods").rows)
+    assert sorted(", ".join(row["method"] for row in rows.values()).split(", ")) == groups.names("method")
+    assert rows["fedsac"]["method"].startswith("fedsac, fedsac_code, ")
+    wanted = {
+        "fedprox": "one global model",
+        "fedyogi": "server steps",
+        "finetune": "adaptation",
+        "fedas": "heads, and other parts",  # by its base, FedPer
+        "ditto": "whole models",
+        "fedem": "mixtures",
+        "fedrc": "clusters",  # though below FedEM
+        "pfedgraph": "graphs",
+        "ifca": "clusters",
+    }
+    assert {name: rows[name]["group"] for name in wanted} == wanted
+    assert rows["ditto"]["kept by clients"] == "personal/* [N, ...], v_k"
+    assert "2021" in rows["ditto"]["paper"]
+    assert [row["group"] for row in rows.values()] == sorted(
+        (row["group"] for row in rows.values()), key=[kind.name for kind in GROUPS].index
+    )
+    named = " ".join(kind.methods for kind in GROUPS).split()
+    assert len(named) == len(set(named))
+    assert set(named) <= set(rows)
+    grouped = {name: row["group"] for row in listing("groups").rows for name in row["methods"].split(", ")}
+    assert grouped == {name: row["group"] for name, row in rows.items()}
+    assert "other personal models" not in grouped.values(), "name it in GROUPS of fedbench/cli/list.py"
+
+
+def test_a_method_of_another_package_is_grouped_by_its_base_or_its_family() -> None:
+    class Mine(FedPer):
+        pass
+
+    class Mixed(FedAvg):
+        family = "personalised"
+
+    assert kind_of(Mine()).name == "heads, and other parts"
+    assert kind_of(Mixed()).name == "other personal models"
 
 
 def test_data_sets_show_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
