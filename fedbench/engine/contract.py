@@ -122,7 +122,7 @@ Direction = Callable[[Tree, Client, Batch], Tree]
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of local work: the optimiser on `loss` over the leaves that `moves` selects.
+    """A phase of local training: the optimiser on `loss` over the leaves that `moves` selects.
 
     `direction`, where given, takes the gradient's place (Per-FedAvg, pFedMe): it returns a tree over the moved
     leaves, and may return new values of buffers beside it.

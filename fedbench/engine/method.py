@@ -97,7 +97,7 @@ class Method(Component, ABC):
         """Everything local training may move."""
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """The stretches of local work, in order."""
+        """The phases of local training, in order."""
         return (Stage(self.loss),)
 
     def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:

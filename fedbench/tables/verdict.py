@@ -255,7 +255,7 @@ class Agreement:
 def agreements(table: TableResult) -> list[Agreement]:
     """Return one entry for each column and ranked metric that has at least one row to compare.
 
-    None where a table puts several rows beside the same published value: there is no order to agree with.
+    Empty where a table puts several rows beside the same published value: there is no order to agree with.
     """
     if table.spec.varies:
         return []
