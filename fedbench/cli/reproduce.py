@@ -258,7 +258,7 @@ def show(table: TableResult) -> None:
     from fedbench.tables import render
 
     console = Output() if sys.stdout.isatty() else Output(width=120)
-    console.print(render.draw_terminal(table))
+    console.print(render.draw_terminal(table, console.width))
 
 
 def conclude(plan: Plan, folder: Path, made: int) -> int:

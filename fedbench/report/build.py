@@ -353,7 +353,7 @@ def table_view(
         cell["name"] = f"{spec.rows[row].label}, {where}, {spec.metrics[metric].label}"
     return TableView(
         folder=folder,
-        title=_title(table),
+        title=table.title,
         name=_name(table),
         setting=f"{text.setting(table).replace('`', '')}; {text.data(table)}",
         paper=spec.paper,
@@ -365,15 +365,6 @@ def table_view(
         content=known,
         behind=packed(behind),
     )
-
-
-def _title(table: TableResult) -> str:
-    """Return the table's title; on other data than the paper's, what was run comes first."""
-    made = table.provenance
-    if not made.substitute:
-        return table.title
-    own = dataclasses.replace(table, provenance=dataclasses.replace(made, substitute=""))
-    return f"{_name(table)}, in the place of {own.title}"
 
 
 def _name(table: TableResult) -> str:
@@ -479,8 +470,7 @@ def column_heading(table: TableResult, column: ColumnSpec, runs: ResultRows) -> 
     if not substitute:
         return column.label, ""
     parts = dict.fromkeys(run.get("partition", "") for run in runs if run.get("column") == column.label)
-    paper = column.label if not column.group or column.group in column.label else f"{column.group}, {column.label}"
-    return ", ".join([substitute, *filter(None, parts)]), f"in place of {paper}"
+    return ", ".join([substitute, *filter(None, parts)]), text.headings(table, column)[1]
 
 
 def column_groups(table: TableResult) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -113,28 +114,33 @@ def run_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Many runs: a section for each (data set, partition, model, protocol), a line for each method.
+def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Group:
+    """Many runs: a table for each (data set, partition, model, protocol), a line for each method.
 
-    Cells are mean ± sample standard deviation over the runs, the best mean of a section is bold. A run that
-    appears twice (see `identity`) counts once; more runs than seeds are shown as such, since they mix configurations.
-    Where other code made one of the runs (`code_changed`), its line is marked: see `remark`.
+    Cells are mean ± sample standard deviation over the runs, the best mean of a table is bold. A run that appears
+    twice (see `identity`) counts once; more runs than seeds are shown as such, since they mix configurations.
+    Where other code made one of the runs (`code_changed`), its line is marked: see `remark`. No cell is folded, and
+    the setting stands above its table, so that it takes no room; in few characters of `width` cells move together.
     """
     unique = {identity(row) if row.get("key") else index: row for index, row in enumerate(rows)}
-    table = Table()
-    # A section's heading folds where the terminal is narrow; methods' names and values stay on one line before it.
-    table.add_column("method", min_width=max((len(_label(row)) for row in rows), default=0))
-    table.add_column("seeds", justify="right")
-    for heading in COLUMNS.values():
-        table.add_column(heading, justify="right")
-    for where, section in _grouped(list(unique.values()), GROUP).items():
-        table.add_section()
-        table.add_row(Text(", ".join(filter(None, where)), style="italic"))
-        _add_section(table, section)
-    return table
+    sections = {where: _lines(section) for where, section in _grouped(list(unique.values()), GROUP).items()}
+    headings = ["method", "seeds", *COLUMNS.values()]
+    every = [headings, *(list(map(str, line)) for lines in sections.values() for line in lines)]
+    wide = [max(map(cell_len, column)) for column in zip(*every, strict=True)]
+    padding = (0, 1) if sum(wide) + 3 * len(wide) < width else (0, 0)
+    parts: list[Text | Table] = []
+    for where, lines in (sections or {(): []}).items():
+        table = Table(padding=padding)
+        for i, heading in enumerate(headings):
+            table.add_column(heading, justify="right" if i else "left", min_width=wide[i], no_wrap=i > 0)
+        for line in lines:
+            table.add_row(*line)
+        parts += [Text(", ".join(filter(None, where)), style="italic"), table]
+    return Group(*parts)
 
 
-def _add_section(table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[Text]]:
+    """Return the cells of a table, a line a method."""
     methods = _grouped(rows, ("method", "variant"))
     values = {
         name: {
@@ -144,6 +150,7 @@ def _add_section(table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         for name in COLUMNS
     }
     best = {name: _best(column, name in LOWER_IS_BETTER) for name, column in values.items()}
+    lines = []
     for method, runs in methods.items():
         seeds = len({row.get("seed") for row in runs})
         count = str(seeds) if seeds == len(runs) else f"{seeds} ({len(runs)} runs)"
@@ -155,11 +162,12 @@ def _add_section(table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
             )
             for name in COLUMNS
         ]
-        table.add_row(Text(_label(runs[0])), count, *cells)
+        lines.append([Text(_label(runs[0])), Text(count), *cells])
+    return lines
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    return "  " + " ".join(str(row[name]) for name in ("method", "variant") if row.get(name))
+    return " ".join(str(row[name]) for name in ("method", "variant") if row.get(name))
 
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:

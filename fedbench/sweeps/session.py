@@ -138,7 +138,7 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
     ]
     # In a notebook rich would show it beside standard output, to which alone Python's `sweep` can be deaf.
     console = Output() if sys.stdout.isatty() else Output(width=120, force_jupyter=False)
-    console.print(comparison_table(rows))
+    console.print(comparison_table(rows, console.width))
 
 
 # The figure of a sweep, figure.svg and figure.png: lines, a heat map, or the curves of its runs.

@@ -142,7 +142,7 @@ class Plan:
     @property
     def title(self) -> str:
         """The table's title, and what is not as published."""
-        return self.provenance.named(self.spec.title)
+        return self.provenance.named(self.spec)
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:

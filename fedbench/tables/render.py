@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text as Words
@@ -22,7 +23,7 @@ from fedbench.tables import store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec
 from fedbench.tables.store import TableResult
-from fedbench.tables.text import SIGNS, Layout, Text, notes
+from fedbench.tables.text import DASH, SIGNS, Layout, Text, absent, headings, notes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,7 +138,8 @@ def draw_markdown(table: TableResult) -> str:
         lines.append([row.label, *map(_cell, texts)])
     said = "".join(f"- {_escaped(note)}\n" for note in notes(layout))
     matrices = "".join(_matrix(layout, column) for column in layout.columns)
-    return f"# {table.title}\n\n{_lines(lines)}\n{said}{matrices}"
+    grid = f"{_lines(lines)}\n" if pairs else ""
+    return f"# {table.title}\n\n{grid}{said}{matrices}"
 
 
 def _matrix(layout: Layout, column: ColumnSpec) -> str:
@@ -162,7 +164,7 @@ def _lines(lines: list[list[str]]) -> str:
 
 
 def _heading(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> str:
-    parts = [column.group, column.label, metric.label if len(table.spec.metrics) > 1 else ""]
+    parts = [*headings(table, column), metric.label if len(table.spec.metrics) > 1 else ""]
     return ", ".join(part for part in parts if part)
 
 
@@ -284,9 +286,10 @@ def draw_latex(table: TableResult) -> str:
         rf"\begin{{tabular}}{{l{'r' * len(pairs)}}}",
         r"\toprule",
     ]
-    if any(column.group for column in layout.columns):
-        lines.append(_spans([(column.group, width) for column in layout.columns]))
-    lines.append(_spans([(column.label, width) for column in layout.columns]))
+    above = [headings(table, column) for column in layout.columns]
+    if any(group for group, _ in above):
+        lines.append(_spans([(group, width) for group, _ in above]))
+    lines.append(_spans([(label, width) for _, label in above]))
     if width > 1:
         lines.append(" & ".join(["", *(escaped(metric.label) for _, metric in pairs)]) + r" \\")
     lines.append(r"\midrule")
@@ -335,34 +338,49 @@ def _published(text: Text) -> str:
 # A table for the terminal: one rich table a column of the paper's, a line a row, ours beside the published value.
 
 BEST = {1: "bold", 2: "underline"}
+BORDER = 3  # characters between two columns of a rich table
 
 
-def draw_terminal(table: TableResult) -> Group:
-    """Return all columns in which something ran, what the signs mean, and what is left out."""
+def draw_terminal(table: TableResult, width: int = 120) -> Group:
+    """Return all columns in which something ran, what the signs mean, and what is left out.
+
+    No cell is folded: metrics that do not fit beside each other into `width` characters stand below each other.
+    """
     layout = Layout(table)
-    drawn = [_column(layout, column) for column in layout.columns]
+    drawn = [part for column in layout.columns for part in _column(layout, column, width)]
     signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items())
     judged = f"; {signs}" if table.provenance.is_paper_setting else ""
     order = "; bold best, underlined second" if table.provenance.trained else ""
-    told = Words(f"published value in brackets{judged}{order}")
-    return Group(*drawn, told, *map(Words, filter(None, [layout.left_out])))
+    told = [f"published value in brackets{judged}{order}"] if drawn else []
+    return Group(Words(table.title), *drawn, *map(Words, (*told, *absent(layout, cells=True))))
 
 
-def _column(layout: Layout, column: ColumnSpec) -> Table:
-    spec = layout.table.spec
-    title = ", ".join(part for part in (layout.table.title, column.group, column.label) if part)
-    drawn = Table(title=Words(title), title_justify="left")
-    drawn.add_column("", no_wrap=True)
-    for metric in spec.metrics:
-        drawn.add_column(metric.label, justify="right")
-    for row in spec.rows:
-        texts = [layout.text(row, column, metric) for metric in spec.metrics]
-        if not any(text.ran for text in texts):
-            continue
-        cells = []
-        for text in texts:
-            beside = "" if text.published == "-" else f" ({text.published})"
-            sign = SIGNS.get(text.verdict.kind, "")
-            cells.append(Words.assemble((text.ours, BEST.get(text.place, "")), beside, f" {sign}" if sign else ""))
-        drawn.add_row(row.label, *cells)
-    return drawn
+def _column(layout: Layout, column: ColumnSpec, width: int) -> Iterator[Words | Table]:
+    """Yield the heading of a column, and its metrics in as many tables as they need."""
+    yield Words(", ".join(filter(None, headings(layout.table, column))))
+    metrics = layout.table.spec.metrics
+    texts = {row.label: [layout.text(row, column, metric) for metric in metrics] for row in layout.rows}
+    lines = {label: [*map(_words, own)] for label, own in texts.items() if any(text.ran for text in own)}
+    wide = [max(cell_len(metric.label), *(line[i].cell_len for line in lines.values())) + BORDER for i, metric in enumerate(metrics)]
+    left = room = width - 1 - BORDER - max(map(cell_len, lines))
+    blocks: list[list[int]] = [[]]
+    for i, needed in enumerate(wide):
+        if blocks[-1] and needed > left:
+            blocks.append([])
+            left = room
+        blocks[-1].append(i)
+        left -= needed
+    for block in blocks:
+        drawn = Table("")
+        for i in block:
+            drawn.add_column(metrics[i].label, justify="right", no_wrap=True)
+        for label, line in lines.items():
+            drawn.add_row(label, *(line[i] for i in block))
+        yield drawn
+
+
+def _words(text: Text) -> Words:
+    """Return a cell; a dash for what did not run, of which a line below the table says why."""
+    beside = "" if text.published == DASH else f" ({text.published})"
+    sign = SIGNS.get(text.verdict.kind, "")
+    return Words.assemble((text.ours if text.ran else DASH, BEST.get(text.place, "")), beside, f" {sign}" if sign else "")

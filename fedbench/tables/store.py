@@ -69,10 +69,10 @@ class Provenance:
     date: str = ""
     seconds: float = float("nan")  # of all runs together
 
-    def named(self, title: str) -> str:
-        """Return `title` with a substitute data set, a reduced scale and changed settings named in it."""
-        parts = [f"on {self.substitute} instead of the paper's data"] if self.substitute else []
-        parts += [] if self.scale == "paper" else [f"{self.scale} scale"]
+    def named(self, table: TableSpec) -> str:
+        """Return the table's title with a reduced scale and changed settings; a substitute data set comes first."""
+        title = f"{table.name} on {self.substitute}, in the place of {table.title}" if self.substitute else table.title
+        parts = [] if self.scale == "paper" else [f"{self.scale} scale"]
         further = (*self.changed, *self.varied)
         parts += [f"with {' '.join(further)}"] if further else []
         return f"{title} ({'; '.join(parts)})" if parts else title
@@ -121,7 +121,7 @@ class TableResult:
     @property
     def title(self) -> str:
         """The table's title, and what is not as published."""
-        return self.provenance.named(self.spec.title)
+        return self.provenance.named(self.spec)
 
 
 TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"

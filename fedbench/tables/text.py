@@ -51,24 +51,23 @@ class Layout:
 
     @cached_property
     def columns(self) -> list[ColumnSpec]:
-        """The columns in which something ran; all of them if nothing did."""
-        ran = {cell.column for cell in self.table.cells if cell.values}
-        return [column for column in self.table.spec.columns if not ran or column.label in ran]
+        """The columns in which something ran."""
+        return [column for column in self.table.spec.columns if column.label in ran(self.table, "column")]
 
     @cached_property
     def rows(self) -> list[RowSpec]:
-        """The rows that have a value in those columns, or a reason why one that was asked for is not there; or all."""
-        columns = {column.label for column in self.columns}
-        known = {cell.row for cell in self.table.cells if cell.column in columns and not _pending(cell)}
-        return [row for row in self.table.spec.rows if not known or row.label in known]
+        """The rows in which something ran."""
+        return [row for row in self.table.spec.rows if row.label in ran(self.table, "row")]
 
     @property
     def left_out(self) -> str:
         """The rows and columns that were not asked for, or have not begun; "" if there are none."""
         spec = self.table.spec
-        begun = {cell.column for cell in self.table.cells if not _pending(cell)}
-        rows = [row.label for row in spec.rows if row not in self.rows]
-        columns = [each.label for each in spec.columns if each not in self.columns and each.label not in begun]
+        begun = [cell for cell in self.table.cells if not _pending(cell)]
+        shown = {column.label for column in self.columns}
+        known = {cell.row for cell in begun if cell.column in shown or not shown}
+        rows = [row.label for row in spec.rows if row.label not in known]
+        columns = [column.label for column in spec.columns if column.label not in {cell.column for cell in begun}]
         sides = (("rows", rows), ("columns", columns))
         said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
         return f"Left out, as {PENDING}: {said}." if said else ""
@@ -195,6 +194,14 @@ def data(table: TableResult) -> str:
     named = f"{substitute} instead" if substitute else ", ".join(own)
     every = len(table.spec.columns)
     return named if len(columns) == every else f"{named}, {len(columns)} of {every} columns"
+
+
+def headings(table: TableResult, column: ColumnSpec) -> tuple[str, str]:
+    """Return a column's group and label; on other data than the paper's, those data and what they take the place of."""
+    if not table.provenance.substitute:
+        return column.group, column.label
+    own = column.label if not column.group or column.group in column.label else f"{column.group}, {column.label}"
+    return table.provenance.substitute, f"in place of {own}"
 
 
 def ran(table: TableResult, side: str) -> set[str]:
@@ -408,20 +415,24 @@ def notes(layout: Layout) -> list[str]:
     """Return the sentences below a table, in the order in which they are read."""
     table = layout.table
     spec, made = table.spec, table.provenance
-    said = [*_seed_notes(table), *_scale(table), *_stale(table), *sentences(layout), *_absent(layout)]
-    if made.trained:
-        said += [_agreement(each, spec.headline) for each in agreements(table)]
-        said += _significance(table)
-    else:
+    said = [*_seed_notes(table), *_scale(table), *_stale(table), *sentences(layout), *absent(layout)]
+    if not made.trained:
         said.append("The runs are too short for the order of the methods to mean anything.")
+        return [*said, _made_on(table)]
+    said += [_agreement(each, spec.headline) for each in agreements(table)]
+    said += _significance(table)
     said += spec.notes
     if made.scale == "paper" and not made.substitute:
         said += [finding.text for finding in spec.findings if finding.changed == made.changed]
     said += [f"{row.label}: {row.note}" for row in layout.rows if row.note]
     said += [f"{column.label}: {column.note}" for column in layout.columns if column.note]
+    return [*said, _made_on(table)]
+
+
+def _made_on(table: TableResult) -> str:
+    made = table.provenance
     spent = f", {rough_seconds(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
-    said.append(f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}.")
-    return said
+    return f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}."
 
 
 def _seed_notes(table: TableResult) -> Iterator[str]:
@@ -461,19 +472,31 @@ def _stale(table: TableResult) -> Iterator[str]:
         )
 
 
-def _absent(layout: Layout) -> list[str]:
-    """Return which rows and columns are left out, and why."""
-    shown = {column.label for column in layout.columns}
-    reasons = {
-        column.label: _reason(layout.table, column) for column in layout.table.spec.columns if column.label not in shown
-    }
-    said = [f"No run of column {label}: {reason}." for label, reason in reasons.items() if reason]
-    return [*filter(None, [layout.left_out]), *said]
+def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
+    """Yield which rows and columns are left out, and why; with `cells` also which of those that are drawn lack a value.
 
-
-def _reason(table: TableResult, column: ColumnSpec) -> str:
-    reasons = {cell.reason for cell in table.cells if cell.column == column.label} - {"", PENDING}
-    return "; ".join(sorted(reason.removeprefix("not run: ") for reason in reasons))
+    A row that is left out because its columns are is not named again.
+    """
+    if layout.left_out:
+        yield layout.left_out
+    columns, rows = ({line.label for line in lines} for lines in (layout.columns, layout.rows))
+    found: dict[str, dict[str, dict[str, None]]] = {"column": {}, "row": {}, "cell": {}}
+    for cell in layout.table.cells:
+        if cell.values or _pending(cell):
+            continue
+        if cell.column not in columns:
+            side, label = "column", cell.column
+        elif cell.row not in rows:
+            side, label = "row", cell.row
+        else:
+            side, label = "cell", f"{cell.row} / {cell.column}"
+        found[side].setdefault(label, {})[cell.reason.removeprefix("not run: ")] = None
+    for side in ("column", "row", *(["cell"] if cells else [])):
+        alike: dict[str, list[str]] = {}
+        for label, reasons in found[side].items():
+            alike.setdefault("; ".join(sorted(reasons)), []).append(label)
+        for reason, labels in alike.items():
+            yield f"No run of {side}{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {reason}."
 
 
 def _significance(table: TableResult) -> list[str]:

@@ -26,8 +26,7 @@ rows = st.builds(
 @given(st.lists(rows, min_size=1, max_size=9))
 @tried(6)
 def test_every_run_counts_once(found: list[dict[str, Any]]) -> None:
-    table = comparison_table(found)
-    counts = [str(cell) for cell in table.columns[1].cells if str(cell)]
+    counts = [str(cell) for table in comparison_table(found).renderables[1::2] for cell in table.columns[1].cells]
     runs = sum(int(text.partition("(")[2].partition(" ")[0] or text) for text in counts)
     assert runs == len({identity(row) for row in found})
 

@@ -144,14 +144,17 @@ def a_row(method, seed, acc, **more):
 
 class TestComparison:
     def cells(self, rows):
-        table = comparison_table(rows)
-        return [[str(cell) for cell in row] for row in zip(*(column.cells for column in table.columns), strict=True)]
+        """Of each table the setting above it, and its lines."""
+        shown = comparison_table(rows).renderables
+        lines = [list(zip(*(column.cells for column in table.columns), strict=True)) for table in shown[1::2]]
+        pairs = zip(shown[::2], lines, strict=True)
+        return [each for setting, own in pairs for each in (str(setting), *([*map(str, line)] for line in own))]
 
     def test_mean_and_sample_deviation_over_seeds(self):
         rows = [a_row("fedavg", seed, acc, ipr=50.0, rsd=None) for seed, acc in enumerate((80.0, 82.0, 87.0))]
         assert self.cells(rows) == [
-            ["digits, dir0.1, mlp, quick", "", "", "", "", ""],
-            ["  fedavg", "3", "83.00 ± 3.61", "83.00 ± 3.61", "50.00 ± 0.00", "-"],
+            "digits, dir0.1, mlp, quick",
+            ["fedavg", "3", "83.00 ± 3.61", "83.00 ± 3.61", "50.00 ± 0.00", "-"],
         ]
 
     def test_best_is_bold_and_ties_as_printed_share_it(self):
@@ -160,7 +163,7 @@ class TestComparison:
             a_row("b", 0, 90.002, ipr=20.0, rsd=1.0),
             a_row("c", 0, 80.0, ipr=None, rsd=math.nan),
         ]
-        table = comparison_table(rows)
+        _, table = comparison_table(rows).renderables
         bold = {
             column.header: [str(cell) for cell in column.cells if getattr(cell, "style", "") == "bold"]
             for column in table.columns
@@ -179,14 +182,29 @@ class TestComparison:
             a_row("a", 0, 7.0, partition="homo"),
         ]
         cells = self.cells(rows)
-        assert [row[:3] for row in cells] == [
-            ["digits, dir0.1, mlp, quick", "", ""],
-            ["  a", "1", "1.00"],
-            ["  a mu=1", "1", "3.00"],
-            ["  b", "1 (2 runs)", "5.50 ± 0.71"],
-            ["digits, homo, mlp, quick", "", ""],
-            ["  a", "1", "7.00"],
+        assert [row if isinstance(row, str) else row[:3] for row in cells] == [
+            "digits, dir0.1, mlp, quick",
+            ["a", "1", "1.00"],
+            ["a mu=1", "1", "3.00"],
+            ["b", "1 (2 runs)", "5.50 ± 0.71"],
+            "digits, homo, mlp, quick",
+            ["a", "1", "7.00"],
         ]
+
+    def test_no_value_is_folded_and_a_long_setting_takes_no_room(self):
+        setting = "quick " + "protocol.local.epochs=5 " * 6
+        rows = [
+            a_row(method, seed, 90.0 + seed, ipr=50.0 * seed, rsd=10.0 + seed, protocol=setting)
+            for method in ("fedavg", "fedcollab")
+            for seed in range(3)
+        ]
+        with (console := Console(width=80)).capture() as capture:
+            console.print(comparison_table(rows, 80))
+        lines = [line for line in capture.get().splitlines() if "fedcollab" in line]
+        assert len(lines) == 1
+        assert [cell.strip() for cell in lines[0].strip("│").split("│")] == [
+            "fedcollab", "3", "91.00 ± 1.00", "91.00 ± 1.00", "50.00 ± 50.00", "11.00 ± 1.00"
+        ]  # fmt: skip
 
     def test_names_are_not_markup(self):
         assert "[red]x[/nope]" in printed(comparison_table([a_row("[red]x[/nope]", 0, 1.0)]))

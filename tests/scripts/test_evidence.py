@@ -33,13 +33,14 @@ def found(partition: str, discriminators: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ["fedcollab_t1", "fedcollab_t2", "fedcollab_t3"])
 def test_notes_say_which_draws_give_the_published_coalitions(name: str) -> None:
-    (note,) = (each for each in spec.load(name).notes if "redrawn partitions" in each)
+    (note,) = (each for each in spec.load(name).findings if "finds the published" in each.text)
     assert found("label_shift", "unit, last") == [0, 1, 2, 3, 4]
     first, second, last = found("label_shift", "normalised, best")
     assert (
-        f"the former finds the published coalitions for seeds 0-4, the latter for {first}, {second} and {last}" in note
+        "method=fedcollab finds the published coalitions for seeds 0-4, "
+        f"method=fedcollab_code for {first}, {second} and {last}" in note.text
     )
-    assert "on the authors' partition both do for all five" in note
+    assert "on the authors' partition both do for all five" in note.text
     for reading in ("unit, last", "normalised, last", "normalised, best"):
         assert len(found("fedcollab_label_shift_seed0", reading)) == 5
 

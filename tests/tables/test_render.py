@@ -49,7 +49,9 @@ def test_a_substitute_is_in_the_title_and_voids_verdicts() -> None:
     made = Provenance("quick", "digits", ("model=mlp",))
     text = render.draw_markdown(filled(VALUES, PUBLISHED, made=made))
     title = text.splitlines()[0]
-    assert "digits instead of the paper's data" in title
+    assert title.startswith("# toy on digits, in the place of Toy")
+    assert "| c" not in text
+    assert "| digits, in place of c |" in text
     assert "quick scale" in title
     said = "- Scale quick: 10% of the rounds but at least 2; epochs a round at most 1; mini-batches a round"
     assert said in text
@@ -180,12 +182,63 @@ def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_lin
     left = "Left out, as not run yet: rows D; columns later."
     text = render.draw_markdown(table)
     assert f"- {left}\n- No run of column absent: data missing.\n" in text
-    assert "| E | Diverged: nan |" in text
+    assert "- No run of row E: Diverged: nan.\n" in text
+    assert "| E |" not in text
     assert "later, Acc" not in text
     assert text.count("| D |") == render.draw_latex(table).count("D & ") == 0
     with (console := Console(width=120)).capture() as capture:
         console.print(render.draw_terminal(table))
     assert left in capture.get()
+    assert "No run of row E: Diverged: nan." in capture.get()
+
+
+def test_where_nothing_ran_no_empty_grid_is_drawn_and_one_line_says_why() -> None:
+    columns = [{"label": label} for label in ("c", "d")]
+    table = filled({"A": [], "B": []}, PUBLISHED, made=MADE, columns=columns)
+    cells_ = [Cell(row, column, "acc", reason="no body is left") for row in ("A", "B") for column in ("c", "d")]
+    table = dataclasses.replace(table, cells=tuple(cells_))
+    text = render.draw_markdown(table)
+    assert text.count("no body is left") == text.count("No run of columns c, d: no body is left.") == 1
+    assert "\n|" not in text
+    with (console := Console(width=80)).capture() as capture:
+        console.print(render.draw_terminal(table))
+    assert [line.strip() for line in capture.get().splitlines()] == [
+        "Toy & table", "No run of columns c, d: no body is left."
+    ]  # fmt: skip
+
+
+def test_a_cell_without_a_value_is_a_dash_in_the_terminal_and_is_told_below() -> None:
+    table = filled({"A": [1.0, 2.0], "B": [3.0, 4.0]}, made=MADE, metrics=[{"name": "acc"}, {"name": "ipr"}])
+    more = [Cell("A", "c", "ipr", (5.0, 6.0), (0, 1)), Cell("B", "c", "ipr", reason="no Local to compare with")]
+    with (console := Console(width=80)).capture() as capture:
+        console.print(render.draw_terminal(dataclasses.replace(table, cells=(*table.cells, *more))))
+    assert "No run of cell B / c: no Local to compare with." in capture.get()
+    (line,) = [line for line in capture.get().splitlines() if line.startswith("│ B ")]
+    assert line.strip("│").split("│")[-1].strip() == "-"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_value_is_folded_and_a_long_setting_is_a_line_above(width: int) -> None:
+    metrics = [{"name": name, "label": name} for name in ("acc", "acc_pooled", "ipr", "rsd", "score")]
+    made = dataclasses.replace(MADE, changed=("protocol.optimizer.state=fresh", "partition.num_clients=10") * 4)
+    table = filled({"A": [80.0, 90.0], "Method+Coalitions": [70.0, 72.0]}, made=made, metrics=metrics)
+    places = [Cell(cell.row, "c", each["name"], cell.values, (0, 1)) for cell in table.cells for each in metrics]
+    table = dataclasses.replace(table, cells=tuple(places))
+    with (console := Console(width=width)).capture() as capture:
+        console.print(render.draw_terminal(table, width))
+    lines = capture.get().splitlines()
+    assert capture.get().count("85.00 ± 7.07") == capture.get().count("71.00 ± 1.41") == len(metrics)
+    assert lines[0].startswith("Toy & table (with protocol")
+    assert len(lines[0]) > width // 3, "the title has the whole width"
+
+
+def test_remarks_about_the_paper_s_scale_do_not_stand_below_runs_that_are_too_short() -> None:
+    said = {"notes": ["batches hold 100"], "rows": [{"label": "A", "note": "of the row"}]}
+    values = {"A": VALUES["A"]}
+    assert "batches hold 100" in render.draw_markdown(filled(values, made=MADE, **said))
+    short = render.draw_markdown(filled(values, made=Provenance("smoke", trained=False), **said))
+    assert "batches hold 100" not in short
+    assert "of the row" not in short
 
 
 def test_a_column_without_a_run_is_named_below_with_the_reason() -> None:

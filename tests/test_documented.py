@@ -1,0 +1,265 @@
+"""Every command in README and docs/*.md is run, small where it is long, and what comes out is looked at."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbench.cli.program import COMMANDS, main
+from fedbench.config import compose
+from fedbench.core.errors import FedbenchError
+from fedbench.runs.config import from_plain
+from fedbench.tables import spec
+from fedbench.tables.estimate import ResourceEstimate
+from fedbench.tables.plan import Plan
+from fedbench.tables.spec import Selection, compose_cell
+from fedbench.tables.store import Provenance
+from tests.helpers.tiers import tiered
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
+    for file in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+}
+PROGRAM = r"(?:\$ )?(?:python -m fedbench|fedbench)(?: |$)"
+OTHERS = r"(?:make|pip|pytest|jupyter|tensorboard|python scripts/\S+) "
+
+NOT_RUN = {  # command, or how it begins -> why no test runs it, and what the page says of that
+    "make install": ("a package index, gigabytes", "in minutes and 7 GB"),
+    "pip install": ("a package index", "pip install"),
+    "jupyter lab": ("a server that stays; the notebook is run by test_notebook", "the tests run it"),
+    "tensorboard --logdir": ("a server that stays", "the run's folder"),
+    "make quickstart": ("README's first command, which is run", "`make quickstart` is both"),
+    "make fast": ("these tests", "Before a commit"),
+    "make test": ("these tests", "make test"),
+    "make lint": ("a part of make test", "make lint"),
+    "make fuzz": ("an hour; the properties are in make test", "as there is time for"),
+    "make docs": ("it writes into the repository; a test holds that nothing would change", "make docs"),
+    "make bench": ("half an hour; tests/scripts runs its parts", "`make bench` times rounds"),
+    "make gpu-check": ("a GPU", "GPU"),
+    "make figures": ("half an hour; tests/figures plans and draws each", "make figures"),
+    "make reproduce-all": ("every table; its cells are built below", "The fifth runs every table"),
+    "make tables": ("it writes into the repository; its redraw is run", "make tables"),
+    "make report": ("it writes into the repository; tests/report makes the page", "make report"),
+    "make check-method": ("tests/testing runs the suite on README's method", "make check-method"),
+    "python scripts/bench.py": ("half an hour; tests/scripts runs its parts", "bench.py"),
+    "python scripts/gpu.py": ("minutes; tests/scripts runs it on one method", "tries one method without a GPU"),
+    "python scripts/rival_": ("environments with other frameworks", "Each needs an environment"),
+    "python scripts/same_numbers.py": ("minutes; tests/scripts runs its parts", "It takes minutes"),
+    "fedbench prepare mnist cifar10": ("a network", "downloads data sets"),
+    "fedbench check-method fedexp": ("pip install; tests/config/test_outside.py has a package", "pip install"),
+    "fedbench -sc install=fish": ("a shell that reads it; tests/cli/test_listing.py completes", "source"),
+}
+SHORT = ["dataset.limit=300", "protocol.rounds=2", "protocol.eval_every=2", "protocol.local.epochs=1", "progress=none"]
+SHORT += ["hardware=cpu", "protocol.local.iterations=null"]
+ALONE = ("protocol.rounds", "protocol.eval_every", "protocol.local.epochs", "hardware", "dataset.mean", "dataset.std")
+FILLED = {  # placeholders, by command
+    "list KIND": "list datasets",
+    "prepare NAME": "prepare digits",
+    "reproduce table=NAME": "reproduce table=fedcollab_t3",
+    "reproduce table=NAME --dry-run": "reproduce table=fedcollab_t3 --dry-run",
+    "figure NAME": "figure fedsac_f7",
+    "plot RUN ...": "plot runs",
+    "collect RUNS": "collect runs",
+    "tta RUN ... --baseline RUN": "tta runs/digits/dir0.1/fedavg/RUN --baseline runs/digits/dir0.1/local/RUN",
+    "tta RUN... --baseline RUN": "tta runs/digits/dir0.1/fedavg/RUN --baseline runs/digits/dir0.1/local/RUN",
+    "check-method NAME": "check-method --help",
+    "COMMAND": "--help",
+    "GROUP=OPTION ...": "method=fedavg",
+}
+SAYS = {  # how a command that trains nothing begins -> what it prints, or a file that it writes
+    "list datasets": "synthetic",
+    "list methods": "fedcollab",
+    "list partitions": "pathological",
+    "list protocols": "fedsac_cub",
+    "list scored": "received",
+    "tables": "fedrema_t1",
+    "prepare": "digits",
+    "--help": "method",
+    "check-method --help": "NAME",
+    "plot": "plots/",
+    "collect": "fedavg",
+    "tta": "fedavg",
+    "redraw": "runs",
+    "report": "index.html",
+    "reproduce": "cells",
+    "figure": "FedSaC, Figure 7",
+}
+
+
+def commands(page: str) -> list[str]:
+    """Those in fences and in backticks, without what scripts/update_docs.py writes, without comments."""
+    prose = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", PAGES[page], flags=re.DOTALL)
+    fences = re.findall(r"^```\n(.*?)^```", prose, re.DOTALL | re.MULTILINE)
+    lines = [line.partition("  #")[0].strip() for fence in fences for line in fence.splitlines() if "<TAB>" not in line]
+    rest = re.sub(r"^```.*?^```", "", prose, flags=re.DOTALL | re.MULTILINE)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", rest)]
+    found = [text for text in (*lines, *spans) if re.match(f"{PROGRAM}|{OTHERS}", text)]
+    return [re.sub(PROGRAM, "fedbench ", text).strip() for text in dict.fromkeys(found)]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with runs, a filled table and a figure, as who has followed the pages has them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDBENCH_RUNS", raising=False)
+    np.savez(tmp_path / "SPLIT.npz", train_0=np.arange(60), test_0=[60], train_1=np.arange(61, 99), test_1=[99])
+    shutil.copytree(ROOT / "results/tables/fedcollab_t3", tmp_path / "results/tables/fedcollab_t3")
+    for file in (ROOT / "results/figures/quick").glob("fedsac_f7.*"):
+        (tmp_path / "results/figures/quick").mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, tmp_path / "results/figures/quick")
+    return tmp_path
+
+
+QUICK = ("docs/datasets.md", "docs/kinds.md", "docs/methods.md", "docs/runs.md", "docs/verdicts.md", "docs/architecture.md")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("page", tiered(PAGES, quick=QUICK))
+def test_every_command_of_a_page_does_what_it_says(
+    page: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in commands(page):
+        if known := [text for text in NOT_RUN if command.startswith(text)]:
+            assert NOT_RUN[known[0]][1] in " ".join(PAGES[page].split()), f"{page} does not say why of {command}"
+        elif command.startswith("pytest "):
+            assert command in EXPRESSIONS
+        elif command.startswith("make "):
+            assert main(table_of(command)) == 0, command
+            assert "cells" in capsys.readouterr().out
+        elif command != "fedbench":
+            check(command.removeprefix("fedbench "), workplace, capsys)
+
+
+def check(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run it, and look at what it leaves or prints."""
+    words = shlex.split(FILLED.get(command, command))
+    if words[0] not in COMMANDS and not words[0].startswith("--"):
+        before = set(workplace.rglob("result.json"))
+        assert main(small(words)) == 0, (command, capsys.readouterr().err)
+        made = [json.loads(file.read_text()) for file in set(workplace.rglob("result.json")) - before]
+        chosen = dict(word.split("=", 1) for word in words if "=" in word)
+        methods = chosen.get("method", "fedcollab").split(",")
+        seeds = chosen.get("seed", "0").split(",")
+        asked = {(method, seed) for method, seed in product(methods, seeds)}
+        assert {(row["method"].partition("(")[0], str(row["seed"])) for row in made} >= asked or not before, command
+        assert all(0 <= row["acc"] <= 100 for row in made), command
+        return
+    if words[0] in ("plot", "collect", "tta") and not any(workplace.glob("runs/digits/dir0.1/*")):
+        assert main(["-m", "method=local,fedavg", "partition=dir0.1", *SHORT]) == 0
+    words = [folder(word, workplace) for word in words]
+    if words[0] == "reproduce":
+        words += [] if "--dry-run" in words else ["render=true"]
+        words += [] if "table=fedcollab_t3" in words else ["scale=smoke", "substitute=synthetic", "dataset.size=28"]
+    if words[0] == "figure":
+        words = ["figure", "fedsac_f7", "render=true"]
+    capsys.readouterr()
+    code, printed = main(words), capsys.readouterr().out
+    (said,) = {text for start, text in SAYS.items() if " ".join(words).startswith(start)} or {""}
+    assert said, f"what does {command} say?"
+    assert code == 0, command
+    assert said in printed or any(workplace.rglob("*.csv")), command
+
+
+def folder(word: str, workplace: Path) -> str:
+    """The run's folder for `.../RUN`."""
+    return str(next(workplace.glob(word.replace("RUN", "*")))) if word.endswith("/RUN") else word
+
+
+def small(words: list[str]) -> list[str]:
+    """The run or sweep on digits, of two rounds."""
+    kept = [word for word in words if word.partition("=")[0] not in ALONE]
+    kept = ["dataset=digits" if word == "dataset=fashion_mnist" else word for word in kept]
+    if any(word.startswith("experiment=") for word in kept):
+        kept += ["dataset=digits", "protocol=quick", "seed=0", "method.C=0,10"]
+    if "model=lenet5_bn" in kept and "dataset=digits" in kept:
+        kept = ["dataset=synthetic" if word == "dataset=digits" else word for word in kept] + ["dataset.size=28"]
+    if any("optuna" in word for word in kept):
+        kept += ["hydra.sweeper.n_trials=2"]
+    return [*kept, *SHORT]
+
+
+def table_of(command: str) -> list[str]:
+    """The table that `make reproduce-TABLE` fills, as a plan; make itself says which command that is."""
+    make, target, *words = shlex.split(command)
+    assert re.fullmatch("(reproduce|figure)-[a-z0-9-]+|help", target), f"no test runs {command}"
+    shown = subprocess.run([make, "-n", target, *words, f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
+    if target == "help":
+        return ["list", "tables"]
+    (line,) = (line for line in shown.stdout.splitlines() if "-m fedbench" in line)
+    own = shlex.split(line.partition("-m fedbench ")[2])
+    if own[0] == "figure":
+        return ["list", "tables"]
+    assert own[1] in {f"table={name}" for name in spec.names()}
+    return [*[word for word in own if not word.startswith(("substitute=", "scale="))], "scale=smoke", "--dry-run", "substitute=synthetic", "dataset.size=28"]  # fmt: skip
+
+
+EXPRESSIONS = {  # a documented call of pytest -> a name for its NAME
+    "pytest tests/config/test_configs.py -k NAME": "digits",
+    "pytest tests/models/test_networks.py -k NAME": "lenet5",
+    "pytest tests/data/test_partitions.py -k NAME": "homo",
+    "pytest tests/engine/test_kinds.py -k NAME": "fediot",
+}
+
+
+def test_documented_expressions_of_pytest_collect_tests() -> None:
+    assert {text for page in PAGES for text in commands(page) if text.startswith("pytest ")} == set(EXPRESSIONS)
+    files = [command.split()[1] for command in EXPRESSIONS]
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
+    for command, name in EXPRESSIONS.items():
+        _, file, _, _ = command.split()
+        assert [line for line in done.stdout.splitlines() if line.startswith(file) and name in line], command
+
+
+# What docs/tables.md says of tables on data that everybody has.
+
+
+def lacking(name: str, substitute: str, *changed: str, rows: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    """Why cells cannot be built -> their rows; of columns that differ in their networks alone the first is tried."""
+    table = spec.load(name)
+    chosen = Selection(name, scale="smoke", substitute=substitute, overrides=changed)
+    estimate = ResourceEstimate(Plan(table, Provenance(), (), ()))
+    found: dict[str, list[str]] = {}
+    tried = set()
+    for column in table.columns:
+        models = [text for text in column.overrides if text.startswith("model")]
+        if (kind := repr((column.substitute, models, column.rows))) in tried:
+            continue
+        tried.add(kind)
+        for row in table.rows:
+            if row.study or (rows and row.label not in rows):
+                continue
+            try:
+                _, plain = compose_cell(table, column, (*row.overrides, *column.own(row.label)), chosen)
+                estimate.setup(from_plain(plain))
+            except FedbenchError as error:
+                found.setdefault(str(error), []).append(row.label)
+    return found
+
+
+@pytest.mark.parametrize("name", tiered(spec.names(), quick=["fedcollab_t5", "fedrema_t4", "pfedsim_t2"]))
+def test_every_table_can_be_built_on_procedural_images(name: str) -> None:
+    assert "`scale=smoke substitute=synthetic dataset.size=28`" in PAGES["docs/tables.md"]
+    data = ["captioned"] if name == "fedsac_t2" else ["synthetic", "dataset.size=28"]
+    assert lacking(name, *data) == {}
+
+
+def test_what_digits_leave_out_is_what_the_page_says() -> None:
+    said = " ".join(PAGES["docs/tables.md"].split())
+    assert "none of FedReMa's tables, nor FedCollab's Table 5, nor FedBN, f-FedAP and pFedSim" in said
+    (reason,) = lacking("fedrema_t4", "digits", "model=mlp")
+    assert "model.classifier=linear" in reason
+    rows = ("FedAvg", "FedBN", "f-FedAP", "pFedSim", "FedGen")
+    assert sorted(sum(lacking("pfedsim_t8", "digits", "model=mlp", rows=rows).values(), [])) == ["FedBN", "f-FedAP"]
+    with pytest.raises(FedbenchError, match=r"model\.pretrained"):
+        compose.compose(["model=mlp", "model.pretrained=false"])
