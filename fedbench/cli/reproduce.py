@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from fedbench.core.errors import ConfigError, FedbenchError
 if TYPE_CHECKING:
     from fedbench.figures.plan import FigurePlan
     from fedbench.tables.plan import CellRuns, Job, Plan
-    from fedbench.tables.spec import Selection
+    from fedbench.tables.spec import Selection, TableSpec
     from fedbench.tables.store import TableResult
     from fedbench.tables.verdict import Verdict
 
@@ -155,6 +156,8 @@ def reproduce(selection: Selection) -> int:
     missing = [job for job in planned.missing() if selection.retry or not job.failure]
     announce(planned, missing, at_once)
     if selection.dry_run:
+        for line in _mirrored(planned.spec):
+            print(line)
         return OK
     _require_cells(planned)
     if missing:
@@ -224,6 +227,31 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
         print("measuring what the runs take on this machine ...", file=sys.stderr, flush=True)
         for line in estimate_lines(plan, missing, at_once):
             console.print(line, markup=False)
+
+
+def _mirrored(table: TableSpec) -> Iterator[str]:
+    """Yield what a table of a paper lacks: cells without a published value, and published values without a cell."""
+    from fedbench.tables.spec import published
+
+    if not table.paper or table.varies:
+        return
+    blank, shown = [], set()
+    for row, column, metric in product(table.rows, table.columns, table.metrics):
+        if value := table.published(row, column, metric):
+            shown.add(value)
+        else:
+            blank.append((row, column, metric))
+    if blank:
+        yield f"no published value: {len(blank)} cells; a line of fedbench/tables/published.csv for each that has one:"
+    for row, column, metric in blank:
+        given = {"method": row.label, "metric": metric.name, **column.published, **row.published}
+        words = (given.get(key, "") for key in ("dataset", "partition", "method", "metric"))
+        yield ",".join((table.paper, table.table, *words, "MEAN", "STD", given.get("setting", "")))
+    values = [each for each in published() if (each.paper, each.table) == (table.paper, table.table)]
+    for each in values:
+        if each not in shown:
+            where = " ".join(filter(None, (each.dataset, each.partition, each.method, each.metric, each.setting)))
+            yield f"published, and in no cell: {where}: {each.text}; give a row and a column that filter, or correct it"
 
 
 def _undecidable(plan: Plan) -> Iterator[str]:

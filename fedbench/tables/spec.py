@@ -142,7 +142,7 @@ class Finding:
     changed: tuple[str, ...] = ()  # overrides of the command line with which it holds; none: the paper's setting
 
 
-# The published values, 904 of them, as the papers print them (published.csv beside this file).
+# The published values, 984 of them, as the papers print them (published.csv beside this file).
 #
 # Columns: paper, table, dataset, partition, method, metric, mean, std (empty: none printed), and setting (what else a
 # value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty: nothing).
