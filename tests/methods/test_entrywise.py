@@ -18,7 +18,7 @@ from fedbench.engine.contract import Clock
 from fedbench.methods.apple import APPLE
 from fedbench.methods.fedala import FedALA, first
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedcac import FedCAC
+from fedbench.methods.fedcac import FedCAC, overlaps
 from fedbench.methods.fedselect import FedSelect
 from fedbench.methods.local import Local
 from fedbench.methods.oracle import Oracle
@@ -176,6 +176,11 @@ def test_two_rounds_of_fedcac_by_hand() -> None:
     assert W is not None
     assert [int((row > 0).sum()) for row in W] == graphs[-1]
     assert all(1 < sum(each) / len(sizes) < len(sizes) for each in graphs)
+
+
+def test_fedcacs_overlap_is_over_a_clients_own_critical_entries() -> None:
+    masks = {"a": torch.tensor([[True, True], [False, True]]), "b": torch.tensor([[False], [False]])}
+    assert overlaps(masks).tolist() == [[1.0, 1 - 1 / 4], [1 - 1 / 2, 1.0]]
 
 
 def test_fedcac_ends_with_critical_entries_of_ones_own() -> None:
