@@ -48,7 +48,7 @@ RECEIVED = {  # of an own score, by what is said of it; the methods that neither
     },
     "fitted to the client's samples when it is scored": {
         "fedala", "fedbabu", "finetune", "finetune_all", "finetune_head", "finetune_lpft", "finetune_norm", "ifca",
-        "knnper", "perfedavg", "pfedfda", "pfedfda_code",
+        "knnper", "perfedavg", "pfedfda",
     },
 }  # fmt: skip
 BOTH = {

@@ -43,7 +43,7 @@ def rule(means: Tensor, S: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     return weight, torch.stack([p.log() - m @ w / 2 for p, m, w in zip(prior, means, weight, strict=True)])
 
 
-def estimated(z: Tensor, y: Tensor, given: Tensor, ridge: float = 1e-4, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+def estimated(z: Tensor, y: Tensor, given: Tensor, ridge: float, shift: float) -> tuple[Tensor, Tensor]:
     """(means, covariance) of features z, by loops."""
     means = torch.stack([z[y == c].mean(0) if bool((y == c).any()) else given[c] for c in range(4)])
     S = sum((torch.outer(v - means[c], v - means[c]) for v, c in zip(z, y, strict=True)), torch.zeros(1, 1))
@@ -91,7 +91,7 @@ def held_out(b: np.ndarray, z: Tensor, y: Tensor, given: Tree, shares: Tensor) -
     total = 0.0
     for fold in (0, 1):
         learn, test = often & (place != fold), often & (place == fold)
-        means, S = estimated(z[learn], y[learn], given["means"])
+        means, S = estimated(z[learn], y[learn], given["means"], 1e-4, 0.0)
         weight, bias = rule(
             b[0] * means + (1 - b[0]) * given["means"], b[-1] * S + (1 - b[-1]) * given["covariance"], shares
         )
@@ -109,7 +109,7 @@ def test_the_weights_are_those_a_general_optimiser_finds(betas: str) -> None:
     given = {"means": true + 0.6 * torch.randn(4, 3, generator=draw, dtype=torch.float64)}
     given["covariance"] = torch.diag(torch.tensor([2.0, 0.3, 0.3], dtype=torch.float64))
     shares = shares_of(y)
-    method = PFedFDA(betas=betas)
+    method = PFedFDA(betas=betas, ridge=1e-4, shift=0.0)
     member = torch.nn.functional.one_hot(y, 4).double()
     found = method.weights(z, member, given, method.log_shares(member.sum(0)))
     chosen = np.array([float(b) for b in found])
@@ -127,7 +127,7 @@ def test_a_client_with_one_sample_a_class_takes_the_given_statistics() -> None:
     assert [float(b) for b in method.weights(z, member, given, method.log_shares(member.sum(0)))] == [0, 0]
 
 
-@pytest.mark.parametrize("method", [PFedFDA(), PFedFDA(betas="local", ridge=1.0, shift=1e-4)])
+@pytest.mark.parametrize("method", [PFedFDA(), PFedFDA(ridge=1e-4, shift=0.0), PFedFDA(betas="local")])
 def test_a_round_by_hand(method: PFedFDA) -> None:
     """A step on the body under the discriminant, statistics of what it made of the samples, mixed, averaged, scored."""
     server = first(method)
