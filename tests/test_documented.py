@@ -120,7 +120,14 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-QUICK = ("docs/datasets.md", "docs/kinds.md", "docs/methods.md", "docs/runs.md", "docs/verdicts.md", "docs/architecture.md")
+QUICK = (
+    "docs/datasets.md",
+    "docs/kinds.md",
+    "docs/methods.md",
+    "docs/runs.md",
+    "docs/verdicts.md",
+    "docs/architecture.md",
+)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
