@@ -199,7 +199,9 @@ def table_of(command: str) -> list[str]:
     """The table that `make reproduce-TABLE` fills, as a plan; make itself says which command that is."""
     make, target, *words = shlex.split(command)
     assert re.fullmatch("(reproduce|figure)-[a-z0-9-]+|help", target), f"no test runs {command}"
-    shown = subprocess.run([make, "-n", target, *words, f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
+    shown = subprocess.run(
+        [make, "-n", target, *words, f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     if target == "help":
         return ["list", "tables"]
     (line,) = (line for line in shown.stdout.splitlines() if "-m fedbench" in line)
@@ -207,7 +209,8 @@ def table_of(command: str) -> list[str]:
     if own[0] == "figure":
         return ["list", "tables"]
     assert own[1] in {f"table={name}" for name in spec.names()}
-    return [*[word for word in own if not word.startswith(("substitute=", "scale="))], "scale=smoke", "--dry-run", "substitute=synthetic", "dataset.size=28"]  # fmt: skip
+    kept = [word for word in own if not word.startswith(("substitute=", "scale="))]
+    return [*kept, "scale=smoke", "--dry-run", "substitute=synthetic", "dataset.size=28"]
 
 
 EXPRESSIONS = {  # a documented call of pytest -> a name for its NAME
@@ -222,7 +225,9 @@ def test_documented_expressions_of_pytest_collect_tests() -> None:
     assert {text for page in PAGES for text in commands(page) if text.startswith("pytest ")} == set(EXPRESSIONS)
     files = [command.split()[1] for command in EXPRESSIONS]
     options = ["--collect-only", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     for command, name in EXPRESSIONS.items():
         _, file, _, _ = command.split()
         assert [line for line in done.stdout.splitlines() if line.startswith(file) and name in line], command
