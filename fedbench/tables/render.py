@@ -361,7 +361,10 @@ def _column(layout: Layout, column: ColumnSpec, width: int) -> Iterator[Words | 
     metrics = layout.table.spec.metrics
     texts = {row.label: [layout.text(row, column, metric) for metric in metrics] for row in layout.rows}
     lines = {label: [*map(_words, own)] for label, own in texts.items() if any(text.ran for text in own)}
-    wide = [max(cell_len(metric.label), *(line[i].cell_len for line in lines.values())) + BORDER for i, metric in enumerate(metrics)]
+    wide = [
+        max(cell_len(metric.label), *(line[i].cell_len for line in lines.values())) + BORDER
+        for i, metric in enumerate(metrics)
+    ]
     left = room = width - 1 - BORDER - max(map(cell_len, lines))
     blocks: list[list[int]] = [[]]
     for i, needed in enumerate(wide):
@@ -383,4 +386,6 @@ def _words(text: Text) -> Words:
     """Return a cell; a dash for what did not run, of which a line below the table says why."""
     beside = "" if text.published == DASH else f" ({text.published})"
     sign = SIGNS.get(text.verdict.kind, "")
-    return Words.assemble((text.ours if text.ran else DASH, BEST.get(text.place, "")), beside, f" {sign}" if sign else "")
+    return Words.assemble(
+        (text.ours if text.ran else DASH, BEST.get(text.place, "")), beside, f" {sign}" if sign else ""
+    )
