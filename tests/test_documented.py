@@ -121,7 +121,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 QUICK = (
     "docs/datasets.md",
-    "docs/kinds.md",
     "docs/methods.md",
     "docs/runs.md",
     "docs/verdicts.md",
@@ -169,6 +168,7 @@ def check(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
     if words[0] == "figure":
         words = ["figure", "fedsac_f7", "render=true"]
     capsys.readouterr()
+    there = set(workplace.rglob("*"))
     try:
         code = main(words)
     except SystemExit as ended:  # argparse, after its help
@@ -177,7 +177,10 @@ def check(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
     (said,) = {text for start, text in SAYS.items() if " ".join(words).startswith(start)} or {""}
     assert said, f"what does {command} say?"
     assert code == 0, command
-    assert said in printed or any(workplace.rglob("*.csv")), command
+    written = [file for file in workplace.rglob("*") if file not in there]
+    printed += " ".join(file.relative_to(workplace).as_posix() for file in written)
+    printed += "".join(file.read_text() for file in written if file.name == "runs.csv")
+    assert said in printed, (command, printed)
 
 
 def folder(word: str, workplace: Path) -> str:
