@@ -42,7 +42,7 @@ def built(kind: str, folder: Path) -> Any:
     config = yaml.safe_load(files[f"conf/{kind}/my_own.yaml"])
     registry: Registry[Any] = Registry(kind, {"my_own": f"written_{kind}:MyOwn"})
     component = registry.build(config)
-    fields = {name for name in type(component).__dataclass_fields__}
+    fields = set(type(component).__dataclass_fields__)
     assert set(config) - {"name"} == fields, "the YAML lists every field"
     assert "TODO" in module
     assert "TODO" in groups_header(files[f"conf/{kind}/my_own.yaml"])
