@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import re
@@ -42,7 +43,7 @@ def built(kind: str, folder: Path) -> Any:
     config = yaml.safe_load(files[f"conf/{kind}/my_own.yaml"])
     registry: Registry[Any] = Registry(kind, {"my_own": f"written_{kind}:MyOwn"})
     component = registry.build(config)
-    fields = set(type(component).__dataclass_fields__)
+    fields = {field.name for field in dataclasses.fields(component)}
     assert set(config) - {"name"} == fields, "the YAML lists every field"
     assert "TODO" in module
     assert "TODO" in groups_header(files[f"conf/{kind}/my_own.yaml"])
