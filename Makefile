@@ -11,6 +11,9 @@ PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.10 python3 pytho
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# CPU=1 takes PyTorch's CPU build: pip prefers 2.11.0+cpu, which that index has, to 2.11.0.
+PIP_OPTIONS ?= $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
+OWN := VENV=% PYTHON=% BIN=% CPU=% PIP_OPTIONS=%
 # Neighbours share what a file of tests makes once; the many processes that tests start find their code compiled.
 CHECKS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -25,16 +28,16 @@ help: ## list the targets
 	@echo "  make figure-FIGURE      draw a published figure, running what it lacks: one of"
 	@echo "$(FIGURES)" | fold -s -w 90 | sed 's/^/      /'
 
-install: $(INSTALLED) ## make .venv with fedbench and its tools (redone when pyproject.toml changes)
+install: $(INSTALLED) ## make .venv with fedbench and its tools (CPU=1: without CUDA)
 
 $(INSTALLED): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 with venv found; install one (Debian: apt install" \
 		"python3 python3-venv) or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c "$(USABLE)" || { echo "$(PYTHON) does not run as Python 3.10, 3.11 or 3.12 with venv; name another:" \
 		"make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@echo "installing into $(VENV) (PyTorch is large: this takes minutes, and 7 GB with CUDA)"
+	@echo "installing into $(VENV) (PyTorch is large: this takes minutes, and 7 GB with CUDA; CPU=1 leaves CUDA out)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) --editable '.[dev]'
 	@touch $@
 
 quickstart: $(INSTALLED) ## train six methods on digits with three seeds and compare them (a minute)
@@ -90,14 +93,14 @@ reproduce-all: $(addprefix reproduce-,$(TABLES)) ## run every published table, o
 
 .PHONY: $(addprefix reproduce-,$(TABLES))
 $(addprefix reproduce-,$(TABLES)): reproduce-%: $(INSTALLED)
-	$(BIN)/python -m fedbench reproduce table=$(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench reproduce table=$(subst -,_,$*) $(filter-out $(OWN),$(MAKEOVERRIDES))
 
 figures: $(INSTALLED) ## draw every figure of the papers, running what is missing: scale=quick takes half an hour
-	$(BIN)/python -m fedbench figure all $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench figure all $(filter-out $(OWN),$(MAKEOVERRIDES))
 
 .PHONY: $(addprefix figure-,$(FIGURES))
 $(addprefix figure-,$(FIGURES)): figure-%: $(INSTALLED)
-	$(BIN)/python -m fedbench figure $(subst -,_,$*) $(filter-out VENV=% PYTHON=% BIN=%,$(MAKEOVERRIDES))
+	$(BIN)/python -m fedbench figure $(subst -,_,$*) $(filter-out $(OWN),$(MAKEOVERRIDES))
 
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
 	$(BIN)/python -m fedbench redraw results

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 COMMANDS = {  # name -> the function that takes the arguments after it and returns the exit code
     "list": "fedbench.cli.list:list_command",
     "tables": "fedbench.cli.list:tables_command",
+    "new": "fedbench.cli.new:new_command",
     "prepare": "fedbench.cli.prepare:prepare_command",
     "reproduce": "fedbench.cli.reproduce:reproduce_command",
     "figure": "fedbench.cli.reproduce:figure_command",

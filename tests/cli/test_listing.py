@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -144,7 +144,7 @@ def test_a_method_of_another_package_is_grouped_by_its_base_or_its_family() -> N
         pass
 
     class Mixed(FedAvg):
-        family = "personalised"
+        family: ClassVar[str] = "personalised"
 
     assert kind_of(Mine()).name == "heads, and other parts"
     assert kind_of(Mixed()).name == "other personal models"

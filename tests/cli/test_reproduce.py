@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 
-from fedbench.cli import program
+from fedbench.cli import program, reproduce
 from fedbench.config.compose import compose
 from fedbench.config.messages import INCOMPLETE
 from fedbench.core.errors import FolderInUse
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute
-from fedbench.tables import store
+from fedbench.tables import spec, store
 
 SMALL = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "columns=1", "rows=Local,FedAvg", "jobs=1"]
 
@@ -162,3 +163,16 @@ def test_wrong_requests_are_one_line(arguments: list[str], message: str, capsys:
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_dry_run_says_which_published_values_are_missing() -> None:
+    table = spec.load("fedrema_t4")
+    assert list(reproduce._mirrored(table)) == []
+    assert list(reproduce._mirrored(spec.load("fedrema_t1_open"))) == []  # whose values another table has
+    first, *rest = table.rows
+    other = dataclasses.replace(table, rows=(dataclasses.replace(first, label="Mine"), *rest))
+    lines = list(reproduce._mirrored(other))
+    cells = len(table.columns) * len(table.metrics)
+    assert lines[0].startswith(f"no published value: {cells} cells")
+    assert lines[1] == "fedrema,T4,cifar10,five_groups_s0.2,Mine,acc,MEAN,STD,"
+    assert sum(line.startswith("published, and in no cell") and first.label in line for line in lines) == cells
