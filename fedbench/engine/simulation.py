@@ -239,7 +239,7 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
     }
     arrays = {name: torch.from_numpy(array) for name, array in state.arrays.items()}
     memory = state.memory.state()
-    optimizers = state.optimizers.state()
+    optimizers = state.optimizers.state() if state.optimizers else {}
     parts = {"server": state.server, "memory": memory, "optimizers": optimizers, "scores": scores, "arrays": arrays}
     tree = {**trees.join(**parts), **history}
     meta = {
@@ -257,11 +257,11 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
 
 def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
     """The state that `pack` described, models on `device`."""
-    scores = trees.part(tree, "scores")
+    scores, kept, clients = trees.part(tree, "scores"), trees.part(tree, "optimizers"), meta["clients"]
     return State(
         server=trees.map_leaves(lambda leaf: leaf.to(device), trees.part(tree, "server")),
-        memory=ClientMemory.restore(trees.part(tree, "memory"), meta["clients"], device),
-        optimizers=ClientMemory.restore(trees.part(tree, "optimizers"), meta["clients"], device),
+        memory=ClientMemory.restore(trees.part(tree, "memory"), clients, device),
+        optimizers=ClientMemory.restore(kept, clients, device) if kept else ClientMemory({}, clients, device),
         round=meta["round"],
         bytes_up=meta["bytes_up"],
         bytes_down=meta["bytes_down"],

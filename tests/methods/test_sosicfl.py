@@ -205,7 +205,7 @@ def test_the_tables_say_for_how_many_seeds(name: str) -> None:
     apart = {e: [s for s in range(12) if written()[e, s] > 0.5] for e in (3, 5, 10)}
     assert set(range(table.seeds)) <= set(apart[10])
     assert len(apart[3]) == 0
-    (note,) = (each for each in table.notes if "keeps the five groups apart" in each)
+    (note,) = (each.text for each in table.findings if "keeps the five groups apart" in each.text)
     joined = sorted(set(range(12)) - set(apart[10]))
     assert f"for {len(apart[10])} of 12 seeds, among them the table's 0-{table.seeds - 1}" in note
     assert f"for seeds {' and '.join(map(str, joined))}; with five for {len(apart[5])} of 12" in note
