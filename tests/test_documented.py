@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -56,6 +57,7 @@ NOT_RUN = {  # command, or how it begins -> why no test runs it, and what the pa
     "python scripts/same_numbers.py": ("minutes; tests/scripts runs its parts", "It takes minutes"),
     "fedbench prepare mnist cifar10": ("a network", "downloads data sets"),
     "fedbench check-method fedexp": ("pip install; tests/config/test_outside.py has a package", "pip install"),
+    "fedbench new": ("it writes into the repository; tests/cli/test_new.py runs each kind in a copy", "new "),
     "fedbench -sc install=fish": ("a shell that reads it; tests/cli/test_listing.py completes", "source"),
 }
 SHORT = ["protocol.rounds=2", "protocol.eval_every=2", "protocol.local.epochs=1", "progress=none"]
@@ -77,6 +79,7 @@ FILLED = {  # placeholders, by command
 }
 SAYS = {  # how a command that trains nothing begins -> what it prints, or a file that it writes
     "list datasets": "synthetic",
+    "list groups": "one global model",
     "list methods": "fedcollab",
     "list partitions": "pathological",
     "list protocols": "fedsac_cub",
@@ -227,17 +230,18 @@ EXPRESSIONS = {  # a documented call of pytest -> a name for its NAME
     "pytest tests/models/test_networks.py -k NAME": "lenet5",
     "pytest tests/data/test_partitions.py -k NAME": "homo",
     "pytest tests/engine/test_kinds.py -k NAME": "fediot",
+    "pytest tests/tables/test_specs.py tests/config/test_stated.py -k NAME": "fedcollab_t3",
 }
 
 
 def test_documented_expressions_of_pytest_collect_tests() -> None:
     assert {text for page in PAGES for text in commands(page) if text.startswith("pytest ")} == set(EXPRESSIONS)
-    files = [command.split()[1] for command in EXPRESSIONS]
+    files = {command: command.partition(" -k ")[0].split()[1:] for command in EXPRESSIONS}
     options = ["--collect-only", "-q", "-p", "no:cacheprovider"]
-    collected = printed([sys.executable, "-m", "pytest", *options, *files])
+    collected = printed([sys.executable, "-m", "pytest", *options, *itertools.chain(*files.values())])
     for command, name in EXPRESSIONS.items():
-        _, file, _, _ = command.split()
-        assert [line for line in collected.splitlines() if line.startswith(file) and name in line], command
+        for file in files[command]:
+            assert [line for line in collected.splitlines() if line.startswith(file) and name in line], command
 
 
 # What docs/tables.md says of tables on data that everybody has.
