@@ -210,7 +210,7 @@ def fedexp(site: Path, wheel: Path) -> type[FedAvg]:
 def test_the_example_is_listed_run_and_keeps_every_promise(
     fedexp: type[FedAvg], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "| fedexp, fedexp_code | Jhunjhunwala et al., ICLR 2023 |" in main_output(
+    assert "| one global model | fedexp, fedexp_code | Jhunjhunwala et al., ICLR 2023 |" in main_output(
         capsys, "list", "methods", "--markdown"
     )
     assert "| as fedexp, but per_client=true |" in main_output(capsys, "list", "presets", "--markdown")

@@ -175,7 +175,8 @@ def test_engines_agree_for_every_kind(name: str, engine: str) -> None:
     assert apart(expected, personal(chosen, simulate(chosen, ENGINES[engine]))) < 1e-9
 
 
-PAIRS = [(name, engine) for name in FEW for engine in PRETENDED]
+# One client after another, FedSaC's server hooks apart, each client's decomposition is a wait of its own.
+PAIRS = [(name, engine) for name in FEW for engine in PRETENDED if (name, engine) != ("fedsac_multimodal", "looped")]
 QUICK = ("fedsac_multimodal", "stacked")
 
 
