@@ -128,7 +128,8 @@ GROUPS = (
 
 def kind_of(method: Method) -> Kind:
     """Return the group of a method: of the nearest of its bases that a group names, else of its family."""
-    named = {groups.registry("method").get(name): kind for kind in GROUPS for name in kind.methods.split()}
+    classes, lost = groups.registry("method"), groups.troubles("method")
+    named = {classes.get(name): kind for kind in GROUPS for name in kind.methods.split() if name not in lost}
     found = next((named[base] for base in type(method).__mro__ if base in named), None)
     return found or next(kind for kind in GROUPS if kind.family == method.family)
 
@@ -204,7 +205,7 @@ def scored() -> Listing:
     """List which of a client's models counts, for every protocol and method."""
     from fedbench.engine.method import own_score
 
-    built = {name: groups.registry("method").build(groups.load("method", name)) for name in groups.names("method")}
+    built = {name: groups.registry("method").build(groups.load("method", name)) for name in usable("method")}
     protocols: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name in groups.names("protocol"):
         chosen = typed(SCHEMAS["protocol"], groups.load("protocol", name), "protocol")

@@ -143,8 +143,10 @@ def test_a_package_without_its_module_or_with_another_thing_is_named(site: Path)
 
 
 @pytest.mark.parametrize("first", ["", "one"])
-def test_a_name_that_is_taken_twice_is_refused_with_both_owners(site: Path, first: str) -> None:
-    name = "mine" if first else "fedavg"
+def test_a_name_that_is_taken_twice_is_refused_with_both_owners(
+    site: Path, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "mine" if first else "ditto"
     own = {"method.py": OWN.format("methods.fedavg", "FedAvg") + "    pass\n"}
     for package in filter(None, (first, "two")):
         installed(site, package, {f"method/{name}": f"{package}.method:Own"}, own)
@@ -152,6 +154,9 @@ def test_a_name_that_is_taken_twice_is_refused_with_both_owners(site: Path, firs
     with pytest.raises(FedbenchError, match=f"method '{name}' is in both {owners}: uninstall one, or rename it there"):
         METHODS.get(name)
     assert {"fedavg", name} <= {*METHODS}
+    assert main(["list", "methods"]) == 0
+    assert "fedprox" in (told := capsys.readouterr()).out
+    assert told.err.startswith("left out: ")
     assert METHODS.get("fedprox").__name__ == "FedProx"
 
 
