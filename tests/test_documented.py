@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from fedbench.cli.program import COMMANDS, main
 from fedbench.core.errors import FedbenchError
@@ -34,7 +35,7 @@ PROGRAM = r"(?:\$ )?(?:python -m fedbench|fedbench)(?: |$)"
 OTHERS = r"(?:make|pip|pytest|jupyter|tensorboard|python scripts/\S+) "
 
 NOT_RUN = {  # command, or how it begins -> why no test runs it, and what the page says of that
-    "make install": ("a package index, gigabytes", "in minutes and 7 GB"),
+    "make install": ("a package index, gigabytes", "some minutes and 7 GB of disk"),
     "pip install": ("a package index", "pip install"),
     "jupyter lab": ("a server that stays; the notebook is run by test_notebook", "the tests run it"),
     "tensorboard --logdir": ("a server that stays", "the run's folder"),
@@ -115,6 +116,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDBENCH_RUNS", raising=False)
     np.savez(tmp_path / "SPLIT.npz", train_0=np.arange(60), test_0=[60], train_1=np.arange(61, 99), test_1=[99])
+    x, y = load_digits(return_X_y=True)
+    np.savez(tmp_path / "FILE.npz", x=x[:400].reshape(-1, 8, 8).astype(np.uint8), y=y[:400])
     shutil.copytree(ROOT / "results/tables/fedcollab_t3", tmp_path / "results/tables/fedcollab_t3")
     for file in (ROOT / "results/figures/quick").glob("fedsac_f7.*"):
         (tmp_path / "results/figures/quick").mkdir(parents=True, exist_ok=True)
