@@ -31,10 +31,11 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.method import Method
+from fedbench.methods.parts.features import discrepancy
 from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
 
-BANDWIDTHS = (10, 15, 20, 50)  # a of the kernels
+WIDTHS = (20, 30, 40, 100)  # 2 a of the kernels
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class FedCP(Method):
         received = task.features(client.message, batch.x).detach()
         rows = torch.arange(len(batch.y), device=batch.y.device) % self.noise
         logits = self.both(work, z, task, batch.noise["gumbel"][rows])
-        return task.criterion(logits, batch) + self.lam * discrepancy(z, received, batch)
+        return task.criterion(logits, batch) + self.lam * discrepancy(z, received, batch, WIDTHS)
 
     def both(self, model: Tree, z: Tensor, task: Task, gumbel: Tensor | float = 0.0) -> Tensor:
         """Return h_i(r z) + h((1 - r) z) [B, K] of features z [B, d]; `gumbel` [B, 2, d] is added in r."""
@@ -103,13 +104,3 @@ class FedCP(Method):
     def predict(self, model: Tree, x: Tensor, task: Task) -> Tensor:
         """Return both heads' sum, without noise."""
         return self.both(model, task.features(model, x), task)
-
-
-def discrepancy(x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-    """Return the squared maximum mean discrepancy between the rows of x and y [B, d] that are real samples."""
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        squared = a.square().sum(1).unsqueeze(1) + b.square().sum(1) - 2 * a @ b.t()
-        return torch.stack([(-squared / (2 * width)).exp() for width in BANDWIDTHS]).sum(0)
-
-    return batch.mean(batch.mean(kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)))

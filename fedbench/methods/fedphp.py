@@ -25,6 +25,7 @@ from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.method import Method
+from fedbench.methods.parts.features import discrepancy, squared_distances
 from fedbench.models.task import Task
 
 KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # widths in mean squared distances
@@ -80,7 +81,7 @@ class FedPHP(Method):
         z = task.features(work, batch.x, train=True, mask=batch.mask)
         logits, target = task.head(work, z), task.features(private, batch.x)
         if self.transfer == "mmd":
-            R = discrepancy(z, target, batch)
+            R = discrepancy(z, target, batch, widths(z, target, batch))
         else:
             teacher = (task.head(private, target) / self.temperature).softmax(1)
             R = batch.mean(-(teacher * functional.log_softmax(logits, 1)).sum(1))
@@ -101,14 +102,8 @@ class FedPHP(Method):
         return trees.part(client.memory, "personal")
 
 
-def discrepancy(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
-    """Return the squared maximum mean discrepancy of the batch's features a and b [B, d], a scalar."""
-    both = torch.cat([a, b])
-    real = torch.ones_like(both[:, 0]) if batch.mask is None else torch.cat([batch.mask, batch.mask]).to(both.dtype)
-    sign = torch.cat([torch.ones_like(a[:, 0]), -torch.ones_like(b[:, 0])])
-    squared = (both.unsqueeze(1) - both).square().sum(2)
-    count = 2 * batch.count
-    pairs = real.unsqueeze(1) * real
-    width = (squared.detach() * pairs).sum() / (count.square() - count) + 1e-8
-    kernels = trees.sum_of((-squared / (width * scale)).exp() for scale in KERNELS)
-    return (kernels * pairs * sign.unsqueeze(1) * sign).sum() / batch.count.square()
+def widths(z: Tensor, v: Tensor, batch: Batch) -> list[Tensor]:
+    """Return the kernels' widths: multiples of the mean squared distance of two different rows of both [B, d]."""
+    pairs = squared_distances(z, z) + squared_distances(v, v) + 2 * squared_distances(z, v)
+    mean = batch.mean(batch.mean(pairs.detach())) * batch.count / (4 * batch.count - 2) + 1e-8
+    return [mean * scale for scale in KERNELS]

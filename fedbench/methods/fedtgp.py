@@ -30,6 +30,7 @@ from fedbench.core.trees import Tree, sent
 from fedbench.engine.contract import Cohort, Conformance
 from fedbench.engine.optim import fit
 from fedbench.methods.fedproto import FedProto
+from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
 
 
@@ -58,9 +59,8 @@ class FedTGP(FedProto):
         server, memory = super().init(task, population, generator)
         width = server["sums"].shape[2]
         tgp = {"embedding": torch.randn(task.classes, width, generator=generator)}
-        for layer in (0, 1):
-            for name, shape in (("weight", (width, width)), ("bias", (width,))):
-                tgp[f"{layer}.{name}"] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(width)
+        for layer in ("0", "1"):
+            tgp |= linear(layer, width, width, generator)
         return {**trees.join(tgp=tgp), "trained": torch.zeros(())}, memory
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:

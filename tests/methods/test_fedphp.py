@@ -16,7 +16,8 @@ from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.fedphp import FedPHP, discrepancy
+from fedbench.methods.fedphp import FedPHP, widths
+from fedbench.methods.parts.features import discrepancy
 from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     close,
@@ -104,9 +105,10 @@ def test_padding_has_no_part_in_the_discrepancy() -> None:
     a, b = torch.rand(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(5, dtype=torch.int64)
     mask = torch.tensor([True, True, True, False, False])
-    plain = discrepancy(a[:3], b[:3], Batch(a[:3], y[:3]))
+    few, padded = Batch(a[:3], y[:3]), Batch(a, y, mask)
+    plain = discrepancy(a[:3], b[:3], few, widths(a[:3], b[:3], few))
     assert float(plain) > 0
-    assert close(discrepancy(a, b, Batch(a, y, mask)), plain)
+    assert close(discrepancy(a, b, padded, widths(a, b, padded)), plain)
 
 
 def test_features_are_the_same_stacked() -> None:

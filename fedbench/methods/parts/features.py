@@ -6,7 +6,7 @@ data (FedSaC, Eqs. 5-7): the leading singular directions of its features, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -100,9 +100,8 @@ class _Eigh(torch.autograd.Function):
                 return torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])
             values, vectors = gram.new_full(gram.shape[:-1], torch.nan), torch.full_like(gram, torch.nan)
         failed = ~(values.isfinite().all(-1) & vectors.isfinite().all(-1).all(-1))
-        if (
-            gram.is_cpu and failed.any()
-        ):  # LAPACK's failure; a GPU has another solver, and asking would make the host wait
+        # LAPACK's failure: a GPU has another solver, and asking would make the host wait.
+        if gram.is_cpu and failed.any():
             exact, axes = torch.linalg.eigh(gram.to(torch.float64))
             values = torch.where(failed[..., None], exact.to(values.dtype), values)
             vectors = torch.where(failed[..., None, None], axes.to(vectors.dtype), vectors)
@@ -116,6 +115,25 @@ class _Eigh(torch.autograd.Function):
     def vmap(_: Any, in_dims: tuple[int | None], gram: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """All clients at once."""
         return _Eigh.apply(gram.movedim(in_dims[0] or 0, 0)), (0, 0)
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Return |x_i - y_j|^2 [B, C] between rows of x [B, d] and y [C, d]."""
+    return x.square().sum(1).unsqueeze(1) + y.square().sum(1) - 2 * x @ y.t()
+
+
+def discrepancy(x: Tensor, y: Tensor, batch: Batch, widths: Iterable[float | Tensor]) -> Tensor:
+    """Return the squared maximum mean discrepancy between the rows of x and y [B, d] that are real samples.
+
+    The kernel is sum_a exp(-|z - z'|^2 / a) over `widths` a; means are over all pairs.
+    """
+    widths = tuple(widths)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        squared = squared_distances(a, b)
+        return torch.stack([(-squared / width).exp() for width in widths]).sum(0)
+
+    return batch.mean(batch.mean(kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)))
 
 
 def complementarity(U: Tensor, greedy: bool = False) -> Tensor:
