@@ -128,7 +128,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 QUICK = (
     "docs/datasets.md",
     "docs/methods.md",
-    "docs/runs.md",
     "docs/verdicts.md",
     "docs/architecture.md",
 )
@@ -237,6 +236,7 @@ EXPRESSIONS = {  # a documented call of pytest -> a name for its NAME
 }
 
 
+@pytest.mark.slow
 def test_documented_expressions_of_pytest_collect_tests() -> None:
     assert {text for page in PAGES for text in commands(page) if text.startswith("pytest ")} == set(EXPRESSIONS)
     files = {command: command.partition(" -k ")[0].split()[1:] for command in EXPRESSIONS}

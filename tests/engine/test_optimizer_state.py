@@ -33,6 +33,7 @@ from fedbench.methods.local import Local
 from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve
 from fedbench.testing.checks import traced
+from tests.helpers.tiers import tiered
 from tests.methods.toys import close, federation, gap, initial, models, samples, setup, simulate
 
 SGD = OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5, state="kept")
@@ -117,7 +118,10 @@ def test_every_engine_goes_on_alike(engine: str, config: OptimizerConfig, monkey
     assert plain.optimizers.initial, "nothing was kept"
 
 
-@pytest.mark.parametrize("preset", groups.names("method"))
+FEW = ("fedavg", "fedrep", "ditto", "pfedme", "fedrema", "fedbn", "sosicfl_plus")
+
+
+@pytest.mark.parametrize("preset", tiered(groups.names("method"), quick=FEW))
 def test_every_method_goes_on_alike_as_rows_of_one_program(preset: str) -> None:
     method = resolve(compose([f"method={preset}"])).method
     data, model = federation((13, 21, 5)), None
