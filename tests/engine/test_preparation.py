@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 
 from fedbench.core import rng, trees
 from fedbench.core.cache import Arrays
+from fedbench.engine import simulation
 from fedbench.engine.contract import Clock, Meter
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
@@ -101,7 +104,7 @@ def shared(preparation: EnginePreparation, *given: object, value: float = 3.0) -
     def make(meter: Meter) -> Arrays:
         asked.append(True)
         meter.sent({"a": torch.zeros(2, 5)})
-        time.sleep(0.2)
+        simulation.time.perf_counter()  # makes a second pass where `seconds` is the clock
         return {"found": np.array([value, 1 / 3])}
 
     return preparation.once(train_discriminators, given, make)["found"], asked
@@ -111,6 +114,8 @@ def test_what_a_run_made_is_not_made_again_and_counts_as_if_it_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    seconds = itertools.count()
+    monkeypatch.setattr(simulation, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     first, again = made(), made()
     x = torch.arange(6.0)
     before, after = shared(first, x, "setting"), shared(again, x.clone(), "setting", value=9.0)
@@ -119,7 +124,7 @@ def test_what_a_run_made_is_not_made_again_and_counts_as_if_it_were(
     after[0][0] = 7  # its own
     assert first.meter == again.meter == Meter(down=40)
     assert first.seconds == 0
-    assert 0.05 < again.seconds < 5, "the seconds of the run that made it"
+    assert again.seconds == 2 - 1, "the run that made it took two seconds, reading it one"
 
 
 def test_what_depends_on_other_things_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
