@@ -614,6 +614,8 @@ def _differences(table: TableResult) -> Iterator[str]:
         yield "on other data"
     if made.scale != "paper":
         yield f"shorter: {made.scale} scale"
+    if made.todo:
+        yield "not filled in: TODO in its YAML"
     if words := text.spelled((*made.changed, *made.varied)):
         yield words
     if table.spec.varies and made.is_paper_setting:

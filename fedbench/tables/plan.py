@@ -22,7 +22,7 @@ from fedbench.runs.fingerprint import machine, source_commit
 from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Run
 from fedbench.tables import measures
-from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, compose_cell, load_scale
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, compose_cell, load_scale, todo
 from fedbench.tables.store import PENDING, Cell, Provenance, StoredTable, TableResult, place_of
 
 
@@ -222,7 +222,7 @@ def provenance(table: TableSpec, selection: Selection) -> Provenance:
     )
     changed = tuple(text for text in selection.changed if text not in varied)
     trained = load_scale(selection.scale).trained
-    return Provenance(selection.scale, selection.substitute, changed, varied, trained=trained)
+    return Provenance(selection.scale, selection.substitute, changed, varied, trained=trained, todo=todo(table.name))
 
 
 def make(table: TableSpec, selection: Selection, stored: StoredTable | None = None) -> Plan:

@@ -299,6 +299,12 @@ def names() -> list[str]:
     return sorted(file.stem for file in (conf_dir() / "table").glob("*.yaml"))
 
 
+def todo(name: str) -> int:
+    """Return how many TODO are left in conf/table/`name`.yaml, as `new` writes them; 0 without the file."""
+    file = Path(conf_dir()) / "table" / f"{name}.yaml"
+    return file.read_text(encoding="utf-8").count("TODO") if file.is_file() else 0
+
+
 def load(name: str) -> TableSpec:
     """Return the table in conf/table/`name`.yaml.
 

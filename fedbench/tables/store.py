@@ -64,6 +64,7 @@ class Provenance:
     changed: tuple[str, ...] = ()  # further overrides given on the command line
     varied: tuple[str, ...] = ()  # those of what the paper leaves open, which void no verdict
     trained: bool = True  # false: too short for an order of the methods to mean anything
+    todo: int = 0  # TODO in the table's YAML of today, which is not filled in
     machine: str = ""
     commit: str = ""
     date: str = ""
@@ -75,12 +76,13 @@ class Provenance:
         parts = [] if self.scale == "paper" else [f"{self.scale} scale"]
         further = (*self.changed, *self.varied)
         parts += [f"with {' '.join(further)}"] if further else []
+        parts += [f"{self.todo} TODO left in conf/table/{table.name}.yaml"] if self.todo else []
         return f"{title} ({'; '.join(parts)})" if parts else title
 
     @property
     def is_paper_setting(self) -> bool:
         """Return whether the numbers may be compared with the published ones."""
-        return self.scale == "paper" and not self.substitute and not self.changed
+        return self.scale == "paper" and not (self.substitute or self.changed or self.todo)
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def load_table(folder: Path) -> TableResult:
     """Return the table in `folder`, its cells as stored.
 
     What they are judged by is looked up again: published values, and from the table's YAML of today its margins, what
-    is exploratory, notes and findings. So a correction shows at once.
+    is exploratory, what is still to do, notes and findings. So a correction shows at once.
 
     Raises:
         Damaged: table.json or rows.csv is not as it was written.
@@ -223,7 +225,9 @@ def load_table(folder: Path) -> TableResult:
         )
         made = content["circumstances"]
         lists = {key: tuple(made.get(key, ())) for key in ("changed", "varied")}
-        provenance = Provenance(**{**made, **lists, "seconds": _number(made["seconds"])})
+        provenance = Provenance(
+            **{**made, **lists, "seconds": _number(made["seconds"]), "todo": spec.todo(table.name)}
+        )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(TABLE, f"it holds no table: {error}") from error
     return TableResult(table, cells, provenance, _clients(folder))

@@ -274,7 +274,8 @@ def sentences(layout: Layout) -> Iterator[str]:
     if not table.spec.paper:
         return
     if not table.provenance.is_paper_setting:
-        yield "Beside ours the published value and the difference. No verdicts: this is not the paper's setting."
+        why = "the table's YAML says TODO" if table.provenance.todo else "this is not the paper's setting"
+        yield f"Beside ours the published value and the difference. No verdicts: {why}."
         return
     yield (
         "Beside ours the published value, and in brackets behind the difference its 95 % interval and effect size "

@@ -159,7 +159,7 @@ def _barred(table: TableResult, cell: Cell) -> str:
     if not all(map(math.isfinite, cell.values)):
         return "not reached by every seed"
     if not table.provenance.is_paper_setting:
-        return "not the paper's setting"
+        return "the table's YAML says TODO" if table.provenance.todo else "not the paper's setting"
     return "depends on the machine" if table.spec.metric(cell.metric).timing else ""
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
-from fedbench.tables import plan, spec, store
+from fedbench.tables import plan, render, spec, store
 from fedbench.tables.store import Cell, Provenance, TableResult
+from fedbench.tables.verdict import verdict_of
+from tests.tables.toys import filled, value
 
 
 @pytest.fixture
@@ -26,6 +29,28 @@ def table() -> TableResult:
 
 
 MADE = Provenance("quick", "digits", ("model=mlp",), ("partition_seed=0",), machine="here", commit="abc", seconds=3.0)
+
+
+def test_a_todo_in_today_s_yaml_is_counted_and_voids_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `new table` writes them; in a table that was filled before, too."""
+    (tmp_path / "table").mkdir()
+    (tmp_path / "scale").symlink_to(groups.conf_dir() / "scale")
+    file = tmp_path / "table" / "toy.yaml"
+    text = (groups.conf_dir().parent / "fedbench/cli/templates/table.yaml.txt").read_text()
+    file.write_text(text.replace("NAME", "toy").replace("PAPER", "p").replace("NUMBER", "T1"))
+    monkeypatch.setattr(spec, "conf_dir", lambda: tmp_path)
+    selection = spec.Selection("toy")
+    store.save(tmp_path, filled({"Local": [89.9, 90.0, 90.1]}, {"Local": value(90.0, 0.1)}), [])
+    for left in (text.count("TODO"), 1):
+        found = plan.provenance(spec.load("toy"), selection)
+        assert f"({left} TODO left in conf/table/toy.yaml)" in found.named(spec.load("toy"))
+        assert store.load_table(tmp_path).provenance.todo == left
+        judged = filled({"Local": [89.9, 90.0, 90.1]}, {"Local": value(90.0, 0.1)}, made=found)
+        assert verdict_of(judged, judged.cells[0]).text == "no verdict: the table's YAML says TODO"
+        assert "No verdicts: the table's YAML says TODO." in render.draw_markdown(judged)
+        file.write_text(f'{file.read_text().replace("TODO", "")}# TODO')
+    file.write_text(file.read_text().replace("TODO", ""))
+    assert plan.provenance(spec.load("toy"), selection).is_paper_setting
 
 
 def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_path: Path) -> None:
