@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import groups
-from fedbench.config.fields import DOMAIN, Component, typed
+from fedbench.config.fields import DOMAIN, OWN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import UnknownName, unknown
 
@@ -75,7 +75,7 @@ GROUPS = (
     Kind(
         "one global model",
         "nothing: all clients share one model",
-        "clients that are alike, or that join later",
+        "clients that are alike, that join later, or that differ in labels and must share one model",
         family="global",
     ),
     Kind(
@@ -93,7 +93,7 @@ GROUPS = (
     Kind(
         "heads, and other parts",
         "a part of the model: its head, normalisation, lower layers, or chosen entries",
-        "other labels, or other inputs, over features that all can share",
+        "other labels (label skew), or other inputs, over features that all can share",
         "fedala fedbn fedcp feddbe fedper fedrep fedrod fedselect gpfl lg_fedavg pfedfda",
     ),
     Kind(
@@ -143,8 +143,9 @@ def methods() -> Listing:
     rows = [
         {
             "group": kind_of(method).name,
-            "method": ", ".join(sorted(names, key=lambda each: (each != name, each))),
-            "paper": method.paper,
+            "method": ", ".join(ordered := sorted(names, key=lambda each: (each != name, each))),
+            "what it does": groups.about("method", ordered[0]).partition(": ")[2] or "-",
+            "paper": _paper(type(method)),
             "kept by clients": _leaves(type(method), "Memory"),
             "server → client": _leaves(type(method), "Message"),
             "client → server": _leaves(type(method), "Upload"),
@@ -170,6 +171,11 @@ def _groups() -> Listing:
         for kind in GROUPS
     ]
     return Listing("Groups of methods", tuple(rows[0]), [row for row in rows if row["methods"]])
+
+
+def _paper(method: type[Method]) -> str:
+    """Return a method's paper; that of a base of fedbench is not the paper of another package's class."""
+    return method.paper if "paper" in vars(method) or method.__module__.startswith(f"{OWN}.") else "-"
 
 
 def _leaves(method: type, what: str) -> str:

@@ -259,7 +259,8 @@ def typed(cls: type[T], values: object, where: str) -> T:
     fields = [field for field in dataclasses.fields(cast("Any", cls)) if field.init]
     if not isinstance(values, Mapping):
         keys = ", ".join(field.name for field in fields)
-        raise ConfigError(f"{where} is {values!r}; it must be a mapping of some of {keys}")
+        example = "" if " " in where else f"; for example {where}.{fields[0].name}={values}"
+        raise ConfigError(f"{where} is {values!r}; it must be a mapping of some of {keys}{example}")
     for key in values:
         if key not in {field.name for field in fields}:
             raise unknown(f"key of {where}", str(key), [field.name for field in fields])
@@ -270,9 +271,9 @@ def typed(cls: type[T], values: object, where: str) -> T:
     # One level at a time: OmegaConf refuses to merge into a frozen dataclass inside another.
     hints = _hints(cast("Any", cls))
     nested = {
-        key: typed(cast("type[Any]", hints[key]), value, f"{where}.{key}")
+        key: typed(cast("type[Any]", hints[key]), value, f"{where}.{key}".removeprefix("the config."))
         for key, value in values.items()
-        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
+        if dataclasses.is_dataclass(hint := hints[key]) and not isinstance(value, cast("type[Any]", hint))
     }
     flat = {key: value for key, value in values.items() if key not in nested}
     return cls(**nested, **_tuples(_converted(cls, flat, where), hints))

@@ -104,8 +104,9 @@ def conclude(outcomes: Sequence[JobOutcome]) -> None:
         print(f"table and figure: {write_table(outcomes)}")
     if earlier := sum(outcome.earlier for outcome in finished):
         print(f"{earlier} of {len(outcomes)} runs were there already; force=true repeats them")
-    if lost := len(outcomes) - len(finished):
-        print(f"{lost} of {len(outcomes)} runs failed; what failed is said above, and the same command tries it again")
+    if lost := [outcome for outcome in outcomes if outcome.row is None]:
+        again = "" if all(each.code == messages.REFUSED for each in lost) else ", and the same command tries it again"
+        print(f"{len(lost)} of {len(outcomes)} runs failed; what failed is said above{again}")
 
 
 def outcome_of(job: JobReturn) -> JobOutcome:

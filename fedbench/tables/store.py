@@ -225,9 +225,7 @@ def load_table(folder: Path) -> TableResult:
         )
         made = content["circumstances"]
         lists = {key: tuple(made.get(key, ())) for key in ("changed", "varied")}
-        provenance = Provenance(
-            **{**made, **lists, "seconds": _number(made["seconds"]), "todo": spec.todo(table.name)}
-        )
+        provenance = Provenance(**{**made, **lists, "seconds": _number(made["seconds"]), "todo": spec.todo(table.name)})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(TABLE, f"it holds no table: {error}") from error
     return TableResult(table, cells, provenance, _clients(folder))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fedbench.cli.list import GROUPS, KINDS, Listing, domains, kind_of, listing
+from fedbench.cli.list import GROUPS, KINDS, Listing, _paper, domains, kind_of, listing
 from fedbench.cli.program import main
 from fedbench.cli.reproduce import select
 from fedbench.config import compose, groups
@@ -128,6 +128,8 @@ def test_methods_are_grouped_by_what_a_client_has_of_its_own() -> None:
     assert {name: rows[name]["group"] for name in wanted} == wanted
     assert rows["ditto"]["kept by clients"] == "personal/* [N, ...], v_k"
     assert "2021" in rows["ditto"]["paper"]
+    assert rows["ditto"]["what it does"] == "FedAvg, and a personal model pulled towards the global one."
+    assert rows["fedyogi"]["paper"] == rows["fedadam"]["paper"], "a class of ours may have its base's"
     assert [row["group"] for row in rows.values()] == sorted(
         (row["group"] for row in rows.values()), key=[kind.name for kind in GROUPS].index
     )
@@ -148,6 +150,9 @@ def test_a_method_of_another_package_is_grouped_by_its_base_or_its_family() -> N
 
     assert kind_of(Mine()).name == "heads, and other parts"
     assert kind_of(Mixed()).name == "other personal models"
+    assert _paper(Mixed) == "-", "McMahan et al. did not write it"
+    Mixed.paper = "Mine, 2026"
+    assert _paper(Mixed) == "Mine, 2026"
 
 
 def test_data_sets_show_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

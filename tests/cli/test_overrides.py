@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.config import compose, schema
+from fedbench.config import compose, groups, schema
 from fedbench.core.errors import ConfigError
 from fedbench.methods.pfedme import PFedMe
 from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
@@ -80,6 +80,12 @@ def test_labels(toy: Path) -> None:
     assert run.labels["model"] == "net"
     assert changed(run, partition__alpha=0.5).labels["partition"] == "dir0.5"
     assert changed(run, method__base={"name": "fedavg"}).labels["method"] == "fedcollab"
+
+
+def test_what_is_not_as_the_protocol_s_preset_names_adam_and_its_step(toy: Path) -> None:
+    """Else two runs with other steps would be one line."""
+    run = resolved("protocol.optimizer.name=adam", "protocol.optimizer.lr=0.01")
+    assert groups.changed("protocol", run.plain["protocol"]) == "optimizer.name=adam, optimizer.lr=0.01"
 
 
 def changed(run: RunConfig, **changes: object) -> RunConfig:

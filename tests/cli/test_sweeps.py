@@ -115,9 +115,20 @@ def test_sweep_over_methods_refuses_a_key_where_it_is_unknown(
 ) -> None:
     assert main(["-m", "method=fedavg,fedprox", "method.mu=0.5"]) == 2
     assert [(run.labels["method"], vars(run.method)["mu"]) for run in executed] == [("fedprox", 0.5)]
-    error = capsys.readouterr().err
-    assert error.startswith("error: method=fedavg method.mu=0.5: unknown key of method 'fedavg'")
-    assert error.count("\n") == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("error: method=fedavg method.mu=0.5: unknown key of method 'fedavg'")
+    assert said.err.count("\n") == 1
+    assert said.out.endswith("1 of 2 runs failed; what failed is said above\n"), "the same command cannot do better"
+
+
+def test_what_may_go_well_the_next_time_is_tried_by_the_same_command(
+    toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executed.fail(RuntimeError("a defect"), 1)
+    main(["-m", "seed=0,1"])
+    assert (
+        "1 of 2 runs failed; what failed is said above, and the same command tries it again" in capsys.readouterr().out
+    )
 
 
 def test_sweep_over_methods_reports_what_hydra_cannot_read(

@@ -48,7 +48,7 @@ def test_a_todo_in_today_s_yaml_is_counted_and_voids_verdicts(tmp_path: Path, mo
         judged = filled({"Local": [89.9, 90.0, 90.1]}, {"Local": value(90.0, 0.1)}, made=found)
         assert verdict_of(judged, judged.cells[0]).text == "no verdict: the table's YAML says TODO"
         assert "No verdicts: the table's YAML says TODO." in render.draw_markdown(judged)
-        file.write_text(f'{file.read_text().replace("TODO", "")}# TODO')
+        file.write_text(f"{file.read_text().replace('TODO', '')}# TODO")
     file.write_text(file.read_text().replace("TODO", ""))
     assert plan.provenance(spec.load("toy"), selection).is_paper_setting
 
