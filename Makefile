@@ -11,8 +11,7 @@ PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.10 python3 pytho
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# CPU=1 takes PyTorch's CPU build: pip prefers 2.11.0+cpu, which that index has, to 2.11.0.
-PIP_OPTIONS ?= $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OWN := VENV=% PYTHON=% BIN=% CPU=% PIP_OPTIONS=%
 # Neighbours share what a file of tests makes once; the many processes that tests start find their code compiled.
 CHECKS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -37,7 +36,9 @@ $(INSTALLED): pyproject.toml
 		"make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "installing into $(VENV) (PyTorch is large: this takes minutes, and 7 GB with CUDA; CPU=1 leaves CUDA out)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) --editable '.[dev]'
+# From that index alone, so that a release which it lacks is an error and not CUDA; the next line keeps what is there.
+	$(if $(CPU),$(PIP) --index-url https://download.pytorch.org/whl/cpu 'torch>=2.11' torchvision)
+	$(PIP) $(PIP_OPTIONS) --editable '.[dev]'
 	@touch $@
 
 quickstart: $(INSTALLED) ## train six methods on digits with three seeds and compare them (a minute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,18 @@ def test_quickstart_is_the_readme_s_command() -> None:
     found = re.search(r"^quickstart:.*\n\t\$\(BIN\)/(.*)", makefile, re.MULTILINE)
     assert found is not None
     assert found[1] in README
+
+
+def test_without_cuda_torch_is_first_taken_from_its_index_alone() -> None:
+    """In the release that the package asks for: the second call of pip then leaves it as it is."""
+    dry = subprocess.run(
+        ["make", "-n", "install", "CPU=1", "VENV=x"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    first, second = (line for line in dry.stdout.splitlines() if "pip install" in line)
+    wanted = re.search(r'"(torch>=[\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert wanted is not None
+    assert first.endswith(f"--index-url https://download.pytorch.org/whl/cpu '{wanted[1]}' torchvision")
+    assert "index-url" not in second
 
 
 def test_its_number_of_methods_is_that_of_the_registry() -> None:

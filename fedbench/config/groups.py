@@ -159,13 +159,16 @@ def find(group: str, name: str) -> Path | None:
     """conf/<group>/<name>.yaml, of whichever package; None if there is none.
 
     Raises:
-        ConfigError: two packages have one.
+        ConfigError: two packages have one, or a protocol, by whose name its runs are called, has another's inside.
     """
     files = {folder / group / f"{name}.yaml": package for folder, package in conf_dirs(group).items()}
     found = {file: package for file, package in files.items() if file.is_file()}
     if len(found) > 1:
         raise taken_twice(group, name, found.values())
-    return next(iter(found), None)
+    file = next(iter(found), None)
+    if file is not None and group in SCHEMAS and load_yaml(file).get("name") != name:
+        raise ConfigError(f"{file} needs the line name: {name}, by which its runs are told from others'")
+    return file
 
 
 def without_yaml(group: str, name: str) -> str:

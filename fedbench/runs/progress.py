@@ -99,6 +99,7 @@ def run_table(result: Mapping[str, Any]) -> Table:
     table = Table(title=Text(f"{title}, seed {result['seed']}"), show_header=False, title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
+    table.add_row("clients", str(result.get("clients") or "-"))
     for name, heading in COLUMNS.items():
         table.add_row(heading, decimals(result.get(name)))
     scored = SCORED.get(str(result.get("scored")), "")  # rows of earlier versions do not say it

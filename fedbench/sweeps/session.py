@@ -7,7 +7,7 @@ import itertools
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,18 +128,31 @@ def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _compare(outcomes: Sequence[JobOutcome]) -> None:
-    """Print all rows of a sweep as one table; what failed still counts as one of the values that were swept."""
+    """Print all rows of a sweep, a table for each setting; what failed still counts as a value that was swept."""
     from fedbench.runs.progress import Output, comparison_table
 
     named = zip(outcomes, variants([outcome.overrides for outcome in outcomes]), strict=True)
+    keys = {key.removeprefix("protocol.") for key in swept(outcomes)}
     rows = [
-        {**outcome.row, "variant": variant, "code_changed": outcome.code_changed}
+        {
+            **outcome.row,
+            "protocol": _without(keys, str(outcome.row.get("protocol") or "")),
+            "variant": variant,
+            "code_changed": outcome.code_changed,
+        }
         for outcome, variant in named
         if outcome.row is not None
     ]
     # In a notebook rich would show it beside standard output, to which alone Python's `sweep` can be deaf.
     console = Output() if sys.stdout.isatty() else Output(width=120, force_jupyter=False)
     console.print(comparison_table(rows, console.width))
+
+
+def _without(keys: Collection[str], protocol: str) -> str:
+    """Return a protocol's label, `quick (rounds=6, optimizer.lr=0.1)`, without `keys`: rows name these."""
+    name, _, changed = protocol.removesuffix(")").partition(" (")
+    kept = [text for text in re.split(r", (?=[\w.]+=)", changed) if text.partition("=")[0] not in {"", *keys}]
+    return f"{name} ({', '.join(kept)})" if kept else name
 
 
 # The figure of a sweep, figure.svg and figure.png: lines, a heat map, or the curves of its runs.

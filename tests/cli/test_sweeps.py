@@ -15,7 +15,8 @@ from fedbench.config import compose
 from fedbench.core.errors import DataMissing
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.sweeps import jobs
-from fedbench.sweeps.session import variants
+from fedbench.sweeps.jobs import JobOutcome
+from fedbench.sweeps.session import _compare, variants
 from tests.helpers.runner import FakeRunner
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -89,6 +90,19 @@ def test_variants_name_what_a_sweep_varied() -> None:
     assert variants(jobs) == ["mu=0.1", "mu=0.1", "mu=1", "mu=1"]
     assert variants([*jobs, {"method": "fedavg"}])[-1] == ""
     assert variants([{"seed": "0"}, {"seed": "1"}]) == ["", ""]
+
+
+def test_a_swept_key_of_the_protocol_names_rows_of_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """What all runs have stands above the table, else steps could not be read across."""
+    outcomes = []
+    for lr, changed in (("0.1", "rounds=6"), ("0.01", "rounds=6, optimizer.lr=0.01, augment=[flip, crop]")):
+        row = {"method": "fedavg", "protocol": f"quick ({changed})", "seed": 0, "acc": 50.0}
+        outcomes.append(JobOutcome({"protocol.rounds": "6", "protocol.optimizer.lr": lr, "protocol.augment": lr}, row))
+    _compare(outcomes)
+    text = capsys.readouterr().out
+    assert text.count("method") == 1
+    assert text.startswith("quick (rounds=6)\n")
+    assert re.search(r"fedavg protocol.optimizer.lr=0.1 .*\n.*fedavg protocol.optimizer.lr=0.01 ", text)
 
 
 def test_sweep_over_a_parameter_keeps_its_values_apart(

@@ -94,7 +94,7 @@ def test_data_sets_partitions_models_and_methods_of_another_package(
     yamls = {f"conf/{group}/mine.yaml": f"# Of mine: a {group}.\nname: mine\n" for group in MINE}
     yamls["conf/method/mine.yaml"] += "twice: 2.0\n"
     points = {f"{group}/mine": f"one.{group}:Own" for group in MINE}
-    installed(site, "one", points, {**files, **yamls, "conf/protocol/mine.yaml": "# Of mine.\nrounds: 3\n"})
+    installed(site, "one", points, {**files, **yamls, "conf/protocol/mine.yaml": "# Of mine.\nname: mine\nrounds: 3\n"})
     given = resolve(
         compose.compose(["dataset=mine", "partition=mine0.3", "model=mine", "method=mine", "protocol=mine"])
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+from pathlib import Path
 
 import pytest
 
 from fedbench.cli.list import listing
 from fedbench.config import compose, groups, schema
 from fedbench.config.schema import ProtocolConfig
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.execution import labels_of
 
@@ -28,6 +30,19 @@ def test_every_file_says_where_its_numbers_come_from(name: str) -> None:
     assert text.startswith("# ")
     source = ("PFLlib", "FedSaC", "pFedSim", "SosicFL", "FedReMa", "FedCollab", "first look")
     assert any(word in text.splitlines()[0] for word in source)
+
+
+def test_a_protocol_that_keeps_its_parent_s_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs would be called quick."""
+    shutil.copytree(groups.conf_dir(), tmp_path / "conf")
+    file = tmp_path / "conf" / "protocol" / "fedx.yaml"
+    monkeypatch.setattr(groups, "conf_dir", lambda: tmp_path / "conf")
+    for line in ("", "name: quick\n"):
+        file.write_text(f"defaults: [quick, _self_]\n{line}rounds: 3\n")
+        with pytest.raises(ConfigError, match=r"fedx\.yaml needs the line name: fedx, by which"):
+            compose.compose(["protocol=fedx"])
+    file.write_text("defaults: [quick, _self_]\nname: fedx\nrounds: 3\n")
+    assert protocol("protocol=fedx").name == "fedx"
 
 
 def test_a_changed_protocol_is_headed_by_what_was_changed() -> None:

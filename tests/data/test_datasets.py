@@ -283,8 +283,10 @@ def test_no_file(tmp_path: Path) -> None:
         with pytest.raises(DataMissing, match=f"dataset=npz: .*{reason}$"):
             Npz(path=path and str(path)).load()
     (tmp_path / "text.npz").write_text("x,y")
-    with pytest.raises(DataCorrupt, match=r"no .npz of arrays"):
-        Npz(path=str(tmp_path / "text.npz")).load()
+    np.savez(tmp_path / "objects.npz", x=np.zeros((2, 3)), y=np.array(["a", "b"], dtype=object))
+    for name in ("text", "objects"):
+        with pytest.raises(DataCorrupt, match=r"no .npz of arrays.*Python objects, as labels from pandas .*astype"):
+            Npz(path=str(tmp_path / f"{name}.npz")).load()
 
 
 def test_other_samples_are_another_run(tmp_path: Path) -> None:

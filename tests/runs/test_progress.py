@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 import numpy as np
 import pytest
@@ -92,6 +93,7 @@ class TestProgress:
             "1 min 15 s",
         ):
             assert part in text
+        assert re.search(r"clients +│ +2 │", text), "no label says it"
         stream = io.StringIO()
         Progress(Console(file=stream, width=100)).finish(row)
         assert "1.23 MB" in stream.getvalue()

@@ -123,7 +123,10 @@ class Npz(OwnData):
         except OSError as error:
             raise DataMissing(f"{path}: {error.strerror or error}") from error
         if arrays is None:
-            raise DataCorrupt(f"{path} is no .npz of arrays, or a damaged one; write it with numpy.savez")
+            raise DataCorrupt(
+                f"{path} is no .npz of arrays, or a damaged one; write it with numpy.savez, and what is an array of "
+                "Python objects, as labels from pandas are, as y.astype(str)"
+            )
         names = {"x", "y"} | ({"x_test", "y_test"} if {"x_test", "y_test"} & set(arrays) else set())
         if names != set(arrays):
             raise DataCorrupt(
