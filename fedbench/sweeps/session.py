@@ -324,9 +324,11 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
 def markdown(lines: pd.DataFrame, keys: Sequence[str], same: Mapping[str, str]) -> str:
     """Return the table for people: swept values, seeds, and mean ± standard deviation of each metric that any line has.
 
-    Below it stands what is the `same` for all runs. What other code made is marked.
+    `score` is left out where it is `acc`. Below stands what is the `same` for all runs. What other code made is marked.
     """
     names = [name for name in lines.columns if f"{name}_std" in lines.columns and lines[name].notna().any()]
+    if {"score", "acc"} <= {*names} and lines["score"].equals(lines["acc"]):
+        names.remove("score")
     rows = [[*keys, "seeds", *names], ["---"] * (len(keys) + 1 + len(names))]
     for line in lines.to_dict("records"):
         spread = [_mean_std(line[name], line[f"{name}_std"], STALE if line["code_changed"] else "") for name in names]

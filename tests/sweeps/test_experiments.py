@@ -151,6 +151,23 @@ def test_a_table_names_what_was_set_beside_the_swept_keys() -> None:
     assert markdown(lines, keys, {}).endswith("± 1.41 |\n")
 
 
+def test_a_score_that_is_the_accuracy_is_told_once() -> None:
+    def headings(score: float) -> list[str]:
+        runs = [
+            JobOutcome(each.overrides, {**(each.row or {}), "score": score + each.row["acc"]})
+            for each in outcomes()
+            if each.row
+        ]
+        return (
+            markdown(table(tidy(runs, ["method.C"]), ["method.C"], "acc"), ["method.C"], {})
+            .splitlines()[0]
+            .split(" | ")
+        )
+
+    assert "score" not in headings(0)
+    assert headings(1)[2:4] == ["score", "acc |"]
+
+
 def test_figures_show_the_means_in_order_of_size() -> None:
     runs = tidy(outcomes(), ["method.C", "method.rho"]).assign(panel="")
     (axis,) = sweep_lines(runs, "method.C", "method.rho", "acc", "title").axes
