@@ -243,6 +243,9 @@ def test_npz_channels_last_keep_their_pixels(tmp_path: Path) -> None:
         ({"x": X, "y": np.arange(20, dtype=np.uint64) + 2**63}, "do not fit into int64"),
         ({"x": X, "y": np.zeros(20, dtype="datetime64[s]")}, "numbers or words, got datetime64"),
         ({"x": np.zeros((2, 0)), "y": np.zeros(2)}, "must not be empty"),
+        ({"x": X, "y": Y, "x_test": X[:0], "y_test": Y[:0]}, "the test split is empty"),
+        ({"x": X, "y": np.eye(20)}, r"as long as the samples, .*; of one-hot labels take y\.argmax\(1\)"),
+        ({"x": X, "y": Y == "cat", "x_test": X, "y_test": np.arange(20) % 2}, "labels are booleans, test labels numb"),
     ],
 )
 def test_npz_refusals(arrays: dict[str, np.ndarray], reason: str, tmp_path: Path) -> None:
@@ -257,6 +260,7 @@ def test_npz_refusals(arrays: dict[str, np.ndarray], reason: str, tmp_path: Path
         ({"y": np.arange(20), "x_test": X[:10], "y_test": np.arange(10)}, "30 samples have 20 different labels"),
         ({"y_test": np.repeat(["cat", "eel"], 10)}, "no training sample has a label that test samples have: eel"),
         ({"y": np.where(np.arange(20) % 4, Y, "nan")}, r"labels \['nan'\] were taken for classes"),
+        ({"x": np.ones((20, 8, 8, 2)), "x_test": np.ones((20, 8, 8, 2))}, r"samples \[8, 8, 2\] were .*: 8 channels"),
         ({"x_test": X * 255}, "training samples span 0 to 9, test samples 0 to 2295: other scales, taken as they are"),
     ],
 )
@@ -348,6 +352,30 @@ def test_image_folders_with_a_test_split(tmp_path: Path) -> None:
     assert (data.num_train, list(data.y[6:])) == (6, [1, 1])
     drawn(tmp_path / "train", ("eel",), 1)
     assert ImageFolder(path=str(tmp_path)).load().classes == 3  # the cache knows of a new file
+
+
+def test_what_of_an_image_folder_is_not_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else a class would vanish, or a folder of an editor be one, without a word."""
+    for split in ("train", "test"):
+        drawn(tmp_path / split, ("cat", "dog", ".ipynb_checkpoints"), 2)
+    drawn(tmp_path, ("val", ".git"), 1)
+    (tmp_path / "train" / "eel").mkdir()
+    for name in ("8.gif", "9.webp"):
+        (tmp_path / "train" / "cat" / name).touch()
+    drawn(tmp_path / "train" / "dog", ("sub",), 1)
+    for name in ("cat/._0.png", ".DS_Store"):
+        (tmp_path / "train" / name).write_bytes(b"no image")
+    own._say.cache_clear()
+    data = ImageFolder(path=str(tmp_path)).load()
+    assert (data.classes, data.num_train, len(data)) == (2, 4, 8)
+    said = [record.getMessage().replace(str(tmp_path), "") for record in caplog.records]
+    suffixes = "(.jpg, .jpeg, .png)"
+    assert said == [
+        ": only train and test are read, not val",
+        f"/train/cat: 8.gif and 1 more left out, no image {suffixes}",
+        f"/train/dog: sub left out, no image {suffixes}",
+        f"/train/eel holds no image {suffixes} and is no class",
+    ]
 
 
 def test_image_folder_without_images(tmp_path: Path) -> None:

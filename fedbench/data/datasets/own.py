@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,7 +85,7 @@ class OwnData(DataSource):
     @property
     def stamp(self) -> str:
         files = self.files(Path(self.path or "").expanduser()) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}-said", files)
+        return source_key(f"{self.name}{self.variant}-said2", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, count = arrays["x"], int(arrays["num_train"][0])
@@ -150,10 +150,14 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         DataCorrupt: samples or labels that cannot be meant.
     """
     parts = [train] if test is None else [train, test]
-    for part in parts:
-        if part["y"].ndim != 1 or part["y"].shape != part["x"].shape[:1] or not part["y"].size:
+    for split, part in zip(SPLITS, parts, strict=False):
+        shape = part["y"].shape
+        if shape[:1] == part["x"].shape[:1] == (0,):
+            raise DataCorrupt(f"{path}: the {split} split is empty; leave it out, or put samples there")
+        if len(shape) != 1 or shape != part["x"].shape[:1] or not part["y"].size:
+            hint = "; of one-hot labels take y.argmax(1)" if len(shape) == 2 else ""
             raise DataCorrupt(
-                f"{path}: labels must be a list as long as the samples, got {part['x'].shape} and {part['y'].shape}"
+                f"{path}: labels must be a list as long as the samples, got {part['x'].shape} and {shape}{hint}"
             )
     count = len(train["y"])
     try:
@@ -164,6 +168,8 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     names, y = np.unique(labels, return_inverse=True)
     y = y.astype(np.int64)
     said += _doubts(names, y, count)
+    if train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1]:
+        said.append(f"samples {list(x.shape[1:])} were taken as [C, H, W]: {x.shape[1]} channels; transpose [H, W, C]")
     if test is None:
         held = stratified_fifth(y, "own")
         order = np.concatenate([np.flatnonzero(~held), np.flatnonzero(held)])
@@ -211,7 +217,8 @@ def _labels(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
     Raises:
         ValueError: labels that name no classes, or numbers in one split and words in the other.
     """
-    words = ["words" if part.dtype.kind in "US" else "numbers" for part in parts]
+    kinds = {"U": "words", "S": "words", "b": "booleans"}
+    words = [kinds.get(part.dtype.kind, "numbers") for part in parts]
     if words[0] != words[-1]:
         raise ValueError(f"training labels are {words[0]}, test labels {words[-1]}; write both in one way")
     said: list[str] = []
@@ -300,6 +307,11 @@ class ImageFolder(OwnData):
         """The size."""
         return f"-{self.size}"
 
+    def read(self, report: Report = silent) -> Dataset:
+        for line in _left_out(Path(self.path or "").expanduser()):
+            _say(line)
+        return super().read(report)
+
     def files(self, path: Path) -> list[Path]:
         """Every image."""
         return [file for split in _splits(path) for label in _classes(split) for file in _images(label)]
@@ -324,8 +336,27 @@ def _splits(path: Path) -> list[Path]:
 
 
 def _classes(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    return [entry for entry in _shown(folder) if entry.is_dir()]
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+    return [file for file in _shown(folder) if file.suffix.lower() in IMAGE_SUFFIXES]
+
+
+def _shown(folder: Path) -> list[Path]:
+    """What is in a folder but for what begins with a dot, as .ipynb_checkpoints."""
+    return sorted(each for each in folder.iterdir() if not each.name.startswith(".")) if folder.is_dir() else []
+
+
+def _left_out(path: Path) -> Iterator[str]:
+    """Yield what of a folder of images is not read, which may have been meant to be."""
+    splits, suffixes = _splits(path), ", ".join(IMAGE_SUFFIXES)
+    if beside := [each.name for each in _classes(path) if len(splits) > 1 and each not in splits]:
+        yield f"{path}: only train and test are read, not {', '.join(beside)}"
+    for label in (each for split in splits for each in _classes(split)):
+        images = _images(label)
+        if not images:
+            yield f"{label} holds no image ({suffixes}) and is no class"
+        elif others := [each.name for each in _shown(label) if each not in images]:
+            more = f" and {len(others) - 1} more" * (len(others) > 1)
+            yield f"{label}: {others[0]}{more} left out, no image ({suffixes})"
