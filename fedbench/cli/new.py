@@ -5,6 +5,7 @@ They work as they are: a method passes `check-method`, the others run. TODO mark
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,8 +56,8 @@ def _files(root: Path, kind: str, name: str) -> dict[Path, str]:
         ConfigError: the name is none for a module, or is taken.
     """
     package, _ = PARTS[kind]
-    if not re.fullmatch("[a-z][a-z0-9_]*", name):
-        raise ConfigError(f"'{name}' is no name of a module: small letters, digits and _, a letter first")
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError(f"'{name}' is no name of a module: small letters, digits and _, a letter first, no keyword")
     folder = root.joinpath(*package.split("."))
     places = [root / "conf" / kind / f"{name}.yaml", *([folder / f"{name}.py"] if package else [])]
     if any(path.exists() for path in places) or (package and name in groups.registry(kind)):

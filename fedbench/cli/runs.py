@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbench.cli.program import asks_for_help, split_arguments
 from fedbench.config.messages import OK, REFUSED
-from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
 from fedbench.engine.history import TEST_SETS
 from fedbench.plots import runs, style
 from fedbench.runs.folder import RESULT
@@ -132,12 +132,19 @@ def plot_command(arguments: Sequence[str]) -> int:
 
     out = Path(options["out"])
     runs, tables = find_folders(paths)
+    lost = []
     for folder in [*runs, *tables]:
         name = "-".join(folder.parts[-3:]) if folder in runs else folder.name
-        with styled(name):
-            figures = run_figures(folder) if folder in runs else table_figures(folder)
-            _print_lines(save_figures(figures, out / name, formats))
-    if runs:
+        try:
+            with styled(name):
+                figures = run_figures(folder) if folder in runs else table_figures(folder)
+                _print_lines(save_figures(figures, out / name, formats))
+        except Damaged as error:
+            if len(runs) + len(tables) == 1:
+                raise
+            print(f"left out: {error}", file=sys.stderr)
+            lost.append(folder)
+    if runs := [folder for folder in runs if folder not in lost]:
         with styled("runs"):
             _print_lines(save_figures(comparison_figures(runs), out / "runs", formats))
     return OK
@@ -249,7 +256,7 @@ TABLE = "table.json"
 def run_figures(folder: Path) -> Figures:
     """Return gain over Local by client, collaboration matrix and map of clients, as far as the run has them."""
     run = Run(folder)
-    row = run.row
+    row, _ = run.row, run.rounds  # the latter for `comparison_figures`: damaged, it stops only this run
     title = f"{row['method']}, {row['dataset']}, {row['partition']}, seed {row['seed']}"
     found: Figures = {}
     gain = np.array([float(client.get("gain") or "nan") for client in run.client_rows])

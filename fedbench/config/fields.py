@@ -239,7 +239,7 @@ def _loaded(point: EntryPoint, kind: str) -> type[Component]:
     """Return the class of an entry point."""
     try:
         found = point.load()
-    except Exception as error:  # whatever the package's own code raises
+    except (Exception, SystemExit) as error:  # whatever the package's own code raises
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"{kind} '{point.name}' of {owner(point)}: {point.value} does not import: {reason}"

@@ -27,7 +27,7 @@ from torch.func import functional_call, grad, vmap
 from fedbench.config.schema import HardwareConfig
 from fedbench.core import trees
 from fedbench.core.cache import cached_arrays
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, Diverged
 from fedbench.data.dataset import Dataset
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
@@ -465,6 +465,8 @@ def _tried(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> dict[str,
     """The contenders' paces; none where the trial fails, as it may of a method that needs its preparation first."""
     try:
         return time_engines(setup, contenders)
+    except Diverged:  # as the run will, and says
+        return {}
     except Exception as error:  # noqa: BLE001 - a trial must not end a run; its own errors come in the run
         log.warning("no engine could be timed, so the default one trains: %s", error)
         return {}

@@ -117,6 +117,7 @@ def test_what_cannot_be_written_is_said_in_one_line(capsys: pytest.CaptureFixtur
     assert "'kinds' already" in said("model", "kinds")  # registered without a YAML of its name
     assert "'base' already" in said("partition", "base")  # a module
     assert "'My-Own' is no name of a module" in said("method", "My-Own")
+    assert "'class' is no name of a module" in said("method", "class")
     assert "unknown kind 'metod'; nearest: method" in said("metod", "mine")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "conf_dir", lambda: tmp_path / "fedbench" / "conf")

@@ -134,6 +134,12 @@ def test_a_package_that_does_not_import_is_named_and_stops_nothing_else(
     assert len(told.err.splitlines()) == 1
 
 
+def test_a_package_that_ends_the_program_on_import_is_named(site: Path) -> None:
+    installed(site, "one", {"method/exits": "one.method:Own"}, {"method.py": "raise SystemExit(3)\n"})
+    with pytest.raises(FedbenchError, match=r"'exits' of dist-one: one\.method:Own does not import: SystemExit: 3"):
+        METHODS.get("exits")
+
+
 def test_a_package_without_its_module_or_with_another_thing_is_named(site: Path) -> None:
     installed(site, "one", {"method/gone": "two.gone:Own", "method/text": "one:TEXT"}, {"__init__.py": "TEXT = 'x'\n"})
     with pytest.raises(FedbenchError, match=r"method 'gone' of dist-one: two\.gone:Own does not import"):

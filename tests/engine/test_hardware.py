@@ -123,13 +123,15 @@ class Filled(FedAvg):
         return {name: torch.full_like(leaf, torch.nan) for name, leaf in server.items()}, memory
 
 
-def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same() -> None:
+def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     chosen = setup(Filled())
     with pytest.raises(Diverged):
         hardware.time_engines(chosen, {"looped": EngineCandidate(LoopedTrainer)})
     assert type(picked(chosen)) is Workers
+    assert not caplog.records, "that it diverges is said by the run"
     chosen.federation.device = torch.device("cuda")
     assert type(picked(chosen, chunk=2)) is StackedTrainer
+    assert "no engine could be timed" in caplog.text, "whatever else there is"
 
 
 def test_a_process_that_may_have_no_children_trains_alone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,23 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
     written = capsys.readouterr().out.split()
     assert all(Path(f"{path}.svg").is_file() for path in written)
     assert len(written) == 5
+
+
+def test_a_damaged_run_is_left_out_and_stops_no_other(
+    two_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(two_runs, tmp_path / "runs")
+    first, second, third = runs.find_folders([str(tmp_path / "runs")])[0]
+    (first / "clients.csv").unlink()
+    (second / "rounds.csv").write_text("round,")
+    command = ["plot", str(tmp_path / "runs"), f"out={tmp_path}", "formats=svg"]
+    assert program.main(command) == 0
+    said = capsys.readouterr()
+    assert [line.startswith("left out: ") for line in said.err.splitlines()] == [True, True]
+    assert "-".join(third.parts[-3:]) in said.out
+    assert (tmp_path / "runs-curves.svg").is_file()
+    assert program.main(["plot", str(first), f"out={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_runs_are_told_apart_by_what_differs() -> None:

@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,12 +28,29 @@ from fedbench.data.partitions.label import Homogeneous
 from fedbench.engine.history import History, Labels, Record
 from fedbench.engine.simulation import State
 from fedbench.metrics import Tally
-from fedbench.runs import execution
+from fedbench.runs import execution, fingerprint
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, run_key
 from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Reading, summarise
 from tests.helpers.runs import FAST, config, count_rounds, kill_and_rerun, rows, same_models, stamps
+
+
+def test_clients_without_a_test_sample_are_counted_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    """Acc, IPR and RSD are over the others."""
+
+    def told(sizes: Sequence[int], sets: str) -> list[str]:
+        fingerprint.warn_once.cache_clear()
+        caplog.clear()
+        federation = SimpleNamespace(sets={"local": SimpleNamespace(sizes=torch.tensor(sizes))})
+        protocol = SimpleNamespace(rounds=2, test=SimpleNamespace(sets=sets))
+        chosen: Any = SimpleNamespace(recorders=(), method=SimpleNamespace(prepare_round=0), protocol=protocol)
+        setup: Any = SimpleNamespace(federation=federation)
+        run.check_rounds(chosen, setup)
+        return [record.getMessage() for record in caplog.records]
+
+    assert told([3, 0, 1, 0], "both") == ["2 of 4 clients have no test sample: scores are over the others"]
+    assert told([3, 0, 1, 0], "global") == told([3, 1], "local") == []
 
 
 def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
