@@ -360,8 +360,8 @@ def test_what_of_an_image_folder_is_not_read_is_said(tmp_path: Path, caplog: pyt
         drawn(tmp_path / split, ("cat", "dog", ".ipynb_checkpoints"), 2)
     drawn(tmp_path, ("val", ".git"), 1)
     (tmp_path / "train" / "eel").mkdir()
-    for name in ("8.gif", "9.webp"):
-        (tmp_path / "train" / "cat" / name).touch()
+    (tmp_path / "train" / "cat" / "8.gif").touch()
+    (tmp_path / "train" / "cat" / "9.png").symlink_to("nowhere.png")
     drawn(tmp_path / "train" / "dog", ("sub",), 1)
     for name in ("cat/._0.png", ".DS_Store"):
         (tmp_path / "train" / name).write_bytes(b"no image")

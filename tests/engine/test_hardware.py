@@ -131,7 +131,6 @@ def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same(caplog: pytes
     assert not caplog.records, "that it diverges is said by the run"
     chosen.federation.device = torch.device("cuda")
     assert type(picked(chosen, chunk=2)) is StackedTrainer
-    assert "no engine could be timed" in caplog.text, "whatever else there is"
 
 
 def test_a_process_that_may_have_no_children_trains_alone(

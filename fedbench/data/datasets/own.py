@@ -340,7 +340,7 @@ def _classes(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    return [file for file in _shown(folder) if file.suffix.lower() in IMAGE_SUFFIXES]
+    return [file for file in _shown(folder) if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()]
 
 
 def _shown(folder: Path) -> list[Path]:
