@@ -217,6 +217,7 @@ class ProtocolConfig(Component):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
     test: TestConfig = field(default_factory=TestConfig)
+    unseen: int = added(at_least(0, 0))  # the last clients, that no round meets; scored when the run is over
     # received: before local training | trained: after the client's latest | both compete | own: the method's, see
     # fedbench.engine.method.own_score
     score: str = one_of("received", "trained", "both", "own")
@@ -250,6 +251,19 @@ class ProtocolConfig(Component):
             ConfigError: more than there are.
         """
         return cohort_size(self.cohort, clients)
+
+    def seen(self, clients: int) -> int:
+        """Clients out of `clients` that rounds may meet: all but the last `unseen`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.unseen >= clients:
+            raise ConfigError(
+                f"protocol.unseen={self.unseen} leaves nobody to train of the {clients} clients of the partition; "
+                "lower it, or add clients"
+            )
+        return clients - self.unseen
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -130,6 +130,21 @@ class Setup:
     def kinds(self) -> tuple[Setup, ...]:
         """The setup of each kind of client: this one, where all are alike."""
         return self.parts or (self,)
+
+    @property
+    def seen(self) -> Setup:
+        """The setup of the clients that rounds may meet: all but the last `protocol.unseen`.
+
+        Raises:
+            ConfigError: of no client, or of none of a kind.
+        """
+        if not self.protocol.unseen:
+            return self
+        count = self.protocol.seen(self.federation.clients)
+        federations = [kind.federation.first(count) for kind in self.kinds]
+        if isinstance(self.task, JointTask):
+            return joined(self.method, self.task, federations, self.protocol, self.seed)
+        return replace(self, federation=federations[0])
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -292,7 +307,7 @@ def assemble(
     partition, kind = model.dealt(partition)
     networks = model.networks
     federations = [Federation(each.view(dataset), partition, device, dtype) for each in networks.values()]
-    protocol.cohort_size(len(partition))
+    protocol.cohort_size(protocol.seen(len(partition)))
     tasks = [
         each.task(federation.shape, federation.classes, bf16=bf16)
         for each, federation in zip(networks.values(), federations, strict=True)
@@ -309,8 +324,14 @@ def assemble(
 def joined(
     method: Method, task: JointTask, federations: Sequence[Federation], protocol: ProtocolConfig, seed: int
 ) -> Setup:
-    """The setup of the clients of `task`, whose samples each of `federations` has in one kind's view."""
-    members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)))
+    """The setup of the clients of `task`, whose samples each of `federations` has in one kind's view.
+
+    Raises:
+        ConfigError: the clients of a kind are all unseen.
+    """
+    members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)), minlength=len(task.kinds))
+    if not members.all():
+        raise ConfigError(f"protocol.unseen={protocol.unseen} leaves nobody of a kind of client to train; lower it")
     parts = tuple(
         Setup(method, own, federation, protocol, seed, members=int(count))
         for own, federation, count in zip(task.kinds, federations, members, strict=True)
