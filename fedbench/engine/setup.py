@@ -166,9 +166,15 @@ class Setup:
         """What keys the client's randomness, beside its id: the seed of its run."""
         return self.runs[client // self.run_clients]
 
-    def steps(self, client: int) -> int:
-        """Local steps of the protocol's plain local work on `client`."""
-        return schedule.steps(self.federation.size(client), self.protocol.local)
+    def steps(self, client: int, clock: Clock | None = None) -> int:
+        """Local steps of the protocol's plain local work on `client`; at `clock` as many as it does in that round."""
+        count = schedule.steps(self.federation.size(client), self.protocol.local)
+        return count if clock is None else schedule.part_of(count, self.falls_short(client, clock)[0])
+
+    def falls_short(self, client: int, clock: Clock) -> tuple[float, bool]:
+        """(share of its steps that `client` does in the round of `clock`, whether its upload arrives)."""
+        key = self.seed_of(client), clock.round, self.federation.ids[client]
+        return schedule.fallen_short(self.protocol.work, *key)
 
     def learns(self, client: int, stages: Sequence[Stage]) -> bool:
         """Whether `client` takes a step that has a loss."""
@@ -177,7 +183,7 @@ class Setup:
 
     def cohort(self, ids: Tensor, clock: Clock, purpose: str = "server") -> Cohort:
         """The clients `ids` [C] as server hooks see them."""
-        steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
+        steps = torch.tensor([self.steps(int(i), clock) for i in ids], dtype=torch.float64)
         generator = rng.torch_rng(self.seed, purpose, clock.round)
         return Cohort(ids, clock, self.population, steps, generator, self.everyone, self.task)
 
@@ -208,7 +214,8 @@ class Setup:
             return self.prefetched.pop(key)
         keys = (clock.round, self.federation.ids[client], stage.order)
         generator = rng.torch_rng(self.seed_of(client), purpose, *keys)
-        return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator)
+        share = self.falls_short(client, clock)[0] if purpose == "batches" else 1.0
+        return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator, share)
 
     def prefetch_batches(self, ids: Tensor, clock: Clock) -> None:
         """Draw the orders of clients `ids`, who train next, at `clock`: for the host while the device works.
@@ -262,7 +269,7 @@ class Setup:
             message,
             trees.without(memory, KEPT),
             torch.full((), float(self.federation.size(client)), device=self.federation.device),
-            torch.full((), float(self.steps(client)), device=self.federation.device),
+            torch.full((), float(self.steps(client, clock)), device=self.federation.device),
             self.protocol.optimizer,
             on_host,
             lambda: self.federation.all_of(client),

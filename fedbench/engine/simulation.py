@@ -398,13 +398,20 @@ class Simulation:
 
     @torch.no_grad()
     def _receive(self, state: State, cohort: Cohort, outcome: Outcome) -> None:
-        state.bytes_up += self.setup.traffic(outcome.uploads, cohort.ids)
+        """Keep what clients keep; the server hears from those whose upload arrives, and else goes on as it was."""
+        arrived = torch.tensor([self.setup.falls_short(client, cohort.clock)[1] for client in cohort.ids.tolist()])
         with self.timed(state.seconds, "server"):
             state.memory.put(cohort.ids, trees.without(outcome.memory, KEPT))
             state.optimizers.put(cohort.ids, trees.part(outcome.memory, KEPT))
+            if not arrived.any():
+                return
+            uploads = outcome.uploads
+            if not arrived.all():
+                cohort, uploads = cohort.where(arrived, cohort.served), trees.rows(uploads, arrived)
             method = self.setup.method
             call = HookCaller(method, cohort.clock, cohort.ids)
-            state.server = call("aggregate", method.aggregate, state.server, outcome.uploads, cohort)
+            state.server = call("aggregate", method.aggregate, state.server, uploads, cohort)
+        state.bytes_up += self.setup.traffic(uploads, cohort.ids)
 
     @torch.no_grad()
     def _look(self, state: State, cohort: Cohort, message: Tree, outcome: Outcome) -> None:
