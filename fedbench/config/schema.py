@@ -198,7 +198,8 @@ class WorkConfig(Component):
         super().__post_init__()
         if self.partial == 0 and self.fraction != WorkConfig.fraction:
             raise ConfigError(
-                f"protocol.work.fraction={self.fraction} counts only where clients stop early; set protocol.work.partial"
+                f"protocol.work.fraction={self.fraction} counts only where clients stop early; set "
+                "protocol.work.partial"
             )
 
 
@@ -236,7 +237,7 @@ class ProtocolConfig(Component):
     cohort: str = field(default=ALL_CLIENTS, metadata={KEYED: cohort_key, DOMAIN: Cohorts()})
     local: LocalConfig = field(default_factory=LocalConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    work: WorkConfig = added(WorkConfig())
+    work: WorkConfig = field(default=WorkConfig(), metadata={ADDED: True})
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
     test: TestConfig = field(default_factory=TestConfig)
     unseen: int = added(at_least(0, 0))  # the last clients, that no round meets; scored when the run is over
