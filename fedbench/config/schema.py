@@ -183,7 +183,7 @@ class LocalConfig(Component):
 
 @dataclass(frozen=True)
 class WorkConfig(Component):
-    """Who falls short of the protocol's local work: drawn for each client and round, the same for all methods of a seed.
+    """Who falls short of the local work: drawn for each client and round, the same for all methods of a seed.
 
     One and the same client may stop early and be lost.
     """
@@ -223,6 +223,15 @@ class TestConfig(Component):
     fraction: float = share(0.2, below=True)  # share of a client's samples held out as its local test set
     # share of a client's training samples held out for validation
     val_fraction: float = share(0.0, below=True)
+    calibration: bool = added(False)  # measure how far the scored models' probabilities can be trusted, too
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.calibration and self.weighting != "none":
+            raise ConfigError(
+                f"protocol.test.calibration=true counts every sample alike, protocol.test.weighting={self.weighting} "
+                "does not; use weighting=none, or calibration=false"
+            )
 
 
 @dataclass(frozen=True)
