@@ -81,8 +81,8 @@ class Tally:
         calibration = None
         if self.calibration is not None and other.calibration is not None:
             calibration = np.where(tested[:, None], self.calibration, other.calibration)
-        chosen = (np.where(tested, getattr(self, part), getattr(other, part)) for part in ("correct", "total"))
-        return Tally(*chosen, calibration)
+        correct = np.where(tested, self.correct, other.correct)
+        return Tally(correct, np.where(tested, self.total, other.total), calibration)
 
     def calibrations(self) -> dict[str, float]:
         """`nll`, and `ece` in percent: means over clients with test samples; nothing where they were not measured."""
