@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 TIE = 1e-9
 
 # Calibration of a classifier: Guo et al., On Calibration of Modern Neural Networks, ICML 2017. Negative log-likelihood
-# (their Eq. 6, natural logarithm, a mean over samples), and expected calibration error (Eq. 5): sum_m |B_m| / n
+# (natural logarithm, a mean over samples), and expected calibration error (their section 2): sum_m |B_m| / n
 # |acc(B_m) - conf(B_m)| over BINS bins of equal width, ((m - 1) / BINS, m / BINS], of the first class's probability.
 BINS = 15
 
