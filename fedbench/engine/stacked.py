@@ -461,17 +461,22 @@ class StackedTrainer(Engine):
     def in_chunks(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, run: Callable[[Chunk], Outcome]
     ) -> Outcome:
-        """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`."""
+        """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`.
+
+        Those that do a part of their steps are in chunks of their own, in each of which the first have most steps.
+        """
         sizes = self.setup.population.sizes[ids]
         order = torch.sort(sizes, descending=True, stable=True).indices
+        shares = torch.tensor([self.setup.falls_short(client, clock)[0] for client in ids.tolist()])[order]
+        groups = [order[shares == share] for share in shares.unique()]
         on_host = trees.OnHost(message)
 
         def run_rows(rows: Tensor) -> Outcome:
             own, kept = trees.take(message, rows), trees.take(memory, rows)
             return run(self._chunk(ids[rows], own, kept, [on_host.row(row) for row in rows.tolist()], clock))
 
-        outcomes = self._fitting(order, run_rows)
-        back = torch.argsort(order)
+        outcomes = [outcome for group in groups for outcome in self._fitting(group, run_rows)]
+        back = torch.argsort(torch.cat(groups))
 
         def merged(parts: Sequence[Tree]) -> Tree:
             return trees.take({k: torch.cat([p[k] for p in parts]) for k in parts[0]}, back)
@@ -524,7 +529,7 @@ class StackedTrainer(Engine):
             on_host,
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),
-            sent(torch.tensor([float(self.setup.steps(i)) for i in ids.tolist()]), device),
+            sent(torch.tensor([float(self.setup.steps(i, clock)) for i in ids.tolist()]), device),
             clock,
         )
 
@@ -593,7 +598,8 @@ class StackedTrainer(Engine):
                 model = {k: leaf[:1] for k, leaf in models.items()}
                 correct, total = self._count_on([torch.cat(self.setup.scored.parts)], model)
                 classes = torch.stack([self.setup.scored.classes(client) for client in chunk.ids])
-                classes = sent(classes, correct.device)
+                more = self.setup.counted - self.setup.task.classes  # which count for all
+                classes = sent(torch.nn.functional.pad(classes, (0, more), value=True), correct.device)
                 # Not a product: what is left out may be nan.
                 counts[name] = (correct.masked_fill(~classes, 0.0), total.masked_fill(~classes, 0.0))
             else:
@@ -604,7 +610,7 @@ class StackedTrainer(Engine):
         """Counts of `models` [C, ...], each on the samples of its own list of indices."""
         task, federation, method = self.setup.task, self.setup.federation, self.setup.method
         indices, mask = padded(samples)
-        shape = (len(samples), task.classes)
+        shape = (len(samples), self.setup.counted)
         correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
         if not indices.numel():
             return correct, total
@@ -614,8 +620,13 @@ class StackedTrainer(Engine):
             scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)
             hits = scores.argmax(-1) == y
             onehot = torch.nn.functional.one_hot(y, task.classes).bool() & real.unsqueeze(-1)
-            correct += (onehot & hits.unsqueeze(-1)).sum(1)
-            total += trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
+            right = (onehot & hits.unsqueeze(-1)).sum(1)
+            seen = trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
+            if self.setup.protocol.test.calibration:
+                sums = trainer.surprise(scores, y).masked_fill(~real.unsqueeze(-1), 0.0).sum(1)
+                right, seen = trainer.with_surprise(right.double(), seen, sums)
+            correct += right
+            total += seen
         return correct, total
 
 
