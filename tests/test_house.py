@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 # verdicts that cannot come out (ranks went), packages by entry points, words about own arrays, what a comparison of
 # methods asks of a run: unseen clients, unequal work, calibration, who is hurt (450 lines). Methods are a catalogue:
 # each is a file, and they may be long only on average as the papers need.
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 26_450, 115, 140, 2_500
+# 90 more than before: what a new user and a careless one did is refused, or said, in a line each.
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 26_540, 115, 140, 2_500
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
 # that the loop, the execution of runs and the commands use.
