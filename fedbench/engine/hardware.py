@@ -409,9 +409,14 @@ def set_precision(*, tf32: bool) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def stacks(config: HardwareConfig) -> bool:
-    """Whether `config` may lead to the stacked engine, so that several seeds are worth joining."""
-    return config.engine == "stacked" or (config.engine == "auto" and pick_device(config).type == "cuda")
+def stacks(config: HardwareConfig, *, cards: bool = False) -> bool:
+    """Whether `config` may lead to the stacked engine, so that several seeds are worth joining.
+
+    `cards`: a GPU will be there where the runs are made.
+    """
+    if config.engine != "auto" or config.device == "cpu":
+        return config.engine == "stacked"
+    return cards or pick_device(config).type == "cuda"
 
 
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:

@@ -1,0 +1,47 @@
+"""Ray, where it is asked for: a cluster is joined, or one started on this machine, for as long as a piece of work takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fedbench.core.errors import ConfigError
+
+
+@contextmanager
+def started_ray(address: str | None, resources: Mapping[str, float], where: str) -> Iterator[Any]:
+    """Yield the module `ray`, connected to the cluster at `address` (None: to one of this machine, which ends here).
+
+    `resources` are what a task or actor is to have, as num_gpus=1; `where`: the section of the config that says so.
+
+    Raises:
+        ConfigError: Ray is not installed, nothing answers at `address`, or no machine has the `resources`.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(f"{where} asks for Ray: pip install 'fedbench-harness[ray]'") from None
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(
+                address=address, log_to_driver=False, include_dashboard=None if address else False, logging_level="ERROR"
+            )
+        except Exception as error:  # noqa: BLE001 - ray has no class for it, and says it in many lines
+            said = " ".join(str(error).split())[:200]
+            raise ConfigError(f"no Ray at {where}.address={address}; ray start --head starts one: {said}") from error
+    try:
+        _require(ray, resources, where)
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _require(ray: Any, resources: Mapping[str, float], where: str) -> None:
+    """Refuse what no machine has: Ray would wait for one without end."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for key, name in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
+        if (wanted := resources.get(key, 0)) > (most := max((each.get(name, 0) for each in machines), default=0)):
+            raise ConfigError(f"{where}.{key}={wanted:g}: a machine of this Ray has at most {most:g} {name}")
