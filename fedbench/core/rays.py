@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,19 +27,30 @@ def started_ray(address: str | None, resources: Mapping[str, float], where: str)
         raise ConfigError(f"{where} asks for Ray: pip install 'fedbench-harness[ray]'") from None
     ours = not ray.is_initialized()
     if ours:
+        before = signal.getsignal(signal.SIGTERM)
         try:
+            _knock(address)
             ray.init(
                 address=address, log_to_driver=False, include_dashboard=None if address else False, logging_level="ERROR"
             )
         except Exception as error:  # noqa: BLE001 - ray has no class for it, and says it in many lines
             said = " ".join(str(error).split())[:200]
             raise ConfigError(f"no Ray at {where}.address={address}; ray start --head starts one: {said}") from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray has taken it, to end the process at once
     try:
         _require(ray, resources, where)
         yield ray
     finally:
         if ours:
             ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError if nothing listens at HOST:PORT, which Ray would try to reach for ten minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _require(ray: Any, resources: Mapping[str, float], where: str) -> None:

@@ -384,6 +384,8 @@ def pick_device(config: HardwareConfig) -> torch.device:
         ConfigError: a GPU was asked for that is not there.
     """
     name = config.device
+    if config.engine == "ray":  # whose actors have GPUs, if there are any
+        return torch.device("cpu")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpus = torch.cuda.device_count()
@@ -422,6 +424,10 @@ def stacks(config: HardwareConfig, *, cards: bool = False) -> bool:
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`, one for each kind of client; `auto` is what trains a few steps fastest here."""
     set_threads(config)
+    if config.engine == "ray":
+        from fedbench.engine.sharded import RayTrainer
+
+        return RayTrainer(setup, config, pick_trainer)
     if config.precision == "tf32" and setup.federation.device.type != "cuda":
         raise ConfigError("hardware.precision=tf32 is a GPU's; use float32 or bf16 on a CPU")
     set_precision(tf32=config.precision == "tf32")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -120,6 +120,10 @@ class Setup:
             check_selectors(self.method, self.task)
             check_announced(self.method)
             check_kinds(self.method, len(self.parts))
+
+    def on(self, device: torch.device) -> Setup:
+        """Return the same with the data on another device."""
+        return replace(self, federation=self.federation.on(device), parts=tuple(each.on(device) for each in self.parts))
 
     @property
     def population(self) -> Population:
