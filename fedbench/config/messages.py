@@ -48,7 +48,8 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, ConfigCompositionException):
         return _composition(error)
     if isinstance(error, (HydraException, OmegaConfBaseException)) or (
-        isinstance(error, (ValueError, RuntimeError)) and _raised_by(error, ("hydra.", "submitit."))  # `method=3`, a wrong plugin, no Slurm
+        isinstance(error, (ValueError, RuntimeError))
+        and _raised_by(error, ("hydra.", "submitit."))  # `method=3`, a wrong plugin, no Slurm
     ):
         return _flat(str(error))
     if isinstance(error, yaml.YAMLError):

@@ -1,4 +1,4 @@
-"""Ray, where it is asked for: a cluster is joined, or one started on this machine, for as long as a piece of work takes."""
+"""Ray, where it is asked for: a cluster is joined, or one started here, for as long as a piece of work takes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ def started_ray(address: str | None, resources: Mapping[str, float], where: str)
         try:
             _knock(address)
             ray.init(
-                address=address, log_to_driver=False, include_dashboard=None if address else False, logging_level="ERROR"
+                address=address,
+                log_to_driver=False,
+                include_dashboard=None if address else False,
+                logging_level="ERROR",
             )
-        except Exception as error:  # noqa: BLE001 - ray has no class for it, and says it in many lines
+        except Exception as error:  # ray has no class for it, and says it in many lines
             said = " ".join(str(error).split())[:200]
             raise ConfigError(f"no Ray at {where}.address={address}; ray start --head starts one: {said}") from error
         if threading.current_thread() is threading.main_thread():

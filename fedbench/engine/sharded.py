@@ -203,7 +203,9 @@ class RayTrainer(Trainer):
             for place, rows in waiting.items():
                 lacking, marks = self._lacking(place, ids, rows, kept)
                 chosen = trees.take(own, torch.tensor(rows))
-                order = Order(training, tuple(rows), ids[rows], packed(chosen), lacking, tuple(kept), clock, tuple(score))
+                order = Order(
+                    training, tuple(rows), ids[rows], packed(chosen), lacking, tuple(kept), clock, tuple(score)
+                )
                 self.crossed["down"] += size(order.message) + sum(map(size, lacking.values()))
                 orders[place] = self._actors[place].work.remote(sent, order), marks
             for place, (promised, marks) in orders.items():
@@ -222,8 +224,8 @@ class RayTrainer(Trainer):
             if not waiting:
                 return rejoined(list(parts.values()), len(ids))
         raise FedbenchError(
-            f"an actor of Ray died {TRIES} times in round {clock.round + 1} (killed, or out of memory); the run resumes "
-            "from its last checkpoint, hardware.workers=1 needs less memory"
+            f"an actor of Ray died {TRIES} times in round {clock.round + 1} (killed, or out of memory); the run "
+            "resumes from its last checkpoint, hardware.workers=1 needs less memory"
         )
 
     def _dealt(self, ids: Tensor, *, stays: bool) -> dict[int, list[int]]:

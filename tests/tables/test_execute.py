@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pickle
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 
 from fedbench.config.compose import compose
+from fedbench.config.messages import one_line
 from fedbench.core.errors import Stale
 from fedbench.runs.config import from_plain, resolve, run_key
 from fedbench.tables import execute
@@ -102,17 +104,44 @@ def test_a_task_that_kills_its_process_is_tried_once_more_and_costs_no_other(
         assert pool.asked == [[0, 1, 2, 3, 4], [*killers]]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [
+        (["hydra/launcher=slurmm"], "unknown hydra/launcher 'slurmm'; nearest: "),
+        (["hydra/launcher=joblib", "hydra.launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
+        (["hydra/launcher=eight_cards", "hydra.launcher.gpus=1"], "nearest: hydra.launcher.num_gpus"),
+        (["hydra/launcher=ray"], "hydra.launcher asks for Ray: pip install 'fedbench-harness[ray]'"),
+        (["hydra/launcher=submitit_lokal"], "asks for submitit: pip install 'fedbench-harness[slurm]'"),
+    ],
+)
+def test_a_launcher_that_cannot_be_had_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: list[str], line: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Exception, match=r".") as error:
+        execute.run_all([[job(f"runs_dir={tmp_path}")]], launcher)
+    assert line in str(one_line(error.value))
+    assert not (tmp_path / ".sweeps").exists()
+
+
 def test_a_launcher_that_begins_nothing_is_an_error(tmp_path: Path) -> None:
     pool = Mock(side_effect=RuntimeError("no such cluster"))
     with pytest.raises(RuntimeError, match="no such cluster"):
         execute._persist([[job(f"runs_dir={tmp_path}")]], tmp_path, pool)
 
 
-def test_what_a_process_prints_is_in_its_log_until_it_ends_well(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_process_prints_is_in_its_log_until_it_ends_well(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "0.log"
-    with pytest.raises(KeyboardInterrupt), execute._printing_to(log):
-        os.write(1, b"round 3")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with execute._printing_to(log):
+            os.write(1, b"round 3")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert "round 3" in log.read_text()
     with execute._printing_to(log):
         os.write(2, b"round 4")
