@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import threading
@@ -34,7 +35,7 @@ def started_ray(address: str | None, resources: Mapping[str, float], where: str)
                 address=address,
                 log_to_driver=False,
                 include_dashboard=None if address else False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
             )
         except Exception as error:  # ray has no class for it, and says it in many lines
             said = " ".join(str(error).split())[:200]

@@ -114,7 +114,8 @@ def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Se
     One of joblib's processes takes all others with it, and nobody says which it was. So each task that had begun then
     runs alone, and a task that kills its process costs no other.
     """
-    batches, died_before = [list(range(len(tasks)))], set()
+    batches = [list(range(len(tasks)))]
+    died_before: set[int] = set()
     while batches:
         batch, error, returned = batches.pop(0), None, dict[int, Any]()
         try:
