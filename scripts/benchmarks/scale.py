@@ -129,12 +129,15 @@ def crossing(given: dict[str, Any]) -> dict[str, Any]:
     return given | {name: value / TIMED for name, value in found.items()}
 
 
-def crossings() -> Iterator[list[dict[str, Any]]]:
-    """A stateless method and one with a model a client, by 1, 2 and 4 actors: what there is so far after each."""
+def crossings(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
+    """A stateless method and one with a model a client, by 1, 2 and 4 actors: what there is so far after each.
+
+    `quick`: a fifth of the cohort.
+    """
     found: list[dict[str, Any]] = []
     for method in ("fedavg", "ditto"):
         for actors in (1, 2, 4):
-            given = {"method": method, "actors": actors, "clients": 1000, "cohort": 100}
+            given = {"method": method, "actors": actors, "clients": 1000, "cohort": 20 if quick else 100}
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found.append(pool.apply(crossing, (given,)) | {"load_before": os.getloadavg()[0]})
             print(found[-1], flush=True)
