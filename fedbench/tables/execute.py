@@ -125,7 +125,8 @@ def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Se
         except Exception as problem:  # noqa: BLE001 - the launcher itself, or what one of its processes did to it
             error = problem
         died = [number for number in batch if _log(folder, number).is_file() or _failed(returned.get(number))]
-        if error is not None and not died:
+        left = [number for number in batch if number not in died and _open(tasks[number])] if error is not None else []
+        if error is not None and left == batch:  # nothing began: it is no process that died
             raise error
         for number in died_before.intersection(died):
             _note_death(tasks[number], returned.get(number), _log(folder, number))
@@ -135,8 +136,7 @@ def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Se
             named = " ".join(tasks[number][0].overrides)
             tell(f"{DIED}, it is tried once more: {named}; log: {_log(folder, number)}")
         batches += [[number] for number in again] if error is not None else [again] if again else []
-        if error is not None and (left := [number for number in batch if number not in died and _open(tasks[number])]):
-            batches.append(left)
+        batches += [left] if left else []
 
 
 def _open(task: Sequence[Job]) -> bool:

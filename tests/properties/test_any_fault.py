@@ -49,14 +49,10 @@ def cells(folder: Path) -> bytes:
     return found.read_bytes()
 
 
-def children(parent: int) -> list[int]:
-    """Processes that `parent` started, those of the pool first."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if int((each / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append((b"loky" not in (each / "cmdline").read_bytes(), int(each.name)))
-    return [number for _, number in sorted(found)]
+def workers(folder: Path) -> list[int]:
+    """Processes that are at a task, as their logs say."""
+    texts = [log.read_text() for log in folder.glob("runs/.sweeps/*/*.log")]
+    return [int(text.split()[1]) for text in texts if text.startswith("process ")]
 
 
 def started(folder: Path, process: subprocess.Popen[str], moment: float) -> None:
@@ -87,9 +83,9 @@ def remounted(folder: Path, option: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{option}", str(folder)], check=True)
 
 
-def tried_with(fault: str, moment: float, folder: Path, whole: bytes) -> None:
+def tried_with(fault: str, moment: float, folder: Path, whole: bytes, launcher: str = "joblib") -> None:
     """Have `fault` happen at `moment`; then the same command must end with the rows of `whole`."""
-    pool = ("launcher=joblib", "launcher.n_jobs=2", "seeds=2")
+    pool = (f"launcher={launcher}", *(["launcher.n_jobs=2"] if launcher == "joblib" else []), "seeds=2")
     place = folder / "disk"
     with disk(place, {"full": "200k"}.get(fault, "50m")):
         process = begun(place, *pool)
@@ -104,8 +100,8 @@ def tried_with(fault: str, moment: float, folder: Path, whole: bytes) -> None:
         else:
             started(place, process, moment)
             if fault == "worker":
-                for number in children(process.pid)[:1]:
-                    with contextlib.suppress(ProcessLookupError):
+                for number in workers(place)[:1]:
+                    with contextlib.suppress(ProcessLookupError):  # its task has just ended
                         os.kill(number, signal.SIGKILL)
                 code, said = ended(process)
                 assert code == 0, said
@@ -139,6 +135,12 @@ def two_seeds(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault(fault: str, tmp_path: Path, two_seeds: bytes) -> None:
     tried_with(fault, 0.2, tmp_path, two_seeds)
+
+
+@pytest.mark.parametrize(("launcher", "package"), [("ray", "ray"), ("submitit_local", "submitit")])
+def test_a_worker_of_each_other_launcher(launcher: str, package: str, tmp_path: Path, two_seeds: bytes) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    tried_with("worker", 0.2, tmp_path, two_seeds, launcher)
 
 
 @given(fault=st.sampled_from(FAULTS), moment=st.floats(0, 5))

@@ -130,6 +130,22 @@ def test_a_launcher_that_begins_nothing_is_an_error(tmp_path: Path) -> None:
         execute._persist([[job(f"runs_dir={tmp_path}")]], tmp_path, pool)
 
 
+def test_a_process_that_dies_between_two_tasks_costs_none(tmp_path: Path) -> None:
+    jobs = [job(f"runs_dir={tmp_path / 'runs'}", f"seed={seed}") for seed in range(3)]
+    pool = Pool(tmp_path, jobs, lambda _number, _tries: False, shared=False)
+    broken = iter([True, False])
+
+    def attempt(numbers: Sequence[int]) -> list[JobReturn]:
+        if next(broken):
+            pool.one(numbers[0])
+            raise RuntimeError("the pool is broken")
+        return pool(numbers)
+
+    execute._persist([[each] for each in jobs], tmp_path, attempt)
+    assert pool.asked == [[1, 2]]
+    assert all(each.finished for each in jobs)
+
+
 def test_what_a_process_prints_is_in_its_log_until_it_ends_well(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
