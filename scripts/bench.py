@@ -80,6 +80,7 @@ def over_actors(_name: str, result: Result, given: argparse.Namespace) -> None:
     """What crosses between the driver of the ray engine and its actors."""
     for found in scale.crossings(quick=given.quick):
         path = place(result, given.out / "ray")
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**conditions(result), "machine": result["machine"], "rows": found})
         write_text(path.with_suffix(".md"), scale.crossings_table(found) + "\n")
 
