@@ -8,6 +8,7 @@ so neither the number of actors nor the order in which those answer changes a re
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import signal
 import time
@@ -82,12 +83,15 @@ def hashes(setup: Setup) -> tuple[str, str]:
         methods += [each for field in fields(method) if isinstance(each := getattr(method, field.name), Method)]
     layers = {type(layer) for kind in setup.kinds for layer in kind.task.fresh().modules()}
     own = [each for each in (*map(type, found), *layers, type(setup), Shard) if not each.__module__.startswith("torch")]
-    code = source.digest([*ENGINES, *sorted(f"{each.__module__}:{each.__qualname__}" for each in own)])
+    code = _code((*ENGINES, *sorted(f"{each.__module__}:{each.__qualname__}" for each in own)))
     data = 0
     for kind in setup.kinds:
         for leaf in (kind.federation.x, kind.federation.y, kind.federation.sets["train"].values):
             data = zlib.crc32(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, data)
     return code, f"{data:08x}"
+
+
+_code = functools.cache(source.digest)  # of files that are read once
 
 
 class Shard:
@@ -178,8 +182,12 @@ class RayTrainer(Trainer):
         return self._together(ids, message, memory, clock, score, training=False).counts
 
     def _check(self, actor: Any) -> None:
-        """Refuse an actor with other code or data than this process."""
-        found = self._ray.get(actor.known.remote())
+        """Refuse an actor that cannot begin, or has other code or data than this process."""
+        try:
+            found = self._ray.get(actor.known.remote())
+        except self._ray.exceptions.RayError as error:
+            said = " ".join(str(error).split())[-300:]
+            raise ConfigError(f"an actor of Ray cannot begin; is fedbench installed on its machine? {said}") from error
         for what, ours, theirs in zip(("code", "data"), self._hashes, found, strict=True):
             if ours != theirs:
                 self.close()
@@ -259,6 +267,7 @@ class RayTrainer(Trainer):
         except self._ray.exceptions.RayError:
             self._actors[place] = self._kind.remote(*self._given)
             self._held[place] = {}
+            self._check(self._actors[place])
             return None
         finally:
             self.waited += time.perf_counter() - begin

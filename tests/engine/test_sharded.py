@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -156,7 +157,7 @@ def test_a_part_that_kills_every_actor_ends_the_run_in_one_line(ray: Ray) -> Non
 
 
 def test_an_error_of_a_client_is_the_run_s(ray: Ray) -> None:
-    with pytest.raises(Diverged, match="training diverged in round 1 on client"):
+    with pytest.raises(Diverged, match="training diverged in round 2 on client"):
         trained(setup_of("fedavg", "protocol.optimizer.lr=1e30"), actors(2))
 
 
@@ -168,6 +169,20 @@ def test_an_actor_with_other_code_or_data_is_refused(
     found[1] = ("other", "b") if place == 0 else ("a", "other")
     monkeypatch.setattr(sharded, "hashes", lambda _: found.pop(0))
     with pytest.raises(ConfigError, match=rf"an actor of Ray has other {what} \(other\) than this process"):
+        trained(setup_of("fedavg"), actors(1))
+
+
+def test_an_actor_that_cannot_begin_is_one_line(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get", Mock(side_effect=KeyError("No module\nnamed fedbench")))
+    with pytest.raises(ConfigError, match=r"cannot begin; is fedbench installed on its machine\? .*named fedbench"):
+        trained(setup_of("fedavg"), actors(1))
+
+
+def test_who_takes_the_place_of_a_dead_actor_is_checked_too(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [("a", "b")] * 2 + [("other", "b")]
+    monkeypatch.setattr(sharded, "hashes", lambda _: found.pop(0))
+    ray.dies = lambda _actor, _call: True
+    with pytest.raises(ConfigError, match="an actor of Ray has other code"):
         trained(setup_of("fedavg"), actors(1))
 
 
