@@ -207,7 +207,7 @@ def _run(runs: Sequence[RunConfig]) -> None:
 
 @contextlib.contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    """Send what this process prints to a log, which stays if the process dies in the block, and only then."""
+    """Send what this process prints to a log, which stays if the process dies in the block, not if it is stopped."""
     with path.open("ab") as log:
         log.write(f"process {os.getpid()} on {platform.node()}\n".encode())
         log.flush()
@@ -224,7 +224,7 @@ def _printing_to(path: Path) -> Iterator[None]:
             for number, own in streams.items():
                 os.dup2(own, number)
                 os.close(own)
-    path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def _study(job: Job) -> None:

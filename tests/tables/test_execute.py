@@ -151,24 +151,20 @@ def test_a_process_that_dies_between_two_tasks_costs_none(tmp_path: Path) -> Non
     assert all(each.finished for each in jobs)
 
 
-def test_what_a_process_prints_is_in_its_log_until_it_ends_well(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_process_prints_is_in_its_log_while_it_lives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "0.log"
-
-    def interrupted() -> None:
-        with execute._printing_to(log):
-            os.write(1, b"round 3")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert "round 3" in log.read_text()
     with execute._printing_to(log):
+        os.write(1, b"round 3\n")
         os.write(2, b"round 4")
-        assert "round 4" in log.read_text()
+        first, *rounds = log.read_text().splitlines()
+    assert first.startswith(f"process {os.getpid()} on ")
+    assert rounds == ["round 3", "round 4"]
     assert not log.exists()
-    assert capfd.readouterr() == ("", "")
+    with pytest.raises(KeyboardInterrupt), execute._printing_to(log):
+        raise KeyboardInterrupt
+    assert not log.exists(), "a run that is stopped has said where it is saved"
+    os.write(1, b"to who asked")
+    assert capfd.readouterr() == ("to who asked", "")
 
 
 @pytest.mark.parametrize("logged", [False, True])
