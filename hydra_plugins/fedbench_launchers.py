@@ -29,7 +29,7 @@ class RayLauncher(Launcher):
         """Run every list of overrides; a run whose process died is returned as failed, as one that raised.
 
         Raises:
-            ConfigError: Ray is not installed.
+            ConfigError: Ray is not installed, cannot be reached, or has no machine that is large enough.
         """
         from fedbench.sweeps.jobs import launch_on_ray
 

@@ -3,8 +3,9 @@
     python scripts/bench.py [--only W1 W2 ...] [--quick] [--device auto] [--repeats 3] [--out runs/bench]
 
 W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone, W6 five seeds as one
-program. PHASES tells where the time of a run goes. SCALE, which has to be asked for, measures rounds against the number
-of clients and the cohort. Results go to OUT/MACHINE.json with a page beside it, those of SCALE to OUT/scale.
+program. PHASES tells where the time of a run goes. Two have to be asked for: SCALE measures rounds against the number
+of clients and the cohort, RAY what crosses between the actors of the ray engine and their driver. Results go to
+OUT/MACHINE.json with a page beside it, those of SCALE and RAY to OUT/scale and OUT/ray.
 """
 
 from __future__ import annotations
@@ -75,12 +76,22 @@ def at_scale(_name: str, result: Result, given: argparse.Namespace) -> None:
         write_text(path.with_suffix(".md"), scale.markdown({**result, **found}))
 
 
+def over_actors(_name: str, result: Result, given: argparse.Namespace) -> None:
+    """What crosses between the driver of the ray engine and its actors."""
+    for found in scale.crossings(quick=given.quick):
+        path = place(result, given.out / "ray")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {**conditions(result), "machine": result["machine"], "rows": found})
+        write_text(path.with_suffix(".md"), scale.crossings_table(found) + "\n")
+
+
 PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
     **dict.fromkeys(WORKLOADS, local_training),
     "W5": server_side,
     "W6": together,
     "PHASES": phased,
     "SCALE": at_scale,
+    "RAY": over_actors,
 }
 
 
@@ -125,7 +136,7 @@ def store(result: Result, out: Path) -> None:
 def main() -> int:
     """Run the chosen parts, print and store what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = [name for name in PARTS if name != "SCALE"]
+    default = [name for name in PARTS if name not in ("SCALE", "RAY")]
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=default)
     parser.add_argument("--quick", action="store_true", help="less, where a CPU takes minutes")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")

@@ -58,6 +58,8 @@ NOT_RUN = {  # command, or how it begins -> why no test runs it, and what the pa
     "python scripts/same_numbers.py": ("minutes; tests/scripts runs its parts", "It takes minutes"),
     "fedbench prepare mnist cifar10": ("a network", "downloads data sets"),
     "fedbench check-method fedexp": ("pip install; tests/config/test_outside.py has a package", "pip install"),
+    "fedbench method=fedavg hardware=ray": ("Ray; a test runs it on a stand-in", "tests/engine/test_sharded.py"),
+    "fedbench reproduce table=fedcollab_t3 launcher=": ("machines, or a minute", "tests/properties/test_any_fault.py"),
     "fedbench new": ("it writes into the repository; tests/cli/test_new.py runs each kind in a copy", "new "),
     "fedbench -sc install=fish": ("a shell that reads it; tests/cli/test_listing.py completes", "source"),
 }

@@ -40,8 +40,8 @@ python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
 
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
 of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed=0, say, or
-reference_seed=100). Hydra's launchers run elsewhere: hydra/launcher=submitit_slurm (pip install
-hydra-submitit-launcher) and its options.
+reference_seed=100). launcher=NAME launcher.KEY=VALUE make the runs elsewhere: joblib, submitit_slurm, ray, or a ready
+one of conf/hydra/launcher: eight_cards, slurm_account, ray_cluster (docs/cluster.md).
 The same command again runs only what is missing.
 
 Exit code: 0, every cell asked for is there; 3, some failed or cannot be run here; 2, refused; 1, a defect; 130, 143,
@@ -82,7 +82,7 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
     from fedbench.config.fields import typed
     from fedbench.tables.spec import Selection
 
-    given = ["dry_run=true" if text == "--dry-run" else text for text in arguments]
+    given = ["dry_run=true" if text == "--dry-run" else _of_hydra(text) for text in arguments]
     texts, others, words = split_arguments(given, keys)
     values: dict[str, Any] = {"overrides": [_of_every_run(text) for text in others]}
     for key, text in texts.items():
@@ -90,6 +90,13 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
     if "seeds" in values:
         values["seeds"] = _seeds(values["seeds"])
     return typed(Selection, values, "the command line"), words
+
+
+def _of_hydra(text: str) -> str:
+    """Return `launcher=ray launcher.num_gpus=1` in Hydra's words, hydra/launcher=ray hydra.launcher.num_gpus=1."""
+    if text.startswith(("launcher=", "launcher.")):
+        return f"hydra{'/' if text[8] == '=' else '.'}{text}"
+    return text
 
 
 def _value(key: str, text: str) -> Any:

@@ -48,7 +48,8 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, ConfigCompositionException):
         return _composition(error)
     if isinstance(error, (HydraException, OmegaConfBaseException)) or (
-        isinstance(error, (ValueError, RuntimeError)) and _raised_by(error, ("hydra.",))  # `method=3`, a wrong plugin
+        isinstance(error, (ValueError, RuntimeError))
+        and _raised_by(error, ("hydra.", "submitit."))  # `method=3`, a wrong plugin, no Slurm
     ):
         return _flat(str(error))
     if isinstance(error, yaml.YAMLError):
@@ -104,6 +105,8 @@ def _unknown_option(error: MissingConfigException) -> str:
         return _flat(str(error))
     if not error.options:
         return f"the config group '{group}' has no option '{name}'"
+    if group == "hydra/launcher" and name.startswith("submitit_"):
+        return f"{group}={name} asks for submitit: pip install 'fedbench-harness[slurm]'"
     found = f"unknown {group} '{name}'; nearest: {nearest(name, error.options)}"
     outer = group.partition("/")[0]
     if outer not in REGISTRIES:

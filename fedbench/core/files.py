@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import functools
 import io
 import json
 import logging
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 from numpy.typing import NDArray
 
 from fedbench.core.errors import Damaged, FedbenchError, FolderInUse
@@ -168,14 +169,15 @@ PATIENCE = 0.2  # seconds between attempts to hold a folder
 class FolderLock:
     """An exclusive lock on the file `.lock` in `folder`, in which its holder's name stands.
 
-    Where the file system has no such locks, nothing is locked: two processes must then not be given the same run.
+    Where the file system has no such locks, the file `.held` is the lock by being there. It outlives a holder that was
+    killed: on the same machine the next process sees that and takes it, on another the user is told to remove it.
     A process that is forked off does not hold it. It is held until it is released, or nobody has this object any more.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / ".lock"
-        self._lock = FileLock(self._path, thread_local=False, on_acquired=_sign)
+        self._lock: Any = FileLock(self._path, thread_local=False, on_acquired=_sign)
 
     def acquire(self) -> None:
         """Create the folder and take the lock.
@@ -188,30 +190,53 @@ class FolderLock:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(blocking=False)
+            with contextlib.suppress(*([Timeout] if self._by_presence else [])):
+                self._lock.acquire(blocking=False)
+                return
+            self._lock.acquire(blocking=False)  # the first attempt may have removed what a dead process left
         except Timeout as error:
             holder = self._holder()
             kind = FedbenchError if holder == _me() else FolderInUse
+            stuck = f"; its disk has no locks: if nothing runs there, remove {self._path}" if self._by_presence else ""
             raise kind(
                 f"run folder {self._folder} is in use by {holder}; wait for it, stop it, or choose another runs_dir"
+                f"{stuck}"
             ) from error
         except OSError as error:
-            if error.errno not in NO_LOCKS:
+            if error.errno not in NO_LOCKS or self._by_presence:
                 link = "it is a symbolic link; remove it" if self._path.is_symlink() else error.strerror
                 raise FedbenchError(f"cannot lock {self._path}: {link}") from error
+            self._path.unlink(missing_ok=True)
+            self._path = self._folder / ".held"
+            self._lock = SoftFileLock(self._path, thread_local=False)
+            _tell_of_no_locks()
+            self.acquire()
+
+    @property
+    def _by_presence(self) -> bool:
+        return isinstance(self._lock, SoftFileLock)
 
     def release(self) -> None:
         """Let go. Removes the lock's file; the folder stays."""
         if self._lock.is_locked:
-            with contextlib.suppress(OSError):  # some systems keep open files
-                self._path.unlink()  # before the lock is gone: nobody else may be using it
+            if not self._by_presence:
+                with contextlib.suppress(OSError):  # some systems keep open files
+                    self._path.unlink()  # before the lock is gone: nobody else may be using it
             self._lock.release()
 
     def _holder(self) -> str:
         try:
-            return self._path.read_text(encoding="utf-8").strip() or "another process"
+            words = self._path.read_text(encoding="utf-8").split()
         except OSError:
-            return "another process"
+            words = []
+        if self._by_presence and len(words) > 1:  # process, machine, when it began
+            return f"process {words[0]} on {words[1].partition(':')[0]}"
+        return " ".join(words) or "another process"
+
+
+@functools.cache
+def _tell_of_no_locks() -> None:
+    log.warning("this disk has no locks (flock); a file .held in a folder takes their place, see docs/cluster.md")
 
 
 @contextlib.contextmanager

@@ -165,6 +165,15 @@ class Federation:
         part.population = part._population()
         return part
 
+    def on(self, device: torch.device) -> Federation:
+        """The same clients and samples on another device."""
+        moved = copy.copy(self)
+        moved.device = device
+        for name in ("x", "y", "mean", "inverse", "offset", "black", "global_test"):
+            setattr(moved, name, getattr(self, name).to(device))
+        moved.sets = {name: Ragged(each.values.to(device), each.offsets) for name, each in self.sets.items()}
+        return moved
+
     def _owned(self, partition: Partition) -> list[np.ndarray]:
         return [np.concatenate(parts) for parts in zip(partition.train, partition.val, partition.test, strict=True)]
 

@@ -20,6 +20,7 @@ from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Po
 from fedbench.data.partitions.file import read_arrays
 
 SETS = ("train", "val", "test")
+LISTED = 20_000  # clients at most whose samples are arrays of their own in a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +87,17 @@ class Partition:
         ]
 
     def save(self, path: Path) -> None:
-        """Write the exchange form, atomically: `train_<i>`, `val_<i>`, `test_<i>` of each client, and their origin."""
-        arrays: dict[str, Any] = {
-            f"{name}_{i}": samples for name in SETS for i, samples in enumerate(getattr(self, name))
-        }
+        """Write the exchange form, atomically: `train_<i>`, `val_<i>`, `test_<i>` of each client, and their origin.
+
+        Of more than `LISTED` clients, each of whom would take half a kilobyte, `train`, `val` and `test` end to end.
+        """
+        sets = {name: getattr(self, name) for name in SETS}
+        arrays: dict[str, Any] = {}
+        for name, lists in sets.items():
+            if len(self) <= LISTED:
+                arrays |= {f"{name}_{i}": samples for i, samples in enumerate(lists)}
+            else:
+                arrays |= {name: np.concatenate(lists), f"{name}_sizes": np.array([*map(len, lists)])}
         names = ("label", "seed", "dataset", "classes", "rotation", "label_map")
         for name in (*names, *(() if self.rotation is None else ("corners",))):
             if getattr(self, name) is not None:

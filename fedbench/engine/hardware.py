@@ -384,6 +384,8 @@ def pick_device(config: HardwareConfig) -> torch.device:
         ConfigError: a GPU was asked for that is not there.
     """
     name = config.device
+    if config.engine == "ray":  # whose actors have GPUs, if there are any
+        return torch.device("cpu")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpus = torch.cuda.device_count()
@@ -409,14 +411,23 @@ def set_precision(*, tf32: bool) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def stacks(config: HardwareConfig) -> bool:
-    """Whether `config` may lead to the stacked engine, so that several seeds are worth joining."""
-    return config.engine == "stacked" or (config.engine == "auto" and pick_device(config).type == "cuda")
+def stacks(config: HardwareConfig, *, cards: bool = False) -> bool:
+    """Whether `config` may lead to the stacked engine, so that several seeds are worth joining.
+
+    `cards`: a GPU will be there where the runs are made.
+    """
+    if config.engine != "auto" or config.device == "cpu":
+        return config.engine == "stacked"
+    return cards or pick_device(config).type == "cuda"
 
 
 def pick_trainer(setup: Setup, config: HardwareConfig) -> Trainer:
     """The engine for `setup`, one for each kind of client; `auto` is what trains a few steps fastest here."""
     set_threads(config)
+    if config.engine == "ray":
+        from fedbench.engine.sharded import RayTrainer
+
+        return RayTrainer(setup, config, pick_trainer)
     if config.precision == "tf32" and setup.federation.device.type != "cuda":
         raise ConfigError("hardware.precision=tf32 is a GPU's; use float32 or bf16 on a CPU")
     set_precision(tf32=config.precision == "tf32")

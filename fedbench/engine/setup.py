@@ -122,6 +122,10 @@ class Setup:
             check_announced(self.method)
             check_kinds(self.method, len(self.parts))
 
+    def on(self, device: torch.device) -> Setup:
+        """Return the same with the data on another device."""
+        return replace(self, federation=self.federation.on(device), parts=tuple(each.on(device) for each in self.parts))
+
     @property
     def population(self) -> Population:
         """Sizes and label counts of all clients, on the CPU."""

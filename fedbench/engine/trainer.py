@@ -231,12 +231,7 @@ class KindsTrainer(Trainer):
             engine.setup.prefetch_batches(after[kind == place], clock.next)
         parts = [(chosen, part) for (chosen, _, _), part in zip(each, synchronize(launched, clock), strict=True)]
 
-        def whole(tree: Callable[[Outcome], Tree]) -> Tree:
-            return trees.spread([(chosen, tree(each)) for chosen, each in parts], len(ids))
-
-        counts = _whole([(chosen, each.counts) for chosen, each in parts], len(ids))
-        loss = whole(lambda each: {"loss": each.loss})["loss"]
-        return Outcome(whole(lambda each: each.uploads), whole(lambda each: each.memory), loss, counts)
+        return rejoined(parts, len(ids))
 
     def evaluate(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
         parts = [
@@ -259,8 +254,19 @@ class KindsTrainer(Trainer):
                 yield chosen, engine, (trees.rows(own(message), chosen), trees.rows(own(memory), chosen))
 
 
+def rejoined(parts: Sequence[tuple[Tensor, Outcome]], count: int) -> Outcome:
+    """The outcome of a cohort of `count` clients from those of its parts, each with the mask [C] of whose it is."""
+
+    def whole(tree: Callable[[Outcome], Tree]) -> Tree:
+        return trees.spread([(chosen, tree(each)) for chosen, each in parts], count)
+
+    counts = _whole([(chosen, each.counts) for chosen, each in parts], count)
+    loss = whole(lambda each: {"loss": each.loss})["loss"]
+    return Outcome(whole(lambda each: each.uploads), whole(lambda each: each.memory), loss, counts)
+
+
 def _whole(parts: Sequence[tuple[Tensor, Counts]], count: int) -> Counts:
-    """The counts of `count` clients from those of each kind."""
+    """The counts of `count` clients from those of each part."""
     names = parts[0][1].keys()
     halves = [
         trees.spread(((chosen, {name: counts[name][half] for name in names}) for chosen, counts in parts), count)

@@ -281,6 +281,7 @@ class JointTask(Task):
         rest = [KindTask(task, names, place, first) for place, task in enumerate(tasks[1:], 1)]
         self._kinds: tuple[Task, ...] = (first, *rest)
         self._names, self._kind = tuple(names), kind
+        self._given = tuple(tasks), self._names, kind
         self._check_heads()
         self.classes = first.classes
         self.parameters = frozenset().union(*(task.parameters for task in self._kinds))
@@ -288,6 +289,9 @@ class JointTask(Task):
         self.groups = {
             group: frozenset().union(*(task.groups[group] for task in self._kinds)) for group in first.groups
         }
+
+    def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
+        return JointTask, self._given
 
     def _check_heads(self) -> None:
         shapes = [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError
+from fedbench.core.rays import started_ray
 from fedbench.core.signals import Stopped, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds
 
@@ -241,7 +242,8 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
     with passed_on(folder) as signals:
         returned: list[JobReturn] = []
         try:
-            returned = list(launcher.launch(batch, initial_job_idx=first))
+            with _each_for_itself():
+                returned = list(launcher.launch(batch, initial_job_idx=first))
         except Exception:
             if not signals.asked:
                 raise
@@ -257,6 +259,46 @@ def _saved(job: JobReturn) -> str:
         return ""
 
 
+@contextmanager
+def _each_for_itself() -> Iterator[None]:
+    """Have a job of submitit that died return why: Hydra's plugin waits for one after the other, up to the first."""
+    try:
+        from submitit import AutoExecutor
+    except ImportError:
+        yield
+        return
+    submit = AutoExecutor.map_array
+
+    def submitted(self: Any, function: Callable[..., Any], *arguments: Any) -> list[_SubmititJob]:
+        return [_SubmititJob(job) for job in submit(self, function, *arguments)]
+
+    AutoExecutor.map_array = submitted  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        AutoExecutor.map_array = submit  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class _SubmititJob:
+    job: Any
+
+    def results(self) -> list[JobReturn]:
+        try:
+            returned: list[JobReturn] = self.job.results()
+        except Exception as error:  # noqa: BLE001 - whatever ended its process
+            return [_dead(error)]
+        return returned
+
+
+def _dead(error: Exception) -> JobReturn:
+    from hydra.core.utils import JobReturn, JobStatus
+
+    returned = JobReturn(status=JobStatus.FAILED)
+    returned.return_value = error
+    return returned
+
+
 def launch_on_ray(
     jobs: Sequence[tuple[int, list[str]]],
     arguments: tuple[Any, ...],
@@ -268,37 +310,26 @@ def launch_on_ray(
     `arguments`: Hydra's context, the sweep's config and the task function.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, its cluster is not there, or no machine of it has the `resources`.
     """
     from hydra.core.singleton import Singleton
 
     # It makes of a process one of Hydra's and runs a job there; nothing public of Hydra or its plugins does.
     from hydra_plugins.hydra_joblib_launcher._core import execute_job
 
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("hydra/launcher=ray needs Ray: pip install 'fedbench-harness[ray]'") from None
-    ours = not ray.is_initialized()
-    if ours:
-        ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
-    try:
+    with started_ray(address, resources, "hydra.launcher") as ray:
         task = ray.remote(max_retries=0, **resources)(execute_job)
         shared = [ray.put(each) for each in (*arguments, Singleton.get_state())]
         return [_result_on_ray(ray, each) for each in [task.remote(*job, *shared) for job in jobs]]
-    finally:
-        if ours:
-            ray.shutdown()
 
 
 def _result_on_ray(ray: Any, reference: Any) -> JobReturn:
-    from hydra.core.utils import JobReturn, JobStatus
+    from hydra.core.utils import JobReturn
 
     try:
         returned = ray.get(reference)
     except ray.exceptions.RayError as error:
-        returned = JobReturn(status=JobStatus.FAILED)
-        returned.return_value = error
+        return _dead(error)
     if not isinstance(returned, JobReturn):
         raise TypeError(f"a job returned {type(returned).__name__}")
     return returned

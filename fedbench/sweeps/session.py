@@ -79,13 +79,14 @@ def bare(override: str) -> str:
 
 @contextmanager
 def scratch(config: Any) -> Iterator[None]:
-    """Remove the folder of Hydra and its launchers when the sweep is over; theirs is nothing worth keeping."""
+    """Remove the folder of Hydra and its launchers when the sweep is over, unless there is a log of what died."""
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not any(folder.glob("*.log")):
+            shutil.rmtree(folder, ignore_errors=True)
         for parent in list(folder.parents)[:2]:  # .sweeps/ and the folder of runs, unless something is in them
             with contextlib.suppress(OSError):
                 parent.rmdir()

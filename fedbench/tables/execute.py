@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import itertools
-import tempfile
+import os
+import platform
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
 from fedbench.runs import fingerprint
-from fedbench.runs.config import from_plain, run_key
-from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable
+from fedbench.runs.config import RunConfig, from_plain, run_key
+from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable, tell
+from fedbench.sweeps.session import scratch
 from fedbench.tables.plan import Job
 
 if TYPE_CHECKING:
@@ -43,41 +47,29 @@ def run_all(
     every = [job for wave in waves for job in wave]
     with _watching(every, watch):
         for wave in waves:
-            runs = [job for job in wave if not job.study]
-            groups = _stackable(runs) if join_seeds and not launcher else []
-            for group in groups:
-                _together(group)
-            if rest := [job for job in runs if not any(job in group for group in groups)]:
-                _launch(rest, launcher)
+            _launch([job for job in wave if not job.study], launcher, join_seeds=join_seeds)
             for job in wave:
                 if job.study:
                     _study(job)
 
 
-def _stackable(jobs: Sequence[Job]) -> list[list[Job]]:
+def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
     """Return jobs that differ in their seeds only, where they would train on the stacked engine.
 
-    None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it.
+    None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it. `cards`:
+    each gets one from its launcher, whether there is one here or not.
     """
     from fedbench.engine.hardware import stacks
 
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        if stacks(job.config.hardware) and not job.config.settings.trackers:
+        if stacks(job.config.hardware, cards=cards) and not job.config.settings.trackers:
             groups.setdefault(run_key(job.config.changed(seed=0)), []).append(job)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _together(jobs: Sequence[Job]) -> None:
-    from fedbench.runs.execution import execute_batched
-
-    for job, result in zip(jobs, execute_batched([job.config for job in jobs]), strict=True):
-        if isinstance(result, Exception):
-            with contextlib.suppress(Exception), job.folder.noting_failure():
-                raise result
-
-
-def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
+def _launch(jobs: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool) -> None:
+    """Run all jobs, those of `_stackable` as one task of the launcher each."""
     import hydra
     from hydra._internal.callbacks import Callbacks  # a launcher's context, which is public, must hold them
     from hydra.core.global_hydra import GlobalHydra
@@ -86,57 +78,153 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str]) -> None:
 
     from fedbench.config import sources
 
+    if not jobs:
+        return
     sources.register()
-    with (
-        tempfile.TemporaryDirectory(prefix="fedbench-") as scratch,
-        hydra.initialize_config_dir(str(conf_dir()), job_name="fedbench", version_base="1.3"),
-    ):
+    with hydra.initialize_config_dir(str(conf_dir()), job_name="fedbench", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        config = loader.load_configuration(
-            "config", [*launcher, f"hydra.sweep.dir={scratch}"], run_mode=RunMode.MULTIRUN
-        )
+        config = loader.load_configuration("config", list(launcher), run_mode=RunMode.MULTIRUN)
+        runs_dir, mine = jobs[0].config.settings.runs_dir, Path(config.hydra.sweep.dir).name
+        config.hydra.sweep.dir = str(Path(runs_dir).absolute() / ".sweeps" / mine)  # which other machines see
+        cards = any(config.hydra.launcher.get(key) for key in CARDS)
+        groups = _stackable(jobs, cards=cards) if join_seeds else []
+        tasks = [*groups, *([job] for job in jobs if not any(job in group for group in groups))]
+        apart = not str(config.hydra.launcher["_target_"]).endswith("BasicLauncher")
+        shared = apart and len(tasks) > 1 and not cards  # the only run, often Local, has all cores
+        plains = [[_plain(job, shared=shared, apart=apart) for job in task] for task in tasks]
         context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
-        shared = bool(launcher) and len(jobs) > 1  # the only run, often Local, has all cores
-        task = functools.partial(perform, [_plain(job, shared=shared) for job in jobs])
-        runner = Plugins.instance().instantiate_launcher(context, task, config)
-        returned = launch(runner, Path(scratch), [[] for _ in jobs], 0)
-    for job, each in zip(jobs, returned, strict=False):
-        _note_death(job, each)
+        perform_them = functools.partial(perform, plains, apart)
+
+        def attempt(numbers: Sequence[int]) -> list[JobReturn]:
+            runner = Plugins.instance().instantiate_launcher(context, perform_them, config)
+            return launch(runner, folder, [[f"+task={number}"] for number in numbers], 0)
+
+        with scratch(config):
+            folder = Path(config.hydra.sweep.dir)
+            _persist(tasks, folder, attempt)
 
 
-def _note_death(job: Job, returned: JobReturn) -> None:
-    """Note why a process died that left no reason in the folder of its run, or could not read its configuration."""
+CARDS = ("num_gpus", "gpus_per_node", "gpus_per_task", "gres")  # keys of launchers that give a job cards
+DIED = "its process died (killed, out of memory, or its machine is gone)"
+
+
+def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Sequence[int]], list[JobReturn]]) -> None:
+    """Give all tasks, by their numbers, to `attempt`; those whose process died once more.
+
+    One of joblib's processes takes all others with it, and nobody says which it was. So each task that had begun then
+    runs alone, and a task that kills its process costs no other.
+    """
+    batches = [list(range(len(tasks)))]
+    died_before: set[int] = set()
+    while batches:
+        batch, error, returned = batches.pop(0), None, dict[int, Any]()
+        try:
+            returned = dict(zip(batch, attempt(batch), strict=False))
+        except FedbenchError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - the launcher itself, or what one of its processes did to it
+            error = problem
+        died = [number for number in batch if _log(folder, number).is_file() or _failed(returned.get(number))]
+        left = [number for number in batch if number not in died and _open(tasks[number])] if error is not None else []
+        if error is not None and left == batch:  # nothing began: it is no process that died
+            raise error
+        for number in died_before.intersection(died):
+            _note_death(tasks[number], returned.get(number), _log(folder, number))
+        again = [number for number in died if number not in died_before]
+        died_before.update(again)
+        for number in again:
+            named = " ".join(tasks[number][0].overrides)
+            tell(f"{DIED}, it is tried once more: {named}; log: {_log(folder, number)}")
+        batches += [[number] for number in again] if error is not None else [again] if again else []
+        batches += [left] if left else []
+
+
+def _open(task: Sequence[Job]) -> bool:
+    return any(not job.finished and not job.failure for job in task)
+
+
+def _failed(returned: JobReturn | None) -> bool:
     from hydra.core.utils import JobStatus
 
-    if returned.status is JobStatus.FAILED and not job.finished and not job.failure:
-        with contextlib.suppress(Exception), job.folder.noting_failure():
-            _ = returned.return_value  # raises what ended the job
+    return returned is not None and returned.status is JobStatus.FAILED
 
 
-def _plain(job: Job, *, shared: bool) -> dict[str, Any]:
+def _log(folder: Path, number: int) -> Path:
+    """The log of a task, which is there from its beginning, and after its death."""
+    return folder / f"{number}.log"
+
+
+def _note_death(task: Sequence[Job], returned: JobReturn | None, log: Path) -> None:
+    """Note in the folders of a task's runs why its process died, or could not read its configuration."""
+    for job in task:
+        if not job.finished and not job.failure:
+            with contextlib.suppress(Exception), job.folder.noting_failure():
+                if log.is_file() or returned is None:
+                    raise FedbenchError(f"{DIED}, twice; log: {log}")
+                _ = returned.return_value  # raises what ended the job
+
+
+def _plain(job: Job, *, shared: bool, apart: bool) -> dict[str, Any]:
     """Return the plain config of a job's run, the one form in which it goes to another process."""
     plain = dict(job.config.plain)
     if shared and plain["hardware"]["engine"] == "auto":
         plain["hardware"] = {**plain["hardware"], "engine": SHARED}
+    if apart:  # there `runs` could be another folder, and a log with rounds says how far it got
+        plain |= {"runs_dir": str(Path(plain["runs_dir"]).absolute()), "progress": "lines"}
     return plain
 
 
-def perform(plains: Sequence[Mapping[str, Any]], _: DictConfig) -> JobOutcome:
-    """Run one job of the launcher, in whatever process; note its failure in the run's folder.
+def perform(plains: Sequence[Sequence[Mapping[str, Any]]], logged: bool, config: DictConfig) -> JobOutcome:
+    """Run one task of the launcher, in whatever process; note failures in the runs' folders.
 
-    What Hydra composes for the job is not looked at but for its number among `plains`.
+    Of what Hydra composes for it, its number among `plains` and the folder of its log are looked at.
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from fedbench.runs.execution import execute, folder_of
-
     def make() -> JobOutcome:
-        run = from_plain(plains[HydraConfig.get().job.num])
-        with contextlib.suppress(Exception), folder_of(run).noting_failure():
-            execute(run)
+        log = _log(Path(HydraConfig.get().sweep.dir), config.task)
+        with _printing_to(log) if logged else contextlib.nullcontext():
+            _run([from_plain(plain) for plain in plains[config.task]])
         return JobOutcome()
 
     return run_stoppable(make)
+
+
+def _run(runs: Sequence[RunConfig]) -> None:
+    from fedbench.engine.hardware import stacks
+    from fedbench.runs.execution import execute, execute_batched, folder_of
+
+    if len(runs) > 1 and stacks(runs[0].hardware):
+        for run, result in zip(runs, execute_batched(runs), strict=True):
+            if isinstance(result, Exception):
+                with contextlib.suppress(Exception), folder_of(run).noting_failure():
+                    raise result
+        return
+    for run in runs:
+        with contextlib.suppress(Exception), folder_of(run).noting_failure():
+            execute(run)
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """Send what this process prints to a log, which stays if the process dies in the block, not if it is stopped."""
+    with path.open("ab") as log:
+        log.write(f"process {os.getpid()} on {platform.node()}\n".encode())
+        log.flush()
+        streams = {number: os.dup(number) for number in (1, 2)}
+        for number in streams:
+            os.dup2(log.fileno(), number)
+        faulthandler.enable(log)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, own in streams.items():
+                os.dup2(own, number)
+                os.close(own)
+            path.unlink(missing_ok=True)
 
 
 def _study(job: Job) -> None:

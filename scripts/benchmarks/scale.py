@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,54 @@ def registered(clients: int, cohort: int, method: str, model: str, device: torch
     tests = list((POOL + np.arange(clients) % 10)[:, None])
     federation = Federation(data, Partition("scale", 0, data.name, 10, list(owned), none, tests), device)
     return Setup(config.method, config.model.task(federation.shape, federation.classes), federation, protocol, 0)
+
+
+def crossing(given: dict[str, Any]) -> dict[str, Any]:
+    """Bytes that cross in a round with `actors` of the ray engine, and the driver's seconds in it, which Ray's are."""
+    method, actors = given["method"], given["actors"]
+    setup = registered(given["clients"], given["cohort"], method, "lenet5", torch.device("cpu"))
+    trainer = pick_trainer(setup, HardwareConfig(engine="ray", device="cpu", workers=actors))
+    simulation = Simulation(setup, trainer)
+    state = simulation.begin()
+    simulation.step(state)  # the first round also waits for actors that start
+    crossed, waited, cpu, begin = (
+        Counter(trainer.crossed),  # type: ignore[attr-defined]
+        trainer.waited,  # type: ignore[attr-defined]
+        time.process_time(),
+        time.perf_counter(),
+    )
+    for _ in range(TIMED):
+        simulation.step(state)
+    seconds = time.perf_counter() - begin
+    found = {
+        **{f"{name}_mb": (trainer.crossed[name] - crossed[name]) / 1e6 for name in ("shared", "down", "up")},  # type: ignore[attr-defined]
+        "seconds": seconds,
+        "driver": seconds - (trainer.waited - waited),  # type: ignore[attr-defined]
+        "driver_cpu": time.process_time() - cpu,
+    }
+    trainer.close()
+    return given | {name: value / TIMED for name, value in found.items()}
+
+
+def crossings(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
+    """A stateless method and one with a model a client, by 1, 2 and 4 actors: what there is so far after each.
+
+    `quick`: a fifth of the cohort.
+    """
+    found: list[dict[str, Any]] = []
+    for method in ("fedavg", "ditto"):
+        for actors in (1, 2, 4):
+            given = {"method": method, "actors": actors, "clients": 1000, "cohort": 20 if quick else 100}
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                found.append(pool.apply(crossing, (given,)) | {"load_before": os.getloadavg()[0]})
+            print(found[-1], flush=True)
+            yield found
+
+
+def crossings_table(rows: list[dict[str, Any]]) -> str:
+    """`crossings` for people."""
+    cells = [[f"{each:,.4g}" if isinstance(each, float) else each for each in row.values()] for row in rows]
+    return "\n".join(table(list(rows[0]), *cells))
 
 
 def allocated(work: Any, device: str) -> int:

@@ -165,6 +165,13 @@ def test_wrong_requests_are_one_line(arguments: list[str], message: str, capsys:
     assert len(error.splitlines()) == 1
 
 
+def test_a_launcher_is_named_in_one_word() -> None:
+    words = ["table=fedcollab_t1", "launcher=ray", "launcher.num_gpus=0.5", "hydra.launcher.num_cpus=1"]
+    selection, _ = reproduce.select(words)
+    assert selection.launcher == ("hydra/launcher=ray", "hydra.launcher.num_gpus=0.5", "hydra.launcher.num_cpus=1")
+    assert reproduce.select(["launcher=ray", "fedsac_f1"], reproduce.FIGURE_KEYS)[0].launcher == ("hydra/launcher=ray",)
+
+
 def test_a_dry_run_says_which_published_values_are_missing() -> None:
     table = spec.load("fedrema_t4")
     assert list(reproduce._mirrored(table)) == []

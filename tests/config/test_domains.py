@@ -25,7 +25,7 @@ HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 10**30, 1e308, "nonsense")
 FREE_TEXT = {  # fields whose value is any text: names and places that are looked up when they are needed
     *("name", "model", "root", "path", "weights", "device", "scratch", "classes", "augment"),
     *("runs_dir", "folder", "project", "entity", "tags", "mirrors", "x", "by", "y"),
-    *("architecture", "called", "record", "uri", "experiment"),
+    *("architecture", "called", "record", "uri", "experiment", "address"),
 }
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from fedbench.core import files
-from fedbench.core.errors import FolderInUse
+from fedbench.core.errors import FedbenchError, FolderInUse
 
 
 def test_who_comes_second_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +41,44 @@ def test_who_comes_second_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     waiting.join(5)
     assert order == ["first is done", "second holds"]
     assert not (tmp_path / ".lock").exists()
+
+
+@pytest.fixture
+def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    files._tell_of_no_locks.cache_clear()
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_a_disk_without_locks_is_held_by_a_file_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lock = files.FolderLock(tmp_path)
+    lock.acquire()
+    assert [each.name for each in tmp_path.iterdir()] == [".held"]
+    with pytest.raises(FedbenchError, match=rf"in use by process {os.getpid()} on .* no locks: .*remove .*\.held"):
+        files.FolderLock(tmp_path).acquire()
+    lock.release()
+    assert not [*tmp_path.iterdir()]
+    with files.held(tmp_path):
+        assert (tmp_path / ".held").exists()
+    assert len(caplog.messages) == 1, "once a process"
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_what_a_killed_process_of_this_machine_left_there_is_taken(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from filelock import SoftFileLock; from pathlib import Path\n"
+        "lock = SoftFileLock(Path(sys.argv[1]) / '.held'); lock.acquire(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert (tmp_path / ".held").exists()
+    files.FolderLock(tmp_path).acquire()
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_what_a_process_of_another_machine_holds_is_not(tmp_path: Path) -> None:
+    (tmp_path / ".held").write_text("1\nelsewhere\n17\n")
+    with pytest.raises(FolderInUse, match="in use by process 1 on elsewhere;"):
+        files.FolderLock(tmp_path).acquire()

@@ -253,6 +253,23 @@ def test_a_saved_partition_comes_back(tmp_path, transforms):
         np.testing.assert_array_equal(archive["test_1"], [6])
 
 
+def test_the_samples_of_many_clients_lie_end_to_end(tmp_path, monkeypatch):
+    saved = partition()
+    saved.save(tmp_path / "few.npz")
+    monkeypatch.setattr("fedbench.data.partition.LISTED", 1)
+    saved.save(tmp_path / "many.npz")
+    with np.load(tmp_path / "many.npz") as archive:
+        assert archive["train"].tolist() == [0, 2, 5, 1]
+        assert archive["train_sizes"].tolist() == [3, 1]
+        assert "train_0" not in archive
+        damaged = {**archive, "test_sizes": archive["test_sizes"] + 1}
+    assert same(saved, Partition.load(tmp_path / "many.npz"))
+    assert file(tmp_path / "many.npz").label == file(tmp_path / "few.npz").label, "one split, however it is written"
+    for wrong in (damaged, {**damaged, "test_sizes": np.array([3, -1])}, {"train_sizes": np.array([1])}):
+        with pytest.raises(DataCorrupt, match=r"bad\.npz"):
+            Partition.load(write(tmp_path / "bad.npz", **wrong))
+
+
 def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path, monkeypatch):
     path = tmp_path / "split.npz"
     partition().save(path)

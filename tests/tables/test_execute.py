@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,6 +18,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 
 from fedbench.config.compose import compose
+from fedbench.config.messages import one_line
 from fedbench.core.errors import Stale
 from fedbench.runs.config import from_plain, resolve, run_key
 from fedbench.tables import execute
@@ -44,6 +49,122 @@ def test_a_process_that_died_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     lost = job(f"runs_dir={tmp_path}")
     execute.run_all([[lost]], ["hydra/launcher=basic"])
     assert lost.failure == "RuntimeError: the worker died"
+    assert launcher.launch.call_count == 2, "it was tried once more"
+
+
+def seeds_of(base: Job, count: int) -> list[Job]:
+    configs = [base.config.changed(seed=seed) for seed in range(count)]
+    return [Job((*base.overrides, f"seed={seed}"), config) for seed, config in enumerate(configs)]
+
+
+class Pool:
+    """A launcher's processes: `kills` says which tasks kill theirs; a `shared` pool loses all others with it."""
+
+    def __init__(self, folder: Path, jobs: list[Job], kills: Callable[[int, int], bool], *, shared: bool) -> None:
+        self.folder, self.jobs, self.kills, self.shared = folder, jobs, kills, shared
+        self.asked: list[list[int]] = []
+        self.tries = Counter[int]()
+
+    def __call__(self, numbers: Sequence[int]) -> list[JobReturn]:
+        self.asked.append(list(numbers))
+        for begun in numbers[:2] if self.shared else ():  # two at once
+            (self.folder / f"{begun}.log").touch()
+        return [self.one(number) for number in numbers]
+
+    def one(self, number: int) -> JobReturn:
+        self.tries[number] += 1
+        log = self.folder / f"{number}.log"
+        if self.kills(number, self.tries[number]):
+            log.touch()
+            if self.shared:
+                raise RuntimeError("the pool is broken")
+            dead = JobReturn(status=JobStatus.FAILED)
+            dead.return_value = RuntimeError("killed")
+            return dead
+        with self.jobs[number].folder as folder:
+            folder.finish({"seed": number})
+        log.unlink(missing_ok=True)
+        return JobReturn(status=JobStatus.COMPLETED)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("killers", [(0,), (1, 3)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_task_that_kills_its_process_is_tried_once_more_and_costs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shared: bool, killers: tuple[int, ...], times: int
+) -> None:
+    jobs = seeds_of(job(f"runs_dir={tmp_path / 'runs'}"), 5)
+    (folder := tmp_path / "logs").mkdir()
+    pool = Pool(folder, jobs, lambda number, tries: number in killers and tries <= times, shared=shared)
+    execute._persist([[each] for each in jobs], folder, pool)
+    lost = killers if times == 2 else ()
+    assert [number for number, each in enumerate(jobs) if not each.finished] == [*lost]
+    for number in lost:
+        assert jobs[number].failure.endswith(f"is gone), twice; log: {folder / f'{number}.log'}")
+    assert all(pool.tries[number] <= 2 for number in range(5))
+    said = capsys.readouterr().err
+    for number in killers:
+        assert f"seed={number}; log: {folder / f'{number}.log'}" in said
+    if not shared:
+        assert pool.asked == [[0, 1, 2, 3, 4], [*killers]]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [
+        (["hydra/launcher=slurmm"], "unknown hydra/launcher 'slurmm'; nearest: "),
+        (["hydra/launcher=joblib", "hydra.launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
+        (["hydra/launcher=eight_cards", "hydra.launcher.gpus=1"], "nearest: hydra.launcher.num_gpus"),
+        (["hydra/launcher=ray"], "hydra.launcher asks for Ray: pip install 'fedbench-harness[ray]'"),
+        (["hydra/launcher=submitit_lokal"], "asks for submitit: pip install 'fedbench-harness[slurm]'"),
+    ],
+)
+def test_a_launcher_that_cannot_be_had_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: list[str], line: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Exception, match=r".") as error:
+        execute.run_all([[job(f"runs_dir={tmp_path}")]], launcher)
+    assert line in str(one_line(error.value))
+    assert not (tmp_path / ".sweeps").exists()
+
+
+def test_a_launcher_that_begins_nothing_is_an_error(tmp_path: Path) -> None:
+    pool = Mock(side_effect=RuntimeError("no such cluster"))
+    with pytest.raises(RuntimeError, match="no such cluster"):
+        execute._persist([[job(f"runs_dir={tmp_path}")]], tmp_path, pool)
+
+
+def test_a_process_that_dies_between_two_tasks_costs_none(tmp_path: Path) -> None:
+    jobs = seeds_of(job(f"runs_dir={tmp_path / 'runs'}"), 3)
+    pool = Pool(tmp_path, jobs, lambda _number, _tries: False, shared=False)
+    broken = iter([True, False])
+
+    def attempt(numbers: Sequence[int]) -> list[JobReturn]:
+        if next(broken):
+            pool.one(numbers[0])
+            raise RuntimeError("the pool is broken")
+        return pool(numbers)
+
+    execute._persist([[each] for each in jobs], tmp_path, attempt)
+    assert pool.asked == [[1, 2]]
+    assert all(each.finished for each in jobs)
+
+
+def test_what_a_process_prints_is_in_its_log_while_it_lives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "0.log"
+    with execute._printing_to(log):
+        os.write(1, b"round 3\n")
+        os.write(2, b"round 4")
+        first, *rounds = log.read_text().splitlines()
+    assert first.startswith(f"process {os.getpid()} on ")
+    assert rounds == ["round 3", "round 4"]
+    assert not log.exists()
+    with pytest.raises(KeyboardInterrupt), execute._printing_to(log):
+        raise KeyboardInterrupt
+    assert not log.exists(), "a run that is stopped has said where it is saved"
+    os.write(1, b"to who asked")
+    assert capfd.readouterr() == ("to who asked", "")
 
 
 @pytest.mark.parametrize("logged", [False, True])
@@ -72,9 +193,26 @@ def test_runs_at_once_take_a_core_each_and_a_single_one_all(
     jobs = [job(*more, f"seed={seed}") for seed in range(runs)]
     execute.run_all([jobs], ["hydra/launcher=joblib"])
     (_, task, _), _ = instantiate.call_args
-    (plains,) = pickle.loads(pickle.dumps(task)).args  # as it goes to another process
-    assert [from_plain(plain).hardware.engine for plain in plains] == [expected] * runs
-    assert [run_key(from_plain(plain)) for plain in plains] == [each.key for each in jobs]
+    tasks, apart = pickle.loads(pickle.dumps(task)).args  # as it goes to another process
+    assert apart
+    found = [from_plain(plain) for plains in tasks for plain in plains]
+    assert [each.hardware.engine for each in found] == [expected] * runs
+    assert [run_key(each) for each in found] == [each.key for each in jobs]
+
+
+@pytest.mark.parametrize(("asked", "size"), [(("gpus",), 1), (("gpus", "num_gpus=0.5"), 2), (("cpu", "num_gpus=1"), 1)])
+def test_seeds_are_one_task_where_the_launcher_gives_it_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], size: int
+) -> None:
+    """Whether this machine has one or not: it may be a cluster's login node."""
+    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
+    hardware = "auto" if asked[0] == "gpus" else "cpu"
+    jobs = [job(f"runs_dir={tmp_path}", f"hardware={hardware}", f"seed={seed}") for seed in range(2)]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    execute.run_all([jobs], ["hydra/launcher=ray", *(f"hydra.launcher.{each}" for each in asked[1:])])
+    (_, task, _), _ = instantiate.call_args
+    assert [len(plains) for plains in task.args[0]] == [size] * (2 // size)
 
 
 def test_a_run_is_not_composed_again_from_its_overrides(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """file: a split made elsewhere, or by an earlier run, so that a comparison uses the same samples.
 
 The exchange form is one .npz: integer arrays `train_<i>` and `test_<i>` for clients 0, 1, ... of indices into the train
-split followed by the test split. Optional: `val_<i>`, and what a run of fedbench adds to its own `partition.npz`
+split followed by the test split (of many clients also `train` end to end, with `train_sizes`, the samples of each; and
+so on). Optional: `val_<i>`, and what a run of fedbench adds to its own `partition.npz`
 (`dataset`, to refuse a split of other data; `rotation`, `corners` and `label_map`, which are applied again; `label`,
 `seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>` validation samples.
 A path "package:NAME.npz" is one that comes with the package (fedbench.data.authors).
@@ -92,6 +93,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         arrays = load_npz(path)
     except OSError as error:
         raise DataMissing(f"partition.path={path}: {error.strerror or error}") from error
+    if arrays is not None and "train_sizes" in arrays:
+        arrays = _listed(path, arrays)
     if arrays is None:
         raise DataCorrupt(f"{path} is no .npz of index arrays, or a damaged one; make it again (numpy.savez)")
     for name, array in arrays.items():
@@ -105,6 +108,21 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             raise DataCorrupt(f"{path}: '{name}' must be a list of integers, got {array.dtype} {array.shape}")
     if "train_0" not in arrays:
         raise DataCorrupt(f"{path} holds no 'train_0'")
+    return arrays
+
+
+def _listed(path: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """`arrays` with `train_<i>` in the place of `train` and `train_sizes`, and so on.
+
+    Raises:
+        DataCorrupt: the sizes are not those of the lists.
+    """
+    for name in [key for key in ("train", "val", "test") if key in arrays]:
+        samples, sizes = arrays.pop(name), arrays.pop(f"{name}_sizes", np.zeros(0))
+        if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any() or sizes.sum() != samples.size:
+            raise DataCorrupt(f"{path}: '{name}_sizes' must be {samples.size} in all, a whole number for each client")
+        parts = np.split(samples, np.cumsum(sizes)[:-1])
+        arrays |= {f"{name}_{client}": part for client, part in enumerate(parts)}
     return arrays
 
 

@@ -1,0 +1,228 @@
+"""A cohort dealt to actors of Ray: the same numbers as one process, whatever their number and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbench.config.compose import compose
+from fedbench.config.schema import HardwareConfig
+from fedbench.core.errors import ConfigError, Diverged, FedbenchError
+from fedbench.engine import sharded
+from fedbench.engine import simulation as states
+from fedbench.engine.hardware import pick_trainer
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Simulation
+from fedbench.runs.config import resolve
+from fedbench.runs.execution import build
+
+LOOPED = HardwareConfig(engine="looped", device="cpu")
+
+
+class Ray:
+    """Stands for the module ray: actors are objects here, what passes to and from them is pickled, and some die."""
+
+    def __init__(self) -> None:
+        self.exceptions = SimpleNamespace(RayError=KeyError)
+        self.gpus, self.begun, self.calls = 0, 0, Counter[int]()
+        self.dies: Callable[[int, int], bool] = lambda _actor, _call: False
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0, "GPU": float(self.gpus)}
+
+    def put(self, value: Any) -> bytes:
+        return pickle.dumps(value)
+
+    def get(self, promised: Callable[[], Any]) -> Any:
+        return pickle.loads(pickle.dumps(promised()))
+
+    def remote(self, **_: Any) -> Callable[[type], Any]:
+        def made(given: bytes, *more: Any) -> Any:
+            number, self.begun = self.begun, self.begun + 1
+            shard = sharded.Shard(pickle.loads(given), *more)
+
+            def work(shared: bytes, order: sharded.Order) -> Callable[[], Any]:
+                self.calls[number] += 1
+                call, sent = self.calls[number], pickle.loads(pickle.dumps(order))
+
+                def done() -> Any:
+                    if self.dies(number, call):
+                        raise KeyError("the actor died")
+                    return shard.work(pickle.loads(shared), sent)
+
+                return done
+
+            known, worked = SimpleNamespace(remote=lambda: shard.known), SimpleNamespace(remote=work)
+            return SimpleNamespace(known=known, work=worked)
+
+        return lambda _kind: SimpleNamespace(remote=made)
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    found = Ray()
+
+    @contextmanager
+    def started(*_: object) -> Iterator[Ray]:
+        yield found
+
+    monkeypatch.setattr(sharded, "started_ray", started)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return found
+
+
+def setup_of(method: str, *more: str) -> Setup:
+    data = ("dataset=digits", "dataset.limit=120", "partition=homo", "partition.num_clients=6", "model=mlp")
+    short = ("protocol.rounds=3", "protocol.cohort=4", "protocol.local.epochs=1", "hardware=cpu")
+    return build(resolve(compose([f"method={method}", *data, *short, *more])))
+
+
+def trained(
+    setup: Setup, config: HardwareConfig, before: Callable[[Any, int], None] = lambda *_: None
+) -> tuple[dict[str, Tensor], Any]:
+    """All that a checkpoint holds at the end, and the trainer."""
+    trainer = pick_trainer(setup, config)
+    try:
+        simulation = Simulation(setup, trainer)
+        state = simulation.begin()
+        while not simulation.done(state):
+            before(trainer, state.round)
+            simulation.step(state)
+    finally:
+        trainer.close()
+    return {name: leaf for name, leaf in states.pack(state)[0].items() if "seconds" not in name}, trainer
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """To the bit; nan is itself."""
+    same = (torch.equal(leaf.nan_to_num(-7), other[name].nan_to_num(-7)) for name, leaf in one.items())
+    return one.keys() == other.keys() and all(same)
+
+
+def actors(count: int) -> HardwareConfig:
+    return HardwareConfig(engine="ray", device="cpu", workers=count)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "scaffold"])
+def test_any_number_of_actors_gives_what_one_process_gives(ray: Ray, method: str) -> None:
+    setup = setup_of(method, "protocol.score=both", "protocol.report=best_test")
+    alone, _ = trained(setup, LOOPED)
+    for count in (1, 2, 4):
+        assert equal(alone, trained(setup, actors(count))[0])
+    assert ray.begun == 7
+
+
+def test_the_state_of_an_optimiser_that_is_kept_stays_with_its_client(ray: Ray) -> None:
+    setup = setup_of("fedavg", "protocol.optimizer.state=kept", "protocol.optimizer.momentum=0.9")
+    assert equal(trained(setup, LOOPED)[0], trained(setup, actors(2))[0])
+
+
+def test_clients_of_several_kinds(ray: Ray) -> None:
+    setup = build(
+        resolve(
+            compose(
+                [
+                    "method=fedavg", "dataset=captioned", "model=small_pair", "partition.num_clients=6", "hardware=cpu",
+                    "protocol.rounds=2", "protocol.local.epochs=1", "dataset.limit=120", "partition=homo",
+                ]
+            )
+        )
+    )  # fmt: skip
+    assert equal(trained(setup, LOOPED)[0], trained(setup, actors(3))[0])
+
+
+def test_an_actor_that_dies_is_replaced_and_its_part_done_again(ray: Ray) -> None:
+    setup = setup_of("ditto")
+    alone, _ = trained(setup, LOOPED)
+    ray.dies = lambda actor, call: actor == 0 and call == 4
+    assert equal(alone, trained(setup, actors(2))[0])
+    assert ray.begun == 3
+
+
+def test_a_part_that_kills_every_actor_ends_the_run_in_one_line(ray: Ray) -> None:
+    ray.dies = lambda _actor, _call: True
+    with pytest.raises(FedbenchError, match=r"an actor of Ray died 3 times in round 1 .*resumes from its last"):
+        trained(setup_of("fedavg"), actors(2))
+
+
+def test_an_error_of_a_client_is_the_run_s(ray: Ray) -> None:
+    with pytest.raises(Diverged, match="training diverged in round 2 on client"):
+        trained(setup_of("fedavg", "protocol.optimizer.lr=1e30"), actors(2))
+
+
+@pytest.mark.parametrize(("place", "what"), [(0, "code"), (1, "data")])
+def test_an_actor_with_other_code_or_data_is_refused(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch, place: int, what: str
+) -> None:
+    found = [("a", "b"), ("a", "b")]
+    found[1] = ("other", "b") if place == 0 else ("a", "other")
+    monkeypatch.setattr(sharded, "hashes", lambda _: found.pop(0))
+    with pytest.raises(ConfigError, match=rf"an actor of Ray has other {what} \(other\) than this process"):
+        trained(setup_of("fedavg"), actors(1))
+
+
+def test_an_actor_that_cannot_begin_is_one_line(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get", Mock(side_effect=KeyError("No module\nnamed fedbench")))
+    with pytest.raises(ConfigError, match=r"cannot begin; is fedbench installed on its machine\? .*named fedbench"):
+        trained(setup_of("fedavg"), actors(1))
+
+
+def test_who_takes_the_place_of_a_dead_actor_is_checked_too(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [("a", "b")] * 2 + [("other", "b")]
+    monkeypatch.setattr(sharded, "hashes", lambda _: found.pop(0))
+    ray.dies = lambda _actor, _call: True
+    with pytest.raises(ConfigError, match="an actor of Ray has other code"):
+        trained(setup_of("fedavg"), actors(1))
+
+
+def test_hashes_change_with_the_samples_and_the_method() -> None:
+    one, other = setup_of("fedavg"), setup_of("ditto")
+    assert sharded.hashes(one) == sharded.hashes(setup_of("fedavg"))
+    assert sharded.hashes(one)[0] != sharded.hashes(other)[0]
+    one.federation.x[0] += 1
+    assert sharded.hashes(one)[1] != sharded.hashes(other)[1]
+
+
+def test_more_cards_than_there_are(ray: Ray) -> None:
+    ray.gpus = 2
+    with pytest.raises(ConfigError, match=r"hardware.workers=3 actors take a GPU each, Ray has 2"):
+        trained(setup_of("fedavg"), HardwareConfig(engine="ray", workers=3))
+    ray.gpus = 0
+    with pytest.raises(ConfigError, match=r"take a GPU each, Ray has 0"):
+        trained(setup_of("fedavg"), HardwareConfig(engine="ray", device="cuda", workers=1))
+
+
+def test_what_is_equal_for_all_crosses_once_and_a_memory_only_to_who_lacks_it(ray: Ray) -> None:
+    setup = setup_of("ditto", "protocol.cohort=6")
+    model = 4 * sum(leaf.numel() for leaf in setup.task.init(torch.Generator()).values())
+    _, trainer = trained(setup, actors(2))
+    # Three rounds and two scorings send the global model, the first round and its scoring the initial personal one.
+    assert trainer.crossed["shared"] == (3 + 2 + 2) * model
+    assert trainer.crossed["down"] == 0, "what an actor trained it has"
+    assert trainer.crossed["up"] == 3 * 6 * 2 * model
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_actors_of_ray_itself_one_of_which_is_killed() -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+
+    def kill(trainer: Any, completed: int) -> None:
+        if completed == 1:
+            number = ray.get(trainer._actors[0].__ray_call__.remote(lambda _: os.getpid()))
+            os.kill(number, signal.SIGKILL)
+
+    setup = setup_of("ditto")
+    assert equal(trained(setup, LOOPED)[0], trained(setup, actors(2), kill)[0])
+    assert not ray.is_initialized(), "what the run started, it has ended"
