@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
@@ -247,6 +248,19 @@ EXPRESSIONS = {  # a documented call of pytest -> a name for its NAME
     "pytest tests/engine/test_kinds.py -k NAME": "fediot",
     "pytest tests/tables/test_specs.py tests/config/test_stated.py -k NAME": "fedcollab_t3",
 }
+
+
+def test_the_page_of_checks_names_tests_that_exist_and_methods_that_were_run() -> None:
+    """Every line has two tests, and what it says of another implementation has a row, or a reason."""
+    with (ROOT / "results/evidence/other_implementations.csv").open(encoding="utf-8") as file:
+        run = {line["method"] for line in csv.DictReader(file)}
+    lines = re.findall(r"^\| (?!method|---)(.*) \|$", PAGES["docs/methods-checked.md"], re.MULTILINE)
+    assert len(lines) >= 16
+    for names, _, *checks, other in (line.split(" | ") for line in lines):
+        for check in checks:
+            file, _, name = check.strip("`").partition("::")
+            assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8"), check
+        assert other.startswith(("none: ", "torch.optim")) or run & set(names.split(", ")), names
 
 
 @pytest.mark.slow

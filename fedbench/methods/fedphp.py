@@ -6,7 +6,7 @@ squared maximum mean discrepancy of both models' features, by five Gaussian kern
 (`mmd`). After training v_k = m v_k + (1 - m) w with m = q min(1, c / floor(share T)), c the rounds that it took part in
 before, share T those that it takes part in of T. Scored: v_k.
 As in the authors' code the temperature, 4, divides v_k's logits alone, and v_k is in evaluation mode. PFLlib's version
-has m by rounds, mixes what is received instead, and four fixed widths.
+has m by rounds, four fixed widths, and scores w as trained.
 Batch normalisation: w's statistics are averaged; v_k's are mixed like its weights.
 """
 

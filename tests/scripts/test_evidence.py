@@ -67,3 +67,23 @@ def test_the_comparison_with_fl_bench_is_the_mean_of_its_evaluations() -> None:
         (row,) = re.findall(rf"\| {line['method']} \| {line['split']} \|.*", page)
         said = [float(number) for number in re.findall(r" (\d\d\.\d) ", row.replace("|", " "))]
         assert min(abs(number - sum(last) / 5) for number in said) < 0.051, line
+
+
+def test_the_page_shows_what_other_implementations_gave() -> None:
+    """Means of the seeds listed, each in its line of the table; above 1.5 points there is a reason."""
+    page = (ROOT / "docs/reference-implementations.md").read_text(encoding="utf-8")
+    for line in lines("other_implementations"):
+        ours, theirs = ([float(each) for each in line[f"{side}_by_seed"].split()] for side in ("ours", "theirs"))
+        assert len(ours) == len(theirs) == len(line["seeds"].split())
+        for values, side in ((ours, "ours"), (theirs, "theirs")):
+            assert float(line[side]) == pytest.approx(sum(values) / len(values), abs=0.011)
+        apart = float(line["difference"])
+        assert apart == pytest.approx(float(line["ours"]) - float(line["theirs"]), abs=0.011)
+        assert line["explanation"] or abs(apart) <= 1.5
+        numbers = [
+            line[side] + (f" ± {line[f'{side}_sd']}" if line[f"{side}_sd"] else "") for side in ("ours", "theirs")
+        ]
+        (row,) = (
+            text for text in page.splitlines() if text.startswith(f"| `{line['method']}`") and line["rival"] in text
+        )
+        assert f" | {numbers[0]} | {numbers[1]} | {apart:+.2f} | {line['explanation']} |" in row
