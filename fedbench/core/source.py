@@ -12,6 +12,7 @@ import ast
 import functools
 import hashlib
 import importlib.util
+import sys
 import sysconfig
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -22,7 +23,10 @@ from fedbench.core.errors import FedbenchError
 
 BEGAN = time.time()  # nothing that decides numbers was imported before
 OWN = __name__.partition(".")[0]
-INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+# Where packages are installed: this environment's folders, and those of others that it sees (--system-site-packages).
+INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {
+    Path(folder).resolve() for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")
+}
 BINDING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 

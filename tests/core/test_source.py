@@ -225,3 +225,12 @@ def test_a_root_without_source_is_refused(root: str, reason: str) -> None:
 def test_a_field_may_have_the_name_of_what_its_default_is_made_of(toypack: Path) -> None:
     before = digest(toypack, ("a", "kept: int = LIMIT", "LIMIT: int = LIMIT"))
     assert digest(toypack, ("a", "LIMIT = 3", "LIMIT = 4")) != before
+
+
+def test_packages_of_another_environment_that_this_one_sees_are_installed_ones(tmp_path: Path) -> None:
+    """As with `python -m venv --system-site-packages`."""
+    folder = tmp_path / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    show = f"import sys; sys.path.append({str(folder)!r}); from fedbench.core.source import INSTALLED; print(*INSTALLED)"
+    said = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True).stdout
+    assert str(folder.resolve()) in said.split()
