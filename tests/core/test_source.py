@@ -231,6 +231,6 @@ def test_packages_of_another_environment_that_this_one_sees_are_installed_ones(t
     """As with `python -m venv --system-site-packages`."""
     folder = tmp_path / "lib" / "site-packages"
     folder.mkdir(parents=True)
-    show = f"import sys; sys.path.append({str(folder)!r}); from fedbench.core.source import INSTALLED; print(*INSTALLED)"
+    show = f"import sys; sys.path.append({str(folder)!r}); from fedbench.core import source; print(*source.INSTALLED)"
     said = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True).stdout
     assert str(folder.resolve()) in said.split()
