@@ -41,7 +41,7 @@ LOGS = 20e3  # bytes of the other files of a finished run
 class ResourceEstimate:
     """Time, memory and disk of those runs of a plan that can be built."""
 
-    plan: Plan
+    plan: Plan | None = None  # whose finished runs tell of others
     seconds: float = 0.0  # of all, one after another
     finished: int = 0  # runs estimated by a finished one
     timed: int = 0  # runs estimated by a timed step
@@ -57,7 +57,7 @@ class ResourceEstimate:
         """Count one more run, or note why it cannot be built: it will fail and say so."""
         try:
             setup = self.setup(job.config)
-            seconds = _seconds_of_another_seed(job, self.plan)
+            seconds = _seconds_of_another_seed(job, self.plan) if self.plan else None
             self.seconds += self._timed(job.config, setup) if seconds is None else seconds
         except FedbenchError as error:
             self.unknown.setdefault(str(error), []).append(job.identity)
@@ -93,11 +93,35 @@ class ResourceEstimate:
         """Return the seconds of a run, from those of a step."""
         where = _without_method(config)
         if where not in self._steps:
-            one = {"looped": EngineCandidate(LoopedTrainer)}
-            paces = [time_engines(replace(kind, method=FedAvg()), one)["looped"] for kind in setup.kinds]
-            self._steps[where] = sum(paces) / len(paces)
+            self._steps[where] = _pace(setup, FedAvg())
         batches = client_steps(setup, config) + scored_batches(setup, config) * FORWARD_SHARE
         return batches * self._steps[where]
+
+    def timed_as_it_is(self, config: RunConfig) -> float:
+        """Return the seconds of a run by a timed step of its own method, and the scoring by one of FedAvg.
+
+        Raises:
+            FedbenchError: it cannot be built.
+        """
+        setup = self.setup(config)
+        where = _without_method(config)
+        own = f"{where} {config.method}"
+        if where not in self._steps:
+            self._steps[where] = _pace(setup, FedAvg())
+        if own not in self._steps:
+            self._steps[own] = _pace(setup, config.method)
+        share = config.protocol.cohort_size(len(setup.population.sizes)) / len(setup.population.sizes)
+        plain = float(schedule.all_steps(setup.population.sizes, config.protocol.local).sum()) * share
+        adapted = client_steps(setup, config) - client_steps(setup, config, scored=False)
+        scored = adapted + scored_batches(setup, config) * FORWARD_SHARE
+        return config.protocol.rounds * plain * self._steps[own] + scored * self._steps[where]
+
+
+def _pace(setup: Setup, method: Method) -> float:
+    """Return the seconds of a plain local step with `method`, mean over the kinds of client."""
+    one = {"looped": EngineCandidate(LoopedTrainer)}
+    paces = [time_engines(replace(kind, method=method), one)["looped"] for kind in setup.kinds]
+    return sum(paces) / len(paces)
 
 
 def estimate(plan: Plan, missing: Sequence[Job], at_once: int = 1) -> ResourceEstimate:
@@ -134,8 +158,8 @@ def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator
     yield f"disk: about {kept}, {most}; {human_bytes(room)} are free{short}"
 
 
-def client_steps(setup: Setup, config: RunConfig) -> float:
-    """Return expected client-steps of a run: all stages on an average cohort, and what clients adapt when scored."""
+def client_steps(setup: Setup, config: RunConfig, *, scored: bool = True) -> float:
+    """Return expected client-steps of a run: all stages on an average cohort, and what clients adapt when `scored`."""
     local, clock = config.protocol.local, Clock(0, config.protocol.rounds)
     sizes = [int(size) for size in setup.population.sizes]
 
@@ -144,7 +168,7 @@ def client_steps(setup: Setup, config: RunConfig) -> float:
 
     share = config.protocol.cohort_size(len(sizes)) / len(sizes)
     trained = config.protocol.rounds * share * steps(config.method.stages(local, clock))
-    return trained + _scorings(config)[0] * steps(config.method.adapt(local, clock))
+    return trained + scored * _scorings(config)[0] * steps(config.method.adapt(local, clock))
 
 
 def scored_batches(setup: Setup, config: RunConfig) -> float:
