@@ -66,7 +66,9 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
         fill(ledger, selection, seeds, rows)
     drawn = standings.read(folder)
     standings.write(folder, drawn)
-    print(f"{folder / standings.PAGE}: {drawn.cost:.2f} hours of one core; python -m fedbench report {selection.results}")
+    print(
+        f"{folder / standings.PAGE}: {drawn.cost:.2f} hours of one core; python -m fedbench report {selection.results}"
+    )
     lacking = [f"{line.row} in {each.label}" for each in drawn.federations for line in each.lines if line.lacks]
     if lacking:
         print(f"not there: {', '.join(lacking)}", file=sys.stderr)

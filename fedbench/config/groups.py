@@ -141,7 +141,7 @@ def load(group: str, name: str) -> dict[str, Any]:
 
 
 def tune(method: str) -> Mapping[str, Any]:
-    """Return `tune` of conf/method/`method`.yaml, as written; of a preset without one that of the YAML it is made of."""
+    """Return `tune` of conf/method/`method`.yaml, as written, or that of the YAML that a preset is made of."""
     config = load_yaml(file_of("method", method))
     if TUNE in config:
         return cast("Mapping[str, Any]", config[TUNE])

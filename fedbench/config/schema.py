@@ -246,8 +246,8 @@ class ProtocolConfig(Component):
             raise ConfigError("protocol.report=best_val needs protocol.test.val_fraction > 0")
         if self.test.once and (self.report, self.score) != ("last", "received"):
             raise ConfigError(
-                "protocol.test.once=true scores test samples after the last round alone, which leaves nothing to choose "
-                "from; use protocol.report=last and protocol.score=received"
+                "protocol.test.once=true scores test samples after the last round alone, which leaves nothing to "
+                "choose from; use protocol.report=last and protocol.score=received"
             )
         if self.per_client and self.report != "best_val":
             raise ConfigError(

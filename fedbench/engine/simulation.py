@@ -436,8 +436,7 @@ class Simulation:
                 for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once)))
             ]
             counts = {
-                name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts]))
-                for name in sets
+                name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts])) for name in sets
             }
             scores = tallies(setup, counts, everyone)
             if setup.protocol.test.whole and sets != (VALIDATION,):

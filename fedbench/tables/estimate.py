@@ -22,6 +22,7 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.hardware import EngineCandidate, client_bytes, free_bytes, time_engines
 from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
 from fedbench.methods.fedavg import FedAvg

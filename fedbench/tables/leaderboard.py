@@ -60,11 +60,9 @@ class Range:
 
     def at(self, place: float) -> float | int:
         """Return the number at `place` in [0, 1), in three digits."""
-        if self.log:
-            value = self.low * (self.high / self.low) ** place
-        else:
-            value = self.low + (self.high - self.low) * place
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        low, high = self.low, self.high
+        value = low * (high / low) ** place if self.log else low + (high - low) * place
+        whole = isinstance(low, int) and isinstance(high, int)
         return round(value) if whole else float(f"{value:.3g}")
 
 
@@ -346,7 +344,8 @@ class Ledger:
         return next(iter(self._ranked(federation, row, len(self.board.rungs) - 1)), None)
 
     def _ranked(self, federation: str, row: str, rung: int) -> list[int]:
-        scores = {number: self.validation(federation, row, number, rung) for number in self.survivors(federation, row, rung)}
+        here = self.survivors(federation, row, rung)
+        scores = {number: self.validation(federation, row, number, rung) for number in here}
         return sorted((n for n in scores if math.isfinite(scores[n])), key=lambda number: (-scores[number], number))
 
     def validation(self, federation: str, row: str, number: int, rung: int) -> float:
