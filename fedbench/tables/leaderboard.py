@@ -172,6 +172,8 @@ class Board:
                 f"{where}: {self.trials} trials over rungs of {list(self.rungs)} rounds; half of them go on each time, "
                 "to more rounds, and one must be left"
             )
+        if "local" not in self.references:
+            raise ConfigError(f"{where}: references must hold local, which every row is measured against")
         for name in (*self.references, *self.without):
             if name not in {**self.all_rows, **dict.fromkeys(groups.names("method"))}:
                 raise unknown(f"row of {where}", name, self.all_rows)
@@ -371,14 +373,15 @@ class Ledger:
             *(f"protocol.rounds={stage.rounds}", f"protocol.eval_every={every}", test, f"seed={seed}"),
             *("stale=rerun", *self.settings),
         ]
-        if stage.rung is None and row != "local" and (rate := self._local_rate(federation.label)) is not None:
+        if stage.rung is None and row != "local" and (local := self.chosen(federation.label, "local")) is not None:
+            rate = self.board.trials_of("local")[local].rate or self._default_rate
             overrides.append(f"reference_lr={rate}")
         plain = OmegaConf.to_container(compose(overrides), resolve=True, throw_on_missing=True)
         return Job(tuple(overrides), from_plain(cast("dict[str, Any]", plain)))
 
-    def _local_rate(self, federation: str) -> float | None:
-        number = self.chosen(federation, "local") if "local" in self.board.all_rows else None
-        return None if number is None else self.board.trials_of("local")[number].rate
+    @functools.cached_property
+    def _default_rate(self) -> float:
+        return float(compose(self.board.base).protocol.optimizer.lr)
 
     # What is there of a stage, and what is not.
 
@@ -410,15 +413,12 @@ class Ledger:
         line |= {name: result.get(name, "") for name in ("data", "code", "failure", *KEPT)}
         if entry.stage.rung is None and entry.job.finished:
             run = entry.job.run
-            local = self.lines.get((FINAL, entry.federation.label, "local", *self._local_place(entry)), line)
+            best = self.chosen(entry.federation.label, "local") or 0
+            local = self.lines.get((FINAL, entry.federation.label, "local", best, entry.job.seed), line)
             reached = reaches(run, float(local.get("acc_on_val") or "nan") / 100, "val")
             line |= {f"{name}_to_local": getattr(reached, name) for name in ("rounds", "bytes", "seconds")}
             line["clients"] = " ".join(f"{each:.6g}" for each in (() if run.accuracies is None else run.accuracies))
         return line
-
-    def _local_place(self, entry: Entry) -> tuple[int, int]:
-        number = self.chosen(entry.federation.label, "local") if "local" in self.board.all_rows else None
-        return -1 if number is None else number, entry.job.seed
 
     def save(self) -> None:
         """Write rows.csv and board.json, in an order that does not depend on when a row was made."""
