@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedbench.cli.program import asks_for_help
 from fedbench.cli.reproduce import launcher_of, make_runs, select
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError, unknown
 
 if TYPE_CHECKING:
     from fedbench.tables.leaderboard import Ledger
@@ -22,7 +22,7 @@ python -m fedbench leaderboard board=NAME [KEY=VALUE ...] [--dry-run]
 
   board=NAME           one of conf/leaderboard/
   rows=A,B             only these, and the board's references; the others keep what they have
-  seeds=3              the first three of the board's seeds, or a list of them: seeds=[0,3]
+  seeds=3              only final runs of seeds 0, 1 and 2, or of those in a list: seeds=[0,3]
   jobs=N               runs at once (default: one a core, on a GPU one)
   results=results      the board goes to DIR/leaderboard/NAME/; the runs themselves go to runs_dir
   retry=false          true: run failed trials again
@@ -42,43 +42,44 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
     if not arguments or asks_for_help(arguments):
         print(LEADERBOARD_HELP, end="")
         return OK if arguments else REFUSED
+    from fedbench.tables import leaderboard
+
     selection, words = select(arguments, KEYS)
     if words or not selection.board:
         raise ConfigError("which board? board=NAME; see python -m fedbench leaderboard --help")
     if selection.changed:
         raise ConfigError(f"{selection.changed[0]}: a board is run as it is declared; copy its YAML to another name")
-    from fedbench.tables import leaderboard, standings
-
     board = leaderboard.load(selection.board)
-    seeds = selection.seeds if "=[" in " ".join(arguments) else board.seeds[: len(selection.seeds) or None]
-    if unknown := {*seeds} - {*board.seeds}:
-        raise ConfigError(f"seeds: the board has no seed {min(unknown)}; its seeds are {list(board.seeds)}")
+    if lost := {*selection.seeds} - {*board.seeds}:
+        raise ConfigError(f"seeds: the board has no seed {min(lost)}; its seeds are {list(board.seeds)}")
     for name in selection.rows:
-        board.trials_of(name) if name in board.all_rows else _refuse(name, board.all_rows)
+        if name not in board.all_rows:
+            raise unknown("row of the board", name, board.all_rows)
     rows = [name for name in board.all_rows if name in (*selection.rows, *board.references)] if selection.rows else []
     folder = Path(selection.results) / "leaderboard" / board.name
     ledger = leaderboard.Ledger(board, folder, selection.settings)
+    if selection.dry_run:
+        for line in hours(ledger, rows, launcher_of(selection)[1]):
+            print(line, flush=True)
+        return OK
     if not selection.render:
-        if selection.dry_run:
-            for line in hours(ledger, rows, launcher_of(selection)[1]):
-                print(line, flush=True)
-            return OK
-        fill(ledger, selection, seeds, rows)
+        fill(ledger, selection, selection.seeds, rows)
+    return conclude(folder, selection.results)
+
+
+def conclude(folder: Path, results: str) -> int:
+    """Draw the board in `folder`, say what it lacks, and return the exit code."""
+    from fedbench.tables import standings
+
     drawn = standings.read(folder)
     standings.write(folder, drawn)
-    print(
-        f"{folder / standings.PAGE}: {drawn.cost:.2f} hours of one core; python -m fedbench report {selection.results}"
-    )
-    lacking = [f"{line.row} in {each.label}" for each in drawn.federations for line in each.lines if line.lacks]
-    if lacking:
-        print(f"not there: {', '.join(lacking)}", file=sys.stderr)
+    print(f"{folder / standings.PAGE}: {drawn.runs} runs, {drawn.cost:.2f} hours of one core")
+    print(f"beside the tables: python -m fedbench report {results}")
+    lacking = [f"{line.row} in {each.label}: {line.lacks}" for each in drawn.federations for line in each.lines]
+    lacking = [text for text in lacking if not text.endswith(": ")]
+    for text in lacking:
+        print(f"incomplete: {text}", file=sys.stderr)
     return INCOMPLETE if lacking else OK
-
-
-def _refuse(name: str, rows: Sequence[str]) -> None:
-    from fedbench.core.errors import unknown
-
-    raise unknown("row of the board", name, rows)
 
 
 def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> None:

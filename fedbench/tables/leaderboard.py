@@ -248,7 +248,7 @@ def _typed(content: dict[str, Any], where: str) -> Board:
     for key in content:
         if key not in fields:
             raise unknown(f"key of {where}", key, fields)
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    values: dict[str, Any] = {k: tuple(each) if isinstance(each, list) else each for k, each in content.items()}
     values["federations"] = tuple(typed(Federation, each, where) for each in values.get("federations", ()))
     values["rate"] = _space(values.get("rate"), f"{where}, rate")
     try:

@@ -183,7 +183,11 @@ def test_a_failed_trial_goes_no_further(filled: Ledger) -> None:
     ("tune", "error", "message"),
     [
         ("{mu: [1]}", UnknownName, "unknown key in tune of method 'better' 'mu'"),
-        ("{work: [1], private: [[]], rate: [1], paper: [1]}", ConfigError, "has 3 keys of its own, work, private, paper"),
+        (
+            "{work: [1], private: [[]], rate: [1], paper: [1]}",
+            ConfigError,
+            "has 3 keys of its own, work, private, paper",
+        ),
         ("{work: 3}", ConfigError, "tune of method 'better', work is 3; give a list of values, or"),
         ("{work: {low: 3, high: 1}}", FedbenchError, "a range from 3 to 1 is none"),
         ("{work: {low: 0.5, high: 1.5}}", ConfigError, "tune of method 'better': .*work"),
