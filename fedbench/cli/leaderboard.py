@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedbench.tables.spec import Selection
 
 LEADERBOARD_HELP = """\
-python -m fedbench leaderboard board=NAME [KEY=VALUE ...] [--dry-run]
+usage: python -m fedbench leaderboard board=NAME [KEY=VALUE ...] [--dry-run]
 
   board=NAME           one of conf/leaderboard/
   rows=A,B             only these, and the board's references; the others keep what they have
