@@ -138,7 +138,7 @@ def test_a_board_that_was_interrupted_is_the_same(filled: Ledger, tmp_path: Path
             fill(tmp_path, rows=rows)
     assert not list(fill(tmp_path, rows=rows, seeds=(0,)).entries(stages(BOARD)[-1], ["better"]))
     again = fill(tmp_path, rows=rows)
-    timeless = lambda line: {k: str(v) for k, v in line.items() if "seconds" not in k}  # noqa: E731
+    timeless = lambda line: {k: str(v) for k, v in line.items() if "seconds" not in k and v not in ("", None)}  # noqa: E731
     whole = {place: line for place, line in filled.lines.items() if line["row"] in rows}
     assert [*map(timeless, again.lines.values())] == [timeless(whole[place]) for place in again.lines]
     assert len(again.lines) == len(whole)
@@ -153,12 +153,9 @@ def test_rows_stand_without_their_runs_and_those_of_other_code_are_made_again(
     entries = [entry for stage in stages(BOARD) for entry in again.entries(stage)]
     assert len(entries) == len(filled.lines)
     assert again.missing(entries) == []
-    changed = fingerprint.changed
-    monkeypatch.setattr(
-        fingerprint, "changed", lambda made, today: ["method"] if "Better" in repr(today) else changed(made, today)
-    )
     code_of = fingerprint.code_of
-    monkeypatch.setattr(fingerprint, "code_of", lambda run: f"{code_of(run)}{type(run.method).__name__}")
+    edited = lambda run: code_of(run).replace("method:", "method:0" * (run.labels["method"] == "better") or "method:")  # noqa: E731
+    monkeypatch.setattr(fingerprint, "code_of", edited)
     lacking = again.missing(entries)
     assert {job.config.labels["method"] for job in lacking} == {"better"}
     assert len(lacking) == sum(entry.row == "better" for entry in entries)
