@@ -182,6 +182,28 @@ class LocalConfig(Component):
 
 
 @dataclass(frozen=True)
+class WorkConfig(Component):
+    """Who falls short of the protocol's local work: drawn for each client and round, the same for all methods of a seed.
+
+    One and the same client may stop early and be lost.
+    """
+
+    section: ClassVar[str] = "protocol.work"
+
+    partial: float = share(0.0)  # probability that a client stops early in a round
+    fraction: float = share(0.5, above=True)  # of each stage's steps that it then does, rounded up
+    dropout: float = share(0.0, below=True)  # probability that it trains and its upload never arrives
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.partial == 0 and self.fraction != WorkConfig.fraction:
+            raise ConfigError(
+                f"protocol.work.fraction={self.fraction} counts only where clients stop early; set "
+                "protocol.work.partial"
+            )
+
+
+@dataclass(frozen=True)
 class TestConfig(Component):
     """Where test and validation samples come from, and which test sets are scored.
 
@@ -227,8 +249,10 @@ class ProtocolConfig(Component):
     cohort: str = field(default=ALL_CLIENTS, metadata={KEYED: cohort_key, DOMAIN: Cohorts()})
     local: LocalConfig = field(default_factory=LocalConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    work: WorkConfig = field(default=WorkConfig(), metadata={ADDED: True})
     augment: tuple[str, ...] = ()  # crop4, flip, rotate<degrees>
     test: TestConfig = field(default_factory=TestConfig)
+    unseen: int = added(at_least(0, 0))  # the last clients, that no round meets; scored when the run is over
     # received: before local training | trained: after the client's latest | both compete | own: the method's, see
     # fedbench.engine.method.own_score
     score: str = one_of("received", "trained", "both", "own")
@@ -267,6 +291,19 @@ class ProtocolConfig(Component):
             ConfigError: more than there are.
         """
         return cohort_size(self.cohort, clients)
+
+    def seen(self, clients: int) -> int:
+        """Clients out of `clients` that rounds may meet: all but the last `unseen`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.unseen >= clients:
+            raise ConfigError(
+                f"protocol.unseen={self.unseen} leaves nobody to train of the {clients} clients of the partition; "
+                "lower it, or add clients"
+            )
+        return clients - self.unseen
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,10 @@ class Ragged:
         sizes = torch.cat([part.sizes for part in parts])
         return cls(values, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
 
+    def first(self, count: int) -> Ragged:
+        """The first `count` lists: views."""
+        return Ragged(self.values[: int(self.offsets[count])], self.offsets[: count + 1])
+
     @cached_property
     def sizes(self) -> Tensor:
         """Samples of each client, int64 [N]."""
@@ -152,6 +156,14 @@ class Federation:
         whole.ids = [key for part in parts for key in part.ids]
         whole.population = whole._population()
         return whole
+
+    def first(self, count: int) -> Federation:
+        """The first `count` clients, over the same arrays of samples."""
+        part = copy.copy(self)
+        part.sets = {name: each.first(count) for name, each in self.sets.items()}
+        part.ids = self.ids[:count]
+        part.population = part._population()
+        return part
 
     def _owned(self, partition: Partition) -> list[np.ndarray]:
         return [np.concatenate(parts) for parts in zip(partition.train, partition.val, partition.test, strict=True)]

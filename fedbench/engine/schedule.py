@@ -5,13 +5,14 @@ Keyed, so the same for every engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedbench.config.schema import LocalConfig
+from fedbench.config.schema import LocalConfig, WorkConfig
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import torch_rng
 from fedbench.engine.contract import Clock, Stage
@@ -44,6 +45,19 @@ def local_work(stage: Stage | None, local: LocalConfig) -> tuple[int | None, int
     if stage is not None and stage.epochs is not None:
         return stage.epochs, None
     return (None, local.iterations) if local.iterations is not None else (local.epochs, None)
+
+
+def fallen_short(work: WorkConfig, seed: int, number: int, client: int) -> tuple[float, bool]:
+    """(share of its steps that a client does in round `number`, whether its upload arrives)."""
+    if work.partial == work.dropout == 0:
+        return 1.0, True
+    stops, lost = torch.rand(2, generator=torch_rng(seed, "work", number, client), dtype=torch.float64).tolist()
+    return work.fraction if stops < work.partial else 1.0, lost >= work.dropout
+
+
+def part_of(count: int, share: float) -> int:
+    """`share` of `count` steps, rounded up."""
+    return math.ceil(share * count - 1e-9)
 
 
 def batches_an_epoch(size: int, local: LocalConfig) -> int:
@@ -101,12 +115,12 @@ class Order:
         return Order(self.positions[first : first + sum(sizes)], sizes)
 
 
-def batches(size: int, local: LocalConfig, stage: Stage, generator: torch.Generator) -> Order:
+def batches(size: int, local: LocalConfig, stage: Stage, generator: torch.Generator, share: float = 1.0) -> Order:
     """Of `size` samples: reshuffled each epoch, whose last batch is short or left out.
 
-    K iterations walk through epochs of the same kind until K steps are done.
+    K iterations walk through epochs of the same kind until K steps are done; or `share` of all, the first ones.
     """
-    wanted = steps(size, local, stage)
+    wanted = part_of(steps(size, local, stage), share)
     epoch = [min(local.batch_size, size - k * local.batch_size) for k in range(batches_an_epoch(size, local))]
     shuffled, sizes = [torch.empty(0, dtype=torch.int64)], list[int]()
     while len(sizes) < wanted:

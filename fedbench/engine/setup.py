@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -132,6 +132,21 @@ class Setup:
         return self.parts or (self,)
 
     @property
+    def seen(self) -> Setup:
+        """The setup of the clients that rounds may meet: all but the last `protocol.unseen`.
+
+        Raises:
+            ConfigError: of no client, or of none of a kind.
+        """
+        if not self.protocol.unseen:
+            return self
+        count = self.protocol.seen(self.federation.clients)
+        federations = [kind.federation.first(count) for kind in self.kinds]
+        if isinstance(self.task, JointTask):
+            return joined(self.method, self.task, federations, self.protocol, self.seed)
+        return replace(self, federation=federations[0])
+
+    @property
     def runs(self) -> tuple[int, ...]:
         """The seeds of the runs whose clients these are."""
         return self.seeds or (self.seed,)
@@ -151,9 +166,15 @@ class Setup:
         """What keys the client's randomness, beside its id: the seed of its run."""
         return self.runs[client // self.run_clients]
 
-    def steps(self, client: int) -> int:
-        """Local steps of the protocol's plain local work on `client`."""
-        return schedule.steps(self.federation.size(client), self.protocol.local)
+    def steps(self, client: int, clock: Clock | None = None) -> int:
+        """Local steps of the protocol's plain local work on `client`; at `clock` as many as it does in that round."""
+        count = schedule.steps(self.federation.size(client), self.protocol.local)
+        return count if clock is None else schedule.part_of(count, self.falls_short(client, clock)[0])
+
+    def falls_short(self, client: int, clock: Clock) -> tuple[float, bool]:
+        """(share of its steps that `client` does in the round of `clock`, whether its upload arrives)."""
+        key = self.seed_of(client), clock.round, self.federation.ids[client]
+        return schedule.fallen_short(self.protocol.work, *key)
 
     def learns(self, client: int, stages: Sequence[Stage]) -> bool:
         """Whether `client` takes a step that has a loss."""
@@ -162,7 +183,7 @@ class Setup:
 
     def cohort(self, ids: Tensor, clock: Clock, purpose: str = "server") -> Cohort:
         """The clients `ids` [C] as server hooks see them."""
-        steps = torch.tensor([self.steps(int(i)) for i in ids], dtype=torch.float64)
+        steps = torch.tensor([self.steps(int(i), clock) for i in ids], dtype=torch.float64)
         generator = rng.torch_rng(self.seed, purpose, clock.round)
         return Cohort(ids, clock, self.population, steps, generator, self.everyone, self.task)
 
@@ -193,7 +214,8 @@ class Setup:
             return self.prefetched.pop(key)
         keys = (clock.round, self.federation.ids[client], stage.order)
         generator = rng.torch_rng(self.seed_of(client), purpose, *keys)
-        return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator)
+        share = self.falls_short(client, clock)[0] if purpose == "batches" else 1.0
+        return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator, share)
 
     def prefetch_batches(self, ids: Tensor, clock: Clock) -> None:
         """Draw the orders of clients `ids`, who train next, at `clock`: for the host while the device works.
@@ -247,7 +269,7 @@ class Setup:
             message,
             trees.without(memory, KEPT),
             torch.full((), float(self.federation.size(client)), device=self.federation.device),
-            torch.full((), float(self.steps(client)), device=self.federation.device),
+            torch.full((), float(self.steps(client, clock)), device=self.federation.device),
             self.protocol.optimizer,
             on_host,
             lambda: self.federation.all_of(client),
@@ -292,7 +314,7 @@ def assemble(
     partition, kind = model.dealt(partition)
     networks = model.networks
     federations = [Federation(each.view(dataset), partition, device, dtype) for each in networks.values()]
-    protocol.cohort_size(len(partition))
+    protocol.cohort_size(protocol.seen(len(partition)))
     tasks = [
         each.task(federation.shape, federation.classes, bf16=bf16)
         for each, federation in zip(networks.values(), federations, strict=True)
@@ -309,8 +331,14 @@ def assemble(
 def joined(
     method: Method, task: JointTask, federations: Sequence[Federation], protocol: ProtocolConfig, seed: int
 ) -> Setup:
-    """The setup of the clients of `task`, whose samples each of `federations` has in one kind's view."""
-    members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)))
+    """The setup of the clients of `task`, whose samples each of `federations` has in one kind's view.
+
+    Raises:
+        ConfigError: the clients of a kind are all unseen.
+    """
+    members: Tensor = torch.bincount(task.kind_of(torch.arange(federations[0].clients)), minlength=len(task.kinds))
+    if not members.all():
+        raise ConfigError(f"protocol.unseen={protocol.unseen} leaves nobody of a kind of client to train; lower it")
     parts = tuple(
         Setup(method, own, federation, protocol, seed, members=int(count))
         for own, federation, count in zip(task.kinds, federations, members, strict=True)

@@ -21,14 +21,14 @@ from fedbench.core.errors import CheckpointError
 from fedbench.core.trees import Tree
 from fedbench.engine import checkpoint
 from fedbench.engine.client_state import ClientMemory
-from fedbench.engine.contract import Clock, Cohort, Meter, Preparation
+from fedbench.engine.contract import Client, Clock, Cohort, Meter, Preparation
 from fedbench.engine.history import TRAINED, VALIDATION, History, Observer, Record
-from fedbench.engine.looped import moved
-from fedbench.engine.method import HookCaller
+from fedbench.engine.looped import LoopedTrainer, SharedScores, moved, stack_counts
+from fedbench.engine.method import NAMED, HookCaller, HookError
 from fedbench.engine.optim import KEPT, kept_leaves
 from fedbench.engine.recording import Recorder, RoundContext
 from fedbench.engine.setup import Setup
-from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged
+from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged, on_host
 from fedbench.metrics import Tally, weighted
 from fedbench.models.task import Task
 
@@ -118,6 +118,14 @@ def shared_key(code: Callable[..., object], given: Sequence[object]) -> str:
         else:
             digest.update(f"|{each!r}".encode())
     return f"{code.__name__}-{digest.hexdigest()[:16]}"
+
+
+def initial(setup: Setup) -> tuple[Tree, Tree]:
+    """(server, clients' memory [N, ...]) as the method begins, on the device."""
+    call = HookCaller(setup.method, None, ())
+    key = rng.torch_rng(setup.seed, "init")
+    server, memory = call("init", setup.method.init, setup.task, setup.population, key)
+    return setup.federation.placed(server), setup.federation.placed(memory)
 
 
 # From counts of right answers to what is recorded: each client's own, the global model's, those after training.
@@ -298,10 +306,8 @@ class Simulation:
 
     def begin(self) -> State:
         """Initialise and prepare the method, and score it untrained (round 0)."""
-        setup, method = self.setup, self.setup.method
-        call = HookCaller(method, None, ())
-        server, memory = call("init", method.init, setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
-        server, memory = setup.federation.placed(server), setup.federation.placed(memory)
+        setup = self.setup
+        server, memory = initial(setup)
         state = State(server, self._memory(memory), self._memory({}))
         self.prepare(state)
         state.optimizers = self._memory(self._optimizers(state))
@@ -393,13 +399,20 @@ class Simulation:
 
     @torch.no_grad()
     def _receive(self, state: State, cohort: Cohort, outcome: Outcome) -> None:
-        state.bytes_up += self.setup.traffic(outcome.uploads, cohort.ids)
+        """Keep what clients keep; the server hears from those whose upload arrives, and else goes on as it was."""
+        arrived = torch.tensor([self.setup.falls_short(client, cohort.clock)[1] for client in cohort.ids.tolist()])
         with self.timed(state.seconds, "server"):
             state.memory.put(cohort.ids, trees.without(outcome.memory, KEPT))
             state.optimizers.put(cohort.ids, trees.part(outcome.memory, KEPT))
+            if not arrived.any():
+                return
+            uploads = outcome.uploads
+            if not arrived.all():
+                cohort, uploads = cohort.where(arrived, cohort.served), trees.rows(uploads, arrived)
             method = self.setup.method
             call = HookCaller(method, cohort.clock, cohort.ids)
-            state.server = call("aggregate", method.aggregate, state.server, outcome.uploads, cohort)
+            state.server = call("aggregate", method.aggregate, state.server, uploads, cohort)
+        state.bytes_up += self.setup.traffic(uploads, cohort.ids)
 
     @torch.no_grad()
     def _look(self, state: State, cohort: Cohort, message: Tree, outcome: Outcome) -> None:
@@ -465,3 +478,131 @@ class Simulation:
             yield
         finally:
             seconds[phase] = seconds.get(phase, 0.0) + self.trainer.clock() - begin
+
+
+# Clients that no round meets (protocol.unseen): what a finished run has for them.
+#
+# To the run they do not exist. When it is over, the method's state is given rows for them, as `init` makes them, and
+# the server sends as to any client; none of their rows enters what others receive.
+
+ADAPTED = (1, 5)  # epochs of local adaptation after which they are scored, besides as received
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Scores of the unseen clients by moment (received, 1, 5) and test set, and in words what the method lacks."""
+
+    tallies: Mapping[str, Mapping[str, Tally]] = field(default_factory=dict)
+    note: str = ""
+
+
+class Newcomers:
+    """The unseen clients of `whole`, whose other clients are those of `seen`."""
+
+    def __init__(self, whole: Setup, seen: Setup) -> None:
+        """The method begins with all clients: it refuses here, before training, one that it cannot serve."""
+        self.whole, self.seen = whole, seen
+        self.ids = torch.arange(seen.federation.clients, whole.federation.clients)
+        self._begun = [dict(zip(("server", "memory"), initial(each), strict=True)) for each in (seen, whole)]
+
+    @torch.no_grad()
+    def score(self, state: State) -> Unseen:
+        """Score them by the looped engine, whichever trained the run.
+
+        As received is left out where that model depends on what the client itself would have filled: rows of the state
+        that are as they began, while others' moved. Lending it the rows of others then changes the model.
+
+        Raises:
+            Diverged: a model's scores are not finite.
+        """
+        whole, clock, sets = self.whole, Clock(state.round, self.whole.protocol.rounds), scored_sets(self.whole)
+        try:
+            own, lent = (self._views(state, clock, lend=lend) for lend in (False, True))
+        except HookError as error:
+            if not isinstance(error.__cause__, IndexError):
+                raise
+            return Unseen(note="the server has no place for clients that it never met")
+        counts: dict[str, list[Counts]] = {"received": [], **{str(epochs): [] for epochs in ADAPTED}}
+        every: set[str] = set()
+        lacking: set[str] = set()
+        for client, view, other in zip(self.ids.tolist(), own, lent, strict=True):
+            kind = whole.kinds[int(whole.task.kind_of(torch.tensor([client])))]
+            call = HookCaller(whole.method, clock, [client])
+            model, changed = (
+                call("personal", whole.method.personal, call.client_view("personal", each)) for each in (view, other)
+            )
+            every |= model.keys()
+            lacking |= {name for name, leaf in model.items() if not torch.equal(leaf, changed[name])}
+            counts["received"].append(LoopedTrainer(kind).evaluate_one(client, view, sets, SharedScores()))
+            for epochs in ADAPTED:
+                counts[str(epochs)].append(_adapted(kind, client, view, epochs, sets))
+        notes = []
+        if lacking:
+            del counts["received"]
+            which = "the model" if lacking == every else ", ".join(sorted(lacking)[:NAMED])
+            more = f" and {len(lacking) - NAMED} more leaves" if NAMED < len(lacking) < len(every) else ""
+            notes.append(f"as received {which}{more} would be made of rows that only clients that took part have")
+        if given := sorted(set(state.memory) - set(self._begun[1]["memory"])):
+            notes.append(f"without {', '.join(given[:NAMED])}, which others were given in the preparation")
+        scored = {name: on_host(stack_counts(each), self.ids, clock) for name, each in counts.items()}
+        return Unseen({name: tallies(whole, each, self.ids) for name, each in scored.items()}, "; ".join(notes))
+
+    def _views(self, state: State, clock: Clock, *, lend: bool) -> list[Client]:
+        """Each of them as its hooks see it, given what the server sends and the memory that clients begin with."""
+        whole, ids = self.whole, self.ids
+        cohort = replace(whole.cohort(ids, clock, "unseen"), served=self.seen.everyone)
+        # On the CPU, where a row that is not there raises an error instead of ending the device's work.
+        server = {name: self._rows("server", name, leaf.cpu(), lend=lend) for name, leaf in state.server.items()}
+        message = HookCaller(whole.method, clock, ids)("send", whole.method.send, server, cohort)
+        begun = [name for name in self._begun[1]["memory"] if name in state.memory]
+        memory = trees.take({name: self._rows("memory", name, state.memory[name], lend=lend) for name in begun}, ids)
+        placed, on_host = whole.federation.placed(message), trees.OnHost(message)
+        return [
+            whole.client(client, trees.row(placed, row), trees.row(memory, row), clock, on_host.row(row))
+            for row, client in enumerate(ids.tolist())
+        ]
+
+    def _rows(self, side: str, name: str, leaf: Tensor, *, lend: bool) -> Tensor:
+        """A leaf of the state with a place for all clients: it has as many axes of clients as it began with.
+
+        `lend`: in their places the rows of others that moved and differ.
+        """
+        first, fresh = (begun[side][name].to(leaf) if name in begun[side] else leaf for begun in self._begun)
+        fits = [each in (1, size) for each, size in zip(first.shape, leaf.shape, strict=False)]
+        if first.shape == fresh.shape or leaf.dim() != len(fits) or not all(fits):
+            return leaf
+        axes = [a != b for a, b in zip(first.shape, fresh.shape, strict=True)]
+        shape = [b if apart else size for apart, b, size in zip(axes, fresh.shape, leaf.shape, strict=True)]
+        rows = fresh.expand(shape).clone()
+        rows[tuple(map(slice, leaf.shape))] = leaf
+        if lend:
+            by_client, seen = rows.movedim(axes.index(True), 0), self.seen.federation.clients
+            moved = (leaf != first.expand(leaf.shape)).movedim(axes.index(True), 0).reshape(seen, -1).any(1)
+            kind = self.whole.task.kind_of(torch.arange(len(by_client))).to(leaf.device)
+            for client in self.ids.tolist():
+                other = (by_client[:seen] != by_client[client]).reshape(seen, -1).any(1)
+                lenders = (moved & other & (kind[:seen] == kind[client])).nonzero().flatten().tolist()
+                if lenders:
+                    by_client[client] = by_client[lenders[0]]
+        return rows
+
+
+def _adapted(setup: Setup, client: int, view: Client, epochs: int, score: Sequence[str]) -> Counts:
+    """Counts of a client's model after so many epochs of what its method does on it, from `start`.
+
+    That is the fine-tuning by which it is scored as received, if it has one that moves leaves, else its local training.
+    A stage of the training that is counted in iterations keeps them.
+    """
+    method, local, clock = setup.method, setup.protocol.local, view.clock
+    own = replace(setup, protocol=replace(setup.protocol, local=replace(local, epochs=epochs, iterations=None)))
+    view = replace(view, steps=torch.full_like(view.steps, own.steps(client)))
+    trainer, call = LoopedTrainer(own), HookCaller(method, clock, [client])
+    tuning = tuple(stage for stage in call("adapt", method.adapt, local, clock) if stage.moves)
+    stages = [
+        replace(stage, epochs=epochs, iterations=None) if tuning or stage.iterations is None else stage
+        for stage in tuning or call("stages", method.stages, local, clock)
+    ]
+    work = trees.clone(call("start", method.start, call.client_view("start", view)))
+    trainer.descend(client, work, view, stages, "unseen")
+    model = call("model", method.model, work, call.client_view("model", view))
+    return call("predict", trainer.count, client, model, score)

@@ -461,17 +461,22 @@ class StackedTrainer(Engine):
     def in_chunks(
         self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, run: Callable[[Chunk], Outcome]
     ) -> Outcome:
-        """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`."""
+        """`run` on clients `ids` [C], the largest first, a chunk at a time; the outcome in the order of `ids`.
+
+        Those that do a part of their steps are in chunks of their own, in each of which the first have most steps.
+        """
         sizes = self.setup.population.sizes[ids]
         order = torch.sort(sizes, descending=True, stable=True).indices
+        shares = torch.tensor([self.setup.falls_short(client, clock)[0] for client in ids.tolist()])[order]
+        groups = [order[shares == share] for share in shares.unique()]
         on_host = trees.OnHost(message)
 
         def run_rows(rows: Tensor) -> Outcome:
             own, kept = trees.take(message, rows), trees.take(memory, rows)
             return run(self._chunk(ids[rows], own, kept, [on_host.row(row) for row in rows.tolist()], clock))
 
-        outcomes = self._fitting(order, run_rows)
-        back = torch.argsort(order)
+        outcomes = [outcome for group in groups for outcome in self._fitting(group, run_rows)]
+        back = torch.argsort(torch.cat(groups))
 
         def merged(parts: Sequence[Tree]) -> Tree:
             return trees.take({k: torch.cat([p[k] for p in parts]) for k in parts[0]}, back)
@@ -524,7 +529,7 @@ class StackedTrainer(Engine):
             on_host,
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),
-            sent(torch.tensor([float(self.setup.steps(i)) for i in ids.tolist()]), device),
+            sent(torch.tensor([float(self.setup.steps(i, clock)) for i in ids.tolist()]), device),
             clock,
         )
 

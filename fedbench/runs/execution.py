@@ -22,7 +22,7 @@ from fedbench.engine.history import Labels, Observer, Observers
 from fedbench.engine.method import HookCaller
 from fedbench.engine.recording import Arrays, check
 from fedbench.engine.setup import Setup, assemble
-from fedbench.engine.simulation import Simulation, State
+from fedbench.engine.simulation import Newcomers, Simulation, State, Unseen
 from fedbench.engine.trainer import Engine, Trainer, by_kind
 from fedbench.metrics import Floats
 from fedbench.plots.runs import partition_svg
@@ -213,8 +213,10 @@ def experiment(
     """
     # Data, its split among clients, and the network and method, checked against each other and the protocol.
     dataset, partition = split_data(run)
-    setup = set_up(run, dataset, partition)
+    whole = set_up(run, dataset, partition)
+    setup = whole.seen
     check_rounds(run, setup)
+    newcomers = Newcomers(whole, setup) if run.protocol.unseen else None
 
     # What the result is compared with, and what says how it was made.
     local, local_key = local_reference(run)
@@ -249,14 +251,15 @@ def experiment(
                     raise signals.stopped(f"{progress}; checkpoint: {folder.checkpoint}")
 
         # Result: scores of all rounds and clients, and the row that tables read.
-        return write(run, key, folder, setup, partition, state, local, local_key)
+        unseen = Unseen() if newcomers is None else newcomers.score(state)
+        return write(run, key, folder, setup, partition, state, local, local_key, unseen)
     finally:
         trainer.close()
 
 
 def build(run: RunConfig) -> Setup:
     """Return the setup of a run that nobody executes: data, network and method, checked against each other."""
-    return set_up(run, *split_data(run))
+    return set_up(run, *split_data(run)).seen
 
 
 def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
@@ -266,7 +269,7 @@ def split_data(run: RunConfig) -> tuple[Dataset, Partition]:
 
 
 def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
-    """Return the method, the network and the clients' data on the run's device."""
+    """Return the method, the network and all clients' data, also of unseen ones, on the run's device."""
     device, bf16 = pick_device(run.hardware), run.hardware.precision == "bf16"
     check_memory(run.model, dataset, device)
     return assemble(run.method, run.model, dataset, partition, run.protocol, run.seed, device, bf16=bf16)
@@ -285,10 +288,11 @@ def describe(run: RunConfig, folder: RunFolder, setup: Setup, partition: Partiti
     """Write what is known before the first round: config, environment, partition."""
     folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
     folder.write_environment(environment(str(setup.federation.device)))
-    folder.write_partition(partition, partition.statistics(dataset.y))
-    if len(partition) <= DRAWN:
+    clients = setup.federation.clients
+    folder.write_partition(partition, partition.statistics(dataset.y)[:clients])
+    if clients <= DRAWN:
         title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-        folder.write_figure("partition", partition_svg(partition.label_counts(dataset.y), title))
+        folder.write_figure("partition", partition_svg(partition.label_counts(dataset.y)[:clients], title))
 
 
 def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -> State | None:
@@ -309,10 +313,11 @@ def write(
     state: State,
     local: Floats | None,
     local_key: str,
+    unseen: Unseen,
 ) -> dict[str, Any]:
     """Write all files of a finished run, its row last; return the row."""
     reading = Reading(run.protocol.report, run.protocol.average, run.protocol.per_client)
-    folder.write_history(state.history)
+    folder.write_history(state.history, unseen.tallies)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
     kinds = _kinds(run, setup)
     folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds))
@@ -336,6 +341,9 @@ def write(
         prepared=state.prepared,
         versions={**_made(run), "code": folder.code, **versions()},
     )
+    if run.protocol.unseen:
+        row |= {"unseen": run.protocol.unseen, "unseen_note": unseen.note}
+        row |= {f"acc_unseen_{name}": 100 * each[row["test_set"]].mean() for name, each in unseen.tallies.items()}
     folder.finish(row, states.models(state) if run.settings.save_models else None)
     return folder.result()
 

@@ -30,6 +30,7 @@ from fedbench.core.files import (
     write_text,
 )
 from fedbench.engine.history import History, Labels
+from fedbench.metrics import Tally
 
 if TYPE_CHECKING:
     import torch
@@ -254,10 +255,19 @@ class RunFolder:
         """`name`.svg: a figure (fedbench.plots)."""
         write_text(self.path / f"{name}.svg", svg)
 
-    def write_history(self, history: History) -> None:
-        """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them."""
+    def write_history(self, history: History, unseen: Mapping[str, Mapping[str, Tally]] | None = None) -> None:
+        """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them.
+
+        And those of `unseen` clients by moment and test set, as `unseen/MOMENT/SET/correct` and `/total`.
+        """
         self._write(ROUNDS, as_csv(history.rows()))
-        self._write(TALLIES, as_npz(history.arrays()))
+        counts = {
+            f"unseen/{moment}/{name}": tally for moment, each in (unseen or {}).items() for name, tally in each.items()
+        }
+        parts = {
+            f"{name}/{part}": getattr(tally, part) for name, tally in counts.items() for part in ("correct", "total")
+        }
+        self._write(TALLIES, as_npz({**history.arrays(), **parts}))
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """clients.csv: one row a client (fedbench.runs.run.client_rows)."""

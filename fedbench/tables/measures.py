@@ -40,7 +40,11 @@ WORDS = {  # columns of a result row, for a reader
     "params": "parameters of the network",
     "macs": "multiplications with additions of a forward pass",
 }
-PATTERNS = {"acc_on_": "accuracy on the {} test set, percent", "acc_of_": "accuracy of the clients of kind {}, percent"}
+PATTERNS = {
+    "acc_on_": "accuracy on the {} test set, percent",
+    "acc_of_": "accuracy of the clients of kind {}, percent",
+    "acc_unseen_": "accuracy of clients that no round met, percent, {}",
+}
 
 
 def words_of(column: str) -> str:

@@ -22,7 +22,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine import checkpoint
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.simulation import Simulation, State, pack, unpack
+from fedbench.engine.simulation import Newcomers, Simulation, State, pack, unpack
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.workers import WorkersTrainer, spec_of
 from fedbench.testing.toys import KINDS, ROUNDS, SIZES, Meter, Subject, gap, models, simulate
@@ -329,6 +329,13 @@ def check_only_clients_that_trained_are_scored_as_trained(subject: Subject) -> N
     scored = [k for k in range(5) if tally.total[k] > 0]
     trained = chosen.draw_cohort(Clock(0, ROUNDS)).tolist()
     assert scored == trained, f"clients {trained} trained, {scored} are scored"
+
+
+def check_a_client_it_never_met_is_scored_or_what_lacks_is_said(subject: Subject) -> None:
+    """A client that rounds leave out (protocol.unseen) has a place in the state, or a server's IndexError says no."""
+    chosen = subject.toy("mlp", unseen=1)
+    found = Newcomers(chosen, chosen.seen).score(simulate(chosen.seen))
+    assert found.note or set(found.tallies) == {"received", "1", "5"}, f"scored {list(found.tallies)} without a word"
 
 
 def check_one_client_is_a_federation_and_a_cohort(subject: Subject) -> None:

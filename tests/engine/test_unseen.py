@@ -1,0 +1,202 @@
+"""Clients that no round meets: they change nothing, and are scored as a loop by hand scores them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedbench
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
+from fedbench.engine import simulation as states
+from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
+from fedbench.engine.setup import Setup
+from fedbench.engine.simulation import Newcomers, State, Unseen
+from fedbench.engine.stacked import StackedTrainer
+from fedbench.engine.trainer import Trainer
+from fedbench.engine.workers import WorkersTrainer
+from fedbench.methods import METHODS
+from fedbench.testing.checks import equal, everything
+from tests.helpers import pair
+from tests.methods.toys import federation, gap, setup, simulate
+
+SIZES = (9, 13, 8, 21, 5, 7, 12)  # the last two are unseen
+LAST = (5, 6)
+ROWS = "would be made of rows that only clients that took part have"
+
+
+def built(name: str, **fields: object) -> Method:
+    return METHODS.build({"name": name, **fields})
+
+
+def whole_of(name: str, **fields: object) -> Setup:
+    return setup(built(name, **fields), federation(SIZES), rounds=3, cohort=0.6, unseen=2)
+
+
+def scored(whole: Setup, trainer: type[Trainer] = LoopedTrainer, **options: int) -> tuple[State, Unseen]:
+    newcomers = Newcomers(whole, whole.seen)
+    state = simulate(whole.seen, trainer(whole.seen, **options))
+    return state, newcomers.score(state)
+
+
+def right(whole: Setup, models: list[Tree]) -> list[float]:
+    """Right answers of each unseen client's model on its own test samples."""
+    found = []
+    for client, model in zip(LAST, models, strict=True):
+        x, y = whole.federation.gather(whole.federation.indices("local", client))
+        found.append(float((whole.task.apply(model, x).argmax(1) == y).sum()))
+    return found
+
+
+def tuned(whole: Setup, model: Tree, client: int, epochs: int, moves: tuple[str, ...] = ("*",)) -> Tree:
+    """Plain SGD at the protocol's rate on the mini-batches that are keyed by `unseen`."""
+    order = whole.order(client, Stage(epochs=epochs), Clock(3, 3), "unseen")
+    assert len(order) == epochs * -(-SIZES[client] // whole.protocol.local.batch_size)
+    owned, work = whole.federation.indices("train", client), trees.clone(model)
+    for positions in order:
+        x, y = whole.federation.gather(owned[positions])
+        leaves = {name: work[name].requires_grad_() for name in whole.task.select(work, moves)}
+        loss = torch.nn.functional.cross_entropy(whole.task.apply({**work, **leaves}, x), y)
+        steps = torch.autograd.grad(loss, list(leaves.values()))
+        with torch.no_grad():
+            moved = {name: leaf - 0.1 * step for (name, leaf), step in zip(leaves.items(), steps, strict=True)}
+        work = {**{name: leaf.detach() for name, leaf in work.items()}, **moved}
+    return work
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedfomo", "kmeans", "pfedhn"])
+def test_to_the_run_they_do_not_exist(name: str) -> None:
+    """Its state is, to the bit, that of a federation without them."""
+    whole, ids = whole_of(name), list(range(5))
+    alone = setup(whole.method, federation(SIZES, ids=ids), rounds=3, cohort=0.6)
+    assert equal(everything(simulate(whole.seen)), everything(simulate(alone)))
+    assert whole.seen.population.sizes.tolist() == [9, 13, 8, 21, 5]
+
+
+@pytest.mark.parametrize(("name", "moves"), [("fedavg", ("*",)), ("finetune", ("@head",)), ("fedprox", ("*",))])
+def test_scores_are_those_of_a_loop_by_hand(name: str, moves: tuple[str, ...]) -> None:
+    fields = {"tuned": ["@head"]} if name == "finetune" else {"mu": 0.0} if name == "fedprox" else {}
+    whole = whole_of(name, **fields)
+    state, found = scored(whole)
+    assert found.note == ""
+    if name != "finetune":  # which is scored as received after steps of its own
+        assert found.tallies["received"]["local"].correct.tolist() == right(whole, [state.server] * 2)
+    for epochs in (1, 5):
+        expected = [tuned(whole, state.server, client, epochs, moves) for client in LAST]
+        tally = found.tallies[str(epochs)]["local"]
+        assert tally.correct.tolist() == right(whole, expected)
+        assert tally.total.tolist() == [6, 6]
+    assert gap(state.server, tuned(whole, state.server, 6, 5, moves)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("fedavg", ""),
+        ("scaffold", ""),  # its clients keep something, which starts at zero, but no part of a model
+        ("fedbabu", ""),  # whose head no client trains in rounds
+        ("per_kind", ""),  # the server has a row for each client, which is right from the beginning
+        ("local", f"as received the model {ROWS}"),
+        ("kmeans", f"as received the model {ROWS}"),
+        ("pfedhn", f"as received the model {ROWS}"),
+        ("fedper", f"as received head.bias, head.weight {ROWS}"),
+        ("fedap", "the server has no place for clients that it never met"),
+        ("feddbe", f"as received bias {ROWS}; without mean, which others were given in the preparation"),
+    ],
+)
+def test_a_method_that_has_nothing_says_so(name: str, note: str) -> None:
+    """What is made of a client's own rows is not scored, the adaptation from there is."""
+    found = scored(whole_of(name))[1]
+    assert found.note == note
+    moments = ["received"] * (note == "") + ["1", "5"] * (name != "fedap")
+    assert list(found.tallies) == moments
+
+
+def test_one_group_of_all_is_everybody_s() -> None:
+    """Where clients are in one cluster, a new one can only be in that."""
+    found = scored(whole_of("kmeans", k=1))[1]
+    assert found.note == ""
+    plain = scored(whole_of("fedavg"))[1]
+    assert set(found.tallies) == set(plain.tallies)
+
+
+@pytest.mark.parametrize("name", ["fedrep", "scaffold"])
+def test_engines_and_interrupted_runs_agree(name: str, tmp_path: Path) -> None:
+    whole = whole_of(name)
+    newcomers, (state, expected) = Newcomers(whole, whole.seen), scored(whole)
+    states.save(tmp_path / "state", state, "key")
+    found = [newcomers.score(states.load(tmp_path / "state", "key", torch.device("cpu")))]
+    found += [scored(whole, StackedTrainer, chunk=3)[1], scored(whole, WorkersTrainer, workers=2)[1]]
+    for other in found:
+        assert other.note == expected.note
+        assert list(other.tallies) == list(expected.tallies)
+        for moment, each in expected.tallies.items():
+            assert other.tallies[moment]["local"].correct.tolist() == each["local"].correct.tolist()
+
+
+def test_the_last_of_a_kind_may_be_unseen_but_not_all_of_it() -> None:
+    """Clients 2 to 4 see captions."""
+    whole = pair.pair(built("fedavg", private=["@head"]), rounds=2, cohort="2", unseen=2)
+    found = Newcomers(whole, whole.seen).score(pair.simulate(whole.seen))
+    assert found.tallies["5"]["local"].total.tolist() == [len(whole.federation.indices("local", k)) for k in (3, 4)]
+    assert found.note.startswith("as received head.bias, head.weight would be")
+    message = "protocol.unseen=3 leaves nobody of a kind of client to train; lower it"
+    with pytest.raises(ConfigError, match=message):
+        _ = pair.pair(built("fedavg"), cohort="1", unseen=3).seen
+
+
+SHORT = (
+    "dataset=digits",
+    "partition=dir0.5",
+    "partition.num_clients=6",
+    "protocol=quick",
+    "protocol.rounds=2",
+    "protocol.local.epochs=1",
+    "model=mlp",
+    "model.hidden=[8]",
+    "progress=none",
+    "hardware.engine=looped",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["protocol.unseen=6"],
+            "protocol.unseen=6 leaves nobody to train of the 6 clients of the partition; lower it, or add clients",
+        ),
+        (["protocol.unseen=2", "protocol.cohort=5"], "protocol.cohort=5 is more than the 4 clients"),
+        (["protocol.unseen=-1"], "protocol.unseen must be at least 0, got -1"),
+    ],
+)
+def test_more_than_can_be_spared_are_refused_before_training(options: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        fedbench.run("method=fedavg", *SHORT, *options, runs_dir=str(tmp_path / "runs"))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_a_run_has_them_in_its_row_and_its_counts(tmp_path: Path) -> None:
+    runs = str(tmp_path / "runs")
+    plain = fedbench.run("method=fedavg", *SHORT, runs_dir=runs)
+    assert not [name for name in plain.row if "unseen" in name]
+    found = fedbench.run("method=fedavg", *SHORT, "protocol.unseen=2", runs_dir=runs)
+    assert found.row["key"] != plain.row["key"]
+    assert (found.row["clients"], found.row["unseen"], found.row["unseen_note"]) == (4, 2, "")
+    assert len(found.clients) == len(found.label_counts) == len(found.W if found.W is not None else range(4)) == 4
+    for moment in ("received", "1", "5"):
+        correct, total = (found.tallies[f"unseen/{moment}/local/{part}"] for part in ("correct", "total"))
+        assert len(correct) == 2
+        assert found.row[f"acc_unseen_{moment}"] == pytest.approx(100 * np.mean(correct / total))
+    local = fedbench.run("method=local", *SHORT, "protocol.unseen=2", runs_dir=runs)
+    assert local.row["key"] == found.row["local_key"]
+    assert "acc_unseen_received" not in local.row
+    assert "the model" in local.row["unseen_note"]
