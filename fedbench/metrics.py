@@ -23,6 +23,13 @@ Floats = NDArray[np.float64]
 # this, and two closer than this are the same ratio computed along different roads.
 TIE = 1e-9
 
+# Calibration of a classifier: Guo et al., On Calibration of Modern Neural Networks, ICML 2017. Negative log-likelihood
+# (their Eq. 6, natural logarithm, a mean over samples), and expected calibration error (Eq. 5): sum_m |B_m| / n
+# |acc(B_m) - conf(B_m)| over BINS bins of equal width, ((m - 1) / BINS, m / BINS], of the first class's probability.
+BINS = 15
+
+PARTS = ("correct", "total", "calibration")  # of a tally; the last may be None
+
 
 @dataclass(frozen=True, eq=False)
 class Tally:
@@ -37,6 +44,8 @@ class Tally:
 
     correct: Floats
     total: Floats
+    # [N, 2], where it was asked for: sums of -log p, and of the bins' |right ones - confidences|
+    calibration: Floats | None = None
 
     def __post_init__(self) -> None:
         for name in ("correct", "total"):
@@ -46,6 +55,8 @@ class Tally:
         possible = (self.correct >= 0) & (self.correct <= self.total * (1 + TIE)) & np.isfinite(self.total)
         if not possible.all():
             raise ValueError(f"client {int(np.argmin(possible))}: not a count of correct predictions")
+        if self.calibration is not None:
+            object.__setattr__(self, "calibration", np.array(self.calibration, dtype=np.float64).reshape(len(self), 2))
 
     def __len__(self) -> int:
         return len(self.correct)
@@ -67,7 +78,18 @@ class Tally:
     def or_else(self, other: Tally) -> Tally:
         """This tally, with `other`'s counts for clients of whom nothing was tested here."""
         tested = self.total > 0
-        return Tally(np.where(tested, self.correct, other.correct), np.where(tested, self.total, other.total))
+        calibration = None
+        if self.calibration is not None and other.calibration is not None:
+            calibration = np.where(tested[:, None], self.calibration, other.calibration)
+        chosen = (np.where(tested, getattr(self, part), getattr(other, part)) for part in ("correct", "total"))
+        return Tally(*chosen, calibration)
+
+    def calibrations(self) -> dict[str, float]:
+        """`nll`, and `ece` in percent: means over clients with test samples; nothing where they were not measured."""
+        if self.calibration is None:
+            return {}
+        nll, ece = self.calibration.T / np.where(self.total > 0, self.total, np.nan)
+        return {"nll": client_mean(nll), "ece": 100 * client_mean(ece)}
 
     def averaged(self, average: str) -> float:
         """`average`: client (`mean`) or pooled (`pooled`), as in protocol.average."""
@@ -190,7 +212,10 @@ def report(
     correct = np.stack([tally.correct for tally in test])  # [R, N]
     total = np.stack([tally.total for tally in test])
     summed = [np.take_along_axis(counts, picked, axis=0).sum(axis=0) for counts in (correct, total)]
-    return Reported(Tally(summed[0], summed[1]), np.asarray(rounds, dtype=np.int64)[picked])
+    known = [tally.calibration for tally in test if tally.calibration is not None]
+    if len(known) == len(test):
+        summed.append(np.take_along_axis(np.stack(known), picked[:, :, None], axis=0).sum(axis=0))
+    return Reported(Tally(*summed), np.asarray(rounds, dtype=np.int64)[picked])
 
 
 def _best_val(val: Sequence[Tally], average: str, per_client: bool, clients: int) -> NDArray[np.int64]:

@@ -183,7 +183,7 @@ class LocalConfig(Component):
 
 @dataclass(frozen=True)
 class WorkConfig(Component):
-    """Who falls short of the protocol's local work: drawn for each client and round, the same for all methods of a seed.
+    """Who falls short of the local work: drawn for each client and round, the same for all methods of a seed.
 
     One and the same client may stop early and be lost.
     """
@@ -225,11 +225,17 @@ class TestConfig(Component):
     # share of a client's training samples held out for validation
     val_fraction: float = share(0.0, below=True)
     once: bool = added(False)  # the test sets are scored after the last round alone, validation samples as always
+    calibration: bool = added(False)  # measure how far the scored models' probabilities can be trusted, too
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sets == "validation" and self.val_fraction == 0:
             raise ConfigError("protocol.test.sets=validation needs protocol.test.val_fraction > 0")
+        if self.calibration and self.weighting != "none":
+            raise ConfigError(
+                f"protocol.test.calibration=true counts every sample alike, protocol.test.weighting={self.weighting} "
+                "does not; use weighting=none, or calibration=false"
+            )
 
     @property
     def whole(self) -> bool:

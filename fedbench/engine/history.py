@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbench.metrics import Reported, Tally, report
+from fedbench.metrics import PARTS, Reported, Tally, report
 
 if TYPE_CHECKING:
     import torch
@@ -134,8 +134,10 @@ class History:
         for name in dict.fromkeys(name for record in self._records for name in record.tallies):
             scored = self.having(name)
             out[f"tally/{name}/round"] = np.array([record.round for record in scored], dtype=np.int64)
-            out[f"tally/{name}/correct"] = np.stack([record.tallies[name].correct for record in scored])
-            out[f"tally/{name}/total"] = np.stack([record.tallies[name].total for record in scored])
+            for part in PARTS:
+                kept = [getattr(record.tallies[name], part) for record in scored]
+                if kept[0] is not None:
+                    out[f"tally/{name}/{part}"] = np.stack(kept)
         return out
 
     def state(self, prefix: str = "history/") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -157,9 +159,9 @@ class History:
         arrays = {k[len(prefix) :]: leaf.cpu().numpy() for k, leaf in tree.items() if k.startswith(prefix)}
         tallies: dict[int, dict[str, Tally]] = {int(done): {} for done in arrays["round"]}
         for name in meta["sets"]:
-            stored = (arrays[f"tally/{name}/{part}"] for part in ("round", "correct", "total"))
-            for done, correct, total in zip(*stored, strict=True):
-                tallies[int(done)][name] = Tally(correct, total)
+            kept = {part: arrays[f"tally/{name}/{part}"] for part in PARTS if f"tally/{name}/{part}" in arrays}
+            for index, done in enumerate(arrays[f"tally/{name}/round"]):
+                tallies[int(done)][name] = Tally(**{part: values[index] for part, values in kept.items()})
         records = []
         for index, done in enumerate(arrays["round"]):
             seconds = {phase: float(arrays[f"seconds/{phase}"][index]) for phase in meta["phases"]}
@@ -194,6 +196,7 @@ def record_row(record: Record) -> dict[str, Any]:
         row[f"acc_on_{name}"] = 100 * tally.mean()
         if name != COMMON:
             row[f"acc_on_{name}_pooled"] = 100 * tally.pooled()
+        row |= {f"{measure}_on_{name}": value for measure, value in tally.calibrations().items()}
     row |= {"train_loss": record.train_loss, "bytes_up": record.bytes_up, "bytes_down": record.bytes_down}
     return row | seconds_columns(record.seconds)
 

@@ -26,9 +26,9 @@ CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must 
 KeyT = TypeVar("KeyT")
 
 
-def total(each: Sequence[Counted], classes: int, device: torch.device) -> Counted:
-    """The sum of several counts; zeros [K] without any."""
-    correct, tested = (torch.zeros(classes, dtype=torch.float64, device=device) for _ in range(2))
+def total(each: Sequence[Counted], entries: int, device: torch.device) -> Counted:
+    """The sum of several counts; zeros without any."""
+    correct, tested = (torch.zeros(entries, dtype=torch.float64, device=device) for _ in range(2))
     for hits, seen in each:
         correct += hits
         tested += seen
@@ -194,7 +194,7 @@ class LoopedTrainer(Engine):
         wanted |= {part: self.setup.scored.parts[part] for part in parts if part not in counts}
         found = self._count(model, wanted) if wanted else {}
         counts |= {part: found[part] for part in parts if part in found}
-        whole = total([counts[part] for part in parts], self.setup.task.classes, self.setup.federation.device)
+        whole = total([counts[part] for part in parts], self.setup.counted, self.setup.federation.device)
         return {name: whole if name == "global" else found[name] for name in score}
 
     def _count(self, model: Tree, sets: Mapping[KeyT, Tensor]) -> dict[KeyT, Counted]:
@@ -205,12 +205,13 @@ class LoopedTrainer(Engine):
         convolves = any(leaf.dim() == 4 for leaf in model.values())
         at_once = CONVOLVED_BATCH if convolves and federation.device.type == "cpu" else EVALUATION_BATCH
         counts: dict[KeyT, Counted] = {}
+        calibration = self.setup.protocol.test.calibration
         for name, samples in sets.items():
             each: list[Counted] = []
             for indices in samples.split(at_once) if len(samples) else ():
                 x, y = federation.gather(indices)
-                each.append(count_correct(method.predict(model, x, task), y, task.classes))
-            counts[name] = total(each, task.classes, federation.device)
+                each.append(count_correct(method.predict(model, x, task), y, task.classes, calibration=calibration))
+            counts[name] = total(each, self.setup.counted, federation.device)
         return counts
 
 

@@ -22,6 +22,7 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Cohort, Stage
 from fedbench.engine.method import HookCaller, Method, check_announced, check_selectors
 from fedbench.engine.optim import KEPT
+from fedbench.metrics import BINS
 from fedbench.models.modalities import JointTask
 from fedbench.models.task import Model, Task, check_input
 
@@ -232,6 +233,11 @@ class Setup:
 
     def _drawing(self, client: int, stage: Stage, clock: Clock, purpose: str) -> tuple[object, ...]:
         return purpose, clock, client, stage.order, schedule.local_work(stage, self.protocol.local)
+
+    @property
+    def counted(self) -> int:
+        """Entries of a model's counts on a set: the classes, and what its calibration takes."""
+        return self.task.classes + (1 + BINS) * self.protocol.test.calibration
 
     @cached_property
     def scored(self) -> ScoredSets:

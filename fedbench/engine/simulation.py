@@ -29,7 +29,7 @@ from fedbench.engine.optim import KEPT, kept_leaves
 from fedbench.engine.recording import Recorder, RoundContext
 from fedbench.engine.setup import Setup
 from fedbench.engine.trainer import Counts, Outcome, Trainer, count_correct, diverged, on_host
-from fedbench.metrics import Tally, weighted
+from fedbench.metrics import PARTS, Tally, weighted
 from fedbench.models.task import Task
 
 # What a method is given to prepare with: clients to train alone, their samples, and a meter for what they send.
@@ -151,8 +151,15 @@ def tallies(setup: Setup, counts: Counts, ids: Tensor) -> dict[str, Tally]:
             shares = owned / owned.sum(1, keepdim=True)
             found[name] = weighted(correct.numpy(), total.numpy(), shares.numpy())
         else:
-            found[name] = Tally(correct.sum(1).numpy(), total.sum(1).numpy())
+            found[name] = tally(correct, total, setup.task.classes)
     return found
+
+
+def tally(correct: Tensor, total: Tensor, classes: int) -> Tally:
+    """Counts [C, K] of clients as counts per client, and their calibration where there are further columns."""
+    sums = correct[:, classes:]
+    kept = torch.stack([sums[:, 0], sums[:, 1:].abs().sum(1)], 1).numpy() if sums.shape[1] else None
+    return Tally(correct[:, :classes].sum(1).numpy(), total[:, :classes].sum(1).numpy(), kept)
 
 
 @torch.no_grad()
@@ -162,26 +169,27 @@ def common_tally(setup: Setup, model: Tree, clock: Clock) -> Tally:
     Raises:
         Diverged: its scores are not finite.
     """
-    correct = total = 0.0
+    correct, total = (torch.zeros(1, setup.counted, dtype=torch.float64) for _ in range(2))
+    calibration = setup.protocol.test.calibration
     for kind in setup.kinds:
         for indices in kind.federation.global_test.split(COMMON_BATCH):
             x, y = kind.federation.gather(indices)
-            hits, seen = count_correct(kind.task.apply(model, x), y, kind.task.classes)
-            correct, total = correct + float(hits.sum()), total + float(seen.sum())
-    if np.isnan(total):
+            counts = count_correct(kind.task.apply(model, x), y, kind.task.classes, calibration=calibration)
+            correct, total = (one + each.cpu() for one, each in zip((correct, total), counts, strict=True))
+    if total.isnan().any():
         raise diverged(clock.round, "the server", "the global model's scores are")
-    return Tally(np.array([correct]), np.array([total]))
+    return tally(correct, total, setup.task.classes)
 
 
 def latest(known: Mapping[str, Tally], fresh: Mapping[str, Tally], ids: Tensor, clients: int) -> dict[str, Tally]:
     """Scores after training of all `clients`: those of `ids` are `fresh`, the others keep what is `known` of them."""
     merged: dict[str, Tally] = {}
     for name, tally in fresh.items():
-        unknown = np.zeros(clients)
-        before = known.get(name, Tally(unknown, unknown))
-        correct, total = before.correct.copy(), before.total.copy()
-        correct[ids.numpy()], total[ids.numpy()] = tally.correct, tally.total
-        merged[name] = Tally(correct, total)
+        parts = {part: getattr(tally, part) for part in PARTS if getattr(tally, part) is not None}
+        places = {part: np.zeros((clients, *values.shape[1:])) for part, values in parts.items()}
+        for part, values in parts.items():
+            places[part][ids.numpy()] = values
+        merged[name] = Tally(**places).or_else(known[name]) if name in known else Tally(**places)
     return merged
 
 
@@ -245,7 +253,8 @@ def pack(state: State) -> tuple[Tree, dict[str, Any]]:
     scores = {
         f"{name}/{part}": torch.tensor(getattr(tally, part))
         for name, tally in state.scores.items()
-        for part in ("correct", "total")
+        for part in PARTS
+        if getattr(tally, part) is not None
     }
     arrays = {name: torch.from_numpy(array) for name, array in state.arrays.items()}
     memory = state.memory.state()
@@ -277,7 +286,9 @@ def unpack(tree: Tree, meta: dict[str, Any], device: torch.device) -> State:
         bytes_down=meta["bytes_down"],
         prepared=tuple(meta["prepared"]),
         seconds=dict(meta["seconds"]),
-        scores={n: Tally(scores[f"{n}/correct"].numpy(), scores[f"{n}/total"].numpy()) for n in meta["scores"]},
+        scores={
+            n: Tally(**{part: leaf.numpy() for part, leaf in trees.part(scores, n).items()}) for n in meta["scores"]
+        },
         arrays={name: leaf.numpy() for name, leaf in trees.part(tree, "arrays").items()},
         history=History.restore(tree, meta["history"]),
     )

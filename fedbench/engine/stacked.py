@@ -598,7 +598,8 @@ class StackedTrainer(Engine):
                 model = {k: leaf[:1] for k, leaf in models.items()}
                 correct, total = self._count_on([torch.cat(self.setup.scored.parts)], model)
                 classes = torch.stack([self.setup.scored.classes(client) for client in chunk.ids])
-                classes = sent(classes, correct.device)
+                more = self.setup.counted - self.setup.task.classes  # which count for all
+                classes = sent(torch.nn.functional.pad(classes, (0, more), value=True), correct.device)
                 # Not a product: what is left out may be nan.
                 counts[name] = (correct.masked_fill(~classes, 0.0), total.masked_fill(~classes, 0.0))
             else:
@@ -609,7 +610,7 @@ class StackedTrainer(Engine):
         """Counts of `models` [C, ...], each on the samples of its own list of indices."""
         task, federation, method = self.setup.task, self.setup.federation, self.setup.method
         indices, mask = padded(samples)
-        shape = (len(samples), task.classes)
+        shape = (len(samples), self.setup.counted)
         correct, total = (torch.zeros(shape, dtype=torch.float64, device=federation.device) for _ in range(2))
         if not indices.numel():
             return correct, total
@@ -619,8 +620,13 @@ class StackedTrainer(Engine):
             scores = vmap(lambda model, x: method.predict(model, x, task))(models, x)
             hits = scores.argmax(-1) == y
             onehot = torch.nn.functional.one_hot(y, task.classes).bool() & real.unsqueeze(-1)
-            correct += (onehot & hits.unsqueeze(-1)).sum(1)
-            total += trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
+            right = (onehot & hits.unsqueeze(-1)).sum(1)
+            seen = trainer.samples(scores).unsqueeze(-1).masked_fill(~onehot, 0.0).sum(1)
+            if self.setup.protocol.test.calibration:
+                sums = trainer.surprise(scores, y).masked_fill(~real.unsqueeze(-1), 0.0).sum(1)
+                right, seen = trainer.with_surprise(right.double(), seen, sums)
+            correct += right
+            total += seen
         return correct, total
 
 

@@ -358,6 +358,8 @@ def summarise(
     validated = (VALIDATION,) if history.having(VALIDATION) else ()
     for test_set in (*history.test_sets(), *validated):
         row |= _accuracies(f"acc_on_{test_set}", reading.of(history, test_set))
+        measured = reading.of(history, test_set).tally.calibrations()
+        row |= {f"{measure}_on_{test_set}": value for measure, value in measured.items()}
     for rule in RULES:
         if rule != "best_val" or history.having(primary, VALIDATION):
             row |= _accuracies(f"acc_{rule}", reading.of(history, primary, rule))

@@ -41,6 +41,8 @@ WORDS = {  # columns of a result row, for a reader
     "macs": "multiplications with additions of a forward pass",
 }
 PATTERNS = {
+    "nll_on_": "negative log-likelihood on the {} test set",
+    "ece_on_": "expected calibration error on the {} test set, percent",
     "acc_on_": "accuracy on the {} test set, percent",
     "acc_of_": "accuracy of the clients of kind {}, percent",
     "acc_unseen_": "accuracy of clients that no round met, percent, {}",
