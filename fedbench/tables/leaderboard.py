@@ -36,7 +36,11 @@ from fedbench.tables.plan import Job
 
 RATE = "rate"  # in `tune`: the clients' learning rate; any other key is the method's own
 OWN_KEYS = 2  # of a method that trials may choose among
-KEPT = ("rounds", "acc", "acc_on_val", "ipr", "rsd", "bytes_up", "bytes_down", "seconds_total")  # of a result row
+UNSEEN = ("acc_unseen_received", "acc_unseen_1", "acc_unseen_5")
+KEPT = (  # of a result row
+    *("rounds", "acc", "acc_on_val", "ipr", "rsd", "bytes_up", "bytes_down", "seconds_total"),
+    *(*UNSEEN, "unseen_note"),
+)
 FINAL = "final"
 BOARD, ROWS = "board.json", "rows.csv"
 Place = tuple[str, str, str, int, int]  # stage, federation, row, trial, seed

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.files import write_text
-from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, Line, files_of
+from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line, files_of
 from fedbench.tables.text import DASH
 from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
 
@@ -43,6 +43,8 @@ class Standing:
     seconds: float = math.nan
     worst: float = math.nan  # mean of the worst tenth of clients, percent
     hurt: Mapping[str, float] = field(default_factory=dict)  # reference -> clients hurt, percent
+    # accuracy of unseen clients, percent: as received, after 1 and 5 epochs; nan: the method has nothing for them
+    unseen: tuple[float, ...] = ()
     lacks: str = ""  # why it has no score, or not one of every seed
 
     @property
@@ -155,6 +157,7 @@ def _standing(
         seconds=_mean([float(line["seconds_to_local"]) for line in reached]),
         worst=_mean([_worst(each) for each in clients[row].values()]),
         hurt={name: 100 * float(np.mean(np.stack(each) > HURT)) for name, each in gaps.items() if each},
+        unseen=tuple(_mean([float(line[name]) for line in finals if line[name]]) for name in UNSEEN),
         lacks=lacks if scores else (failures or ["not run to its end"])[-1],
     )
 
@@ -221,6 +224,7 @@ HEADINGS = (
     "to Local's accuracy",
     "worst tenth %",
     "hurt %",
+    "unseen %",
 )
 
 
@@ -245,6 +249,7 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
         f"{line.megabytes:.1f} MB, {line.seconds:.1f} s{reached}" if line.reached else "not reached",
         f"{line.worst:.1f}",
         ", ".join(f"{line.hurt[name]:.0f}" if name in line.hurt else DASH for name in references),
+        ", ".join(f"{each:.1f}" if math.isfinite(each) else DASH for each in line.unseen),
     ]
 
 
@@ -270,6 +275,10 @@ def rules(drawn: Standings) -> Iterator[str]:
     )
     yield "worst tenth: mean accuracy of the tenth of clients with the lowest."
     yield f"hurt: clients that are worse by more than {HURT:g} point than under {references}."
+    yield (
+        "unseen: mean accuracy of the clients that no round met (protocol.unseen), as received and after one and five "
+        f"epochs of the method's own adaptation; {DASH}: it has nothing for them, unseen_note in {ROWS} says what."
+    )
     yield from board["notes"]
     for name, why in board["without"].items():
         yield f"Left out: {name} ({why})."
