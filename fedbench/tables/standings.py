@@ -157,7 +157,7 @@ def _standing(
         seconds=_mean([float(line["seconds_to_local"]) for line in reached]),
         worst=_mean([_worst(each) for each in clients[row].values()]),
         hurt={name: 100 * float(np.mean(np.stack(each) > HURT)) for name, each in gaps.items() if each},
-        unseen=tuple(_mean([float(line[name]) for line in finals if line[name]]) for name in UNSEEN),
+        unseen=tuple(_mean([float(line[name]) for line in finals if line.get(name)]) for name in UNSEEN),
         lacks=lacks if scores else (failures or ["not run to its end"])[-1],
     )
 
