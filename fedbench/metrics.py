@@ -149,6 +149,36 @@ def fairness(accuracy: Floats, local: Floats) -> Fairness:
     return Fairness(100 * gains, 100 * float((known > TIE).mean()), 100 * float(known.std(ddof=0)))
 
 
+# Which clients a mean hides: fractions [N] of one run, client by client; nan where a client has no test sample.
+
+THIRDS = ("small", "middle", "large")
+
+
+def worst(accuracy: Floats, share: float = 0.1) -> float:
+    """Mean accuracy of the worst `share` of the clients with test samples, rounded up to a whole one."""
+    known = np.sort(accuracy[~np.isnan(accuracy)])
+    return client_mean(known[: math.ceil(share * len(known) - TIE)])
+
+
+def hurt(accuracy: Floats, reference: Floats, margin: float) -> float:
+    """Share of the clients that are worse than in `reference` [N], such as Local's, by more than `margin`, a fraction.
+
+    A difference within `TIE` of the margin does not exceed it. Clients unknown in either run do not count.
+    """
+    losses = -fairness(accuracy, reference).gains / 100
+    known = losses[~np.isnan(losses)]
+    return float((known > margin + TIE).mean()) if len(known) else float("nan")
+
+
+def by_size(accuracy: Floats, sizes: NDArray[Any]) -> dict[str, float]:
+    """Mean accuracy of the third of the clients with the fewest training samples, of the middle, and of the largest.
+
+    Thirds are as equal in number as can be, the earlier ones larger; of equally large clients the first come first.
+    """
+    order = np.argsort(sizes, kind="stable")
+    return {name: client_mean(accuracy[part]) for name, part in zip(THIRDS, np.array_split(order, 3), strict=True)}
+
+
 # Report rules: which evaluated round a number is read from. The papers differ, by points of accuracy.
 #
 # - last: the last evaluated round (FedCollab).

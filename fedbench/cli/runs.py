@@ -48,7 +48,8 @@ usage: python -m fedbench plot PATH [PATH ...] [KEY=VALUE ...]
   formats=svg,png      also pdf
 
 Of each run: gain over Local by client, the collaboration matrix ordered by coalition, a map of the clients.
-Of the runs together: accuracy over rounds (seeds as a band), and against bytes and seconds.
+Of the runs together: accuracy over rounds (seeds as a band), and against bytes and seconds; where models were scored on
+both (protocol.test.sets=both), accuracy on clients' own samples against that on the test set of all.
 Of each table: curves, and ours beside the published values.
 """
 PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
@@ -63,20 +64,30 @@ def collect_command(arguments: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
     parser.add_argument("--out", metavar="FILE", type=Path, help=".parquet or .csv (default: CSV on standard output)")
     parser.add_argument("--no-config", action="store_true", help="only the result rows")
+    parser.add_argument("--clients", action="store_true", help="columns for the worst tenth, and for thirds by size")
+    hurt = "with --clients: columns hurt_METHOD, the share of clients below that method's by more than the margin"
+    parser.add_argument("--against", metavar="METHOD", nargs="+", default=[], help=hurt)
+    parser.add_argument("--margin", metavar="POINTS", type=float, default=1.0, help="of accuracy (default: 1)")
     given = parser.parse_args(arguments)
-    return _collect(given.runs, given.out, not given.no_config)
+    if given.against and not given.clients:
+        raise ConfigError("--against compares client by client; add --clients")
+    if not 0 <= given.margin <= 100:
+        raise ConfigError(f"--margin {given.margin:g}: points of accuracy lie in 0 to 100")
+    return _collect(given.runs, given.out, not given.no_config, given)
 
 
-def _collect(runs: Sequence[str], out: Path | None, config: bool) -> int:
+def _collect(runs: Sequence[str], out: Path | None, config: bool, given: argparse.Namespace) -> int:
     from fedbench.runs.execution import changed_since
     from fedbench.runs.progress import remark
-    from fedbench.runs.run import collect
+    from fedbench.runs.run import add_client_measures, collect
 
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--out {out}: the name must end in .csv or .parquet")
     table = collect(runs, config=config)
     if table.empty:
         raise FedbenchError(f"no finished run in {', '.join(runs)}")
+    if given.clients:
+        add_client_measures(table, given.against, given.margin)
     changed = [changed_since(Path(path)) for path in table["path"]]
     table["code_changed"] = [", ".join(parts) for parts in changed]
     if any(changed):
@@ -272,10 +283,16 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
     if any(column not in curve for each in named.values() for curve in each):
         raise FedbenchError(f"these runs were not scored on one test set; {column} is not in all of them")
     label = f"accuracy ({rows[0]['test_set']}), %"
-    return {
+    found = {
         "curves": runs.accuracy_curves(named, column, label),
         "cost": runs.cost_curves(named, column, label),
     }
+    if all(f"acc_on_{name}" in row for row in rows for name in ("local", "global")):
+        points: dict[str, list[tuple[float, float]]] = {}
+        for row, name in zip(rows, distinct_names(rows), strict=True):
+            points.setdefault(name, []).append((row["acc_on_global"], row["acc_on_local"]))
+        found["plane"] = runs.local_common_plane(points)
+    return found
 
 
 def distinct_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:

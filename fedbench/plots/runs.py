@@ -72,6 +72,29 @@ def cost_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "
     return figure
 
 
+def local_common_plane(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
+    """Draw (accuracy on the test set of all, on clients' own samples) of runs: a small dot each, a name's mean large.
+
+    Above the dotted line personal models know their own client better than the others.
+    """
+    figure, ((axis,),) = style.panels(height=3.2)
+    for index, (name, each) in enumerate(runs.items()):
+        x, y = np.array(each, dtype=np.float64).T
+        look = {
+            "color": style.COLOURS[index % len(style.COLOURS)],
+            "linestyle": "",
+            "marker": style.MARKERS[index % len(style.MARKERS)],
+        }
+        axis.plot(x, y, **look, alpha=0.4, markersize=2.5)
+        axis.plot(x.mean(), y.mean(), **look, markersize=6, label=name)
+    axis.axline((50, 50), slope=1, color="0.6", linestyle=":", linewidth=0.8)
+    axis.set(xlabel="accuracy on the test set of all, %", ylabel="accuracy on clients' own samples, %")
+    axis.autoscale_view()
+    axis.grid()
+    style.legend(figure, axis, 2)
+    return figure
+
+
 def gain_bars(gain: NDArray[Any], title: str = "") -> Figure:
     """Draw the gain over Local of each client [N] in points, sorted; losses hatched."""
     gain = np.asarray(gain, dtype=np.float64)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.engine.history import VALIDATION, History, Labels, seconds_columns
-from fedbench.metrics import RULES, Floats, Reported, fairness
+from fedbench.metrics import RULES, Floats, Reported, by_size, fairness, hurt, worst
 from fedbench.runs.folder import (
     ARRAYS,
     CLIENTS,
@@ -224,6 +224,44 @@ def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
     rows = [row for file in sorted(files) for row in _readable(file, config)]
     table: pd.DataFrame = pd.DataFrame(_one_type(rows) if config else rows)
     return table
+
+
+SAME = ("dataset", "data", "partition_hash", "model", "rounds", "test_set", "seed", "clients")  # of a run's reference
+
+
+def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin: float = 1.0) -> None:
+    """Add to a table of `collect` what the mean over clients hides, in percent.
+
+    `acc_worst_tenth`; `acc_small`, `acc_middle`, `acc_large`, the thirds of the clients by training samples; and for
+    each method in `against` `hurt_METHOD`, the share of the clients that are more than `margin` points below that
+    method's run with the same data, partition, network, rounds and seed, whatever its rate; nan where there is none.
+
+    Raises:
+        ConfigError: no run in the table is of such a method, or several would serve as a run's reference.
+    """
+    runs = [Run(Path(path)) for path in table["path"]]
+    accuracy = [np.full(run.row["clients"], np.nan) if run.accuracies is None else run.accuracies / 100 for run in runs]
+    columns: dict[str, list[float]] = {"acc_worst_tenth": [100 * worst(each) for each in accuracy]}
+    for run, each in zip(runs, accuracy, strict=True):
+        sizes = np.array([float(row["size_train"]) for row in run.client_rows])
+        for name, value in by_size(each, sizes).items():
+            columns.setdefault(f"acc_{name}", []).append(100 * value)
+    for method in against:
+        references: dict[tuple[Any, ...], int] = {}
+        for place, run in enumerate(runs):
+            if run.row["method"] == method:
+                first = references.setdefault(tuple(run.row.get(name) for name in SAME), place)
+                if first != place:
+                    raise ConfigError(f"{runs[first].folder} and {run.folder} are both runs of {method}: collect one")
+        if not references:
+            raise ConfigError(f"no run of {method} among those collected, to compare others with")
+        found = [references.get(tuple(run.row.get(name) for name in SAME)) for run in runs]
+        columns[f"hurt_{method}"] = [
+            float("nan") if place is None else 100 * hurt(each, accuracy[place], margin / 100)
+            for each, place in zip(accuracy, found, strict=True)
+        ]
+    for name, values in columns.items():
+        table[name] = values
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,12 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
+import fedbench
 from fedbench.cli import program
 from fedbench.cli.program import main
-from fedbench.cli.runs import times_to_accuracy
+from fedbench.cli.runs import comparison_figures, times_to_accuracy
 from fedbench.core.files import write_csv
 from fedbench.runs.run import Run
 from fedbench.tables.measures import Speedup
@@ -155,3 +157,88 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "no finished run" in capsys.readouterr().err
     assert program.main(["tta", str(folder), "--reference", "40", "--set", "globl"]) == 2
     assert "local" in capsys.readouterr().err
+
+
+TINY = (
+    "partition.num_clients=7",
+    "protocol.rounds=2",
+    "protocol.local.epochs=1",
+    "protocol.test.sets=both",
+    "protocol.test.pool=false",
+    "model=mlp",
+    "model.hidden=[8]",
+    "hardware.engine=looped",
+    "progress=none",
+)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    for method, seed in (("fedavg", 0), ("finetune", 0), ("fedavg", 1)):
+        fedbench.run(f"method={method}", *TINY, seed=seed, runs_dir=str(folder))
+    return folder
+
+
+def test_measures_over_clients_are_columns_on_request(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Paired by seed and client; a seed without the reference has none."""
+    plain, out = tmp_path / "plain.csv", tmp_path / "all.csv"
+    asked = ["--clients", "--against", "local", "finetune", "--margin", "3"]
+    assert main(["collect", str(compared), "--out", str(plain)]) == 0
+    assert main(["collect", str(compared), "--out", str(out), *asked]) == 0
+    table = pd.read_csv(out)
+    new = ["acc_worst_tenth", "acc_small", "acc_middle", "acc_large", "hurt_local", "hurt_finetune"]
+    assert sorted(set(table) - set(pd.read_csv(plain))) == sorted(new)
+    assert len(table) == 5, "and Local of both seeds"
+    clients = {(row.method, row.seed): Run(Path(row.path)).clients for row in table.itertuples()}
+    for _, row in table.iterrows():
+        mine = clients[row["method"], row["seed"]]
+        assert row["acc_worst_tenth"] == pytest.approx(mine["acc"].min())
+        largest = mine.sort_values("size_train", kind="stable")["acc"].iloc[5:]
+        assert row["acc_large"] == pytest.approx(largest.mean())
+        losses = clients["local", row["seed"]]["acc"] - mine["acc"]
+        assert row["hurt_local"] == pytest.approx(100 * (losses > 3).mean())
+        if row["seed"] == 0:
+            losses = clients["finetune", 0]["acc"] - mine["acc"]
+            assert row["hurt_finetune"] == pytest.approx(100 * (losses > 3).mean())
+        else:
+            assert math.isnan(row["hurt_finetune"])
+    assert list(table.loc[table["method"] == "local", "hurt_local"]) == [0, 0]
+    assert table["hurt_local"].max() > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--against", "local"], "--against compares client by client; add --clients"),
+        (["--clients", "--margin", "-1"], "--margin -1: points of accuracy lie in 0 to 100"),
+        (["--clients", "--against", "ditto"], "no run of ditto among those collected"),
+    ],
+)
+def test_comparisons_that_say_nothing_are_refused(
+    compared: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["collect", str(compared), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_two_references_of_a_run_are_refused(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedbench.run("method=finetune", *TINY, "protocol.optimizer.lr=0.05", runs_dir=str(tmp_path))
+    arguments = ["collect", str(compared), str(tmp_path), "--clients", "--against", "finetune"]
+    assert main(arguments) == 2
+    assert "are both runs of finetune: collect one" in capsys.readouterr().err
+
+
+def test_local_and_common_accuracy_share_a_plane(compared: Path) -> None:
+    """A dot a run and one a method, which stands at their mean."""
+    folders = sorted(file.parent for file in compared.rglob("result.json") if "local" not in str(file))
+    figure = comparison_figures(folders)["plane"]
+    rows = [Run(folder).row for folder in folders if Run(folder).row["method"] == "fedavg"]
+    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    place = [float(np.mean([row[f"acc_on_{name}"] for row in rows])) for name in ("global", "local")]
+    assert lines["fedavg"].get_xydata()[0].tolist() == pytest.approx(place)
+    assert {"fedavg", "finetune"} <= set(lines)

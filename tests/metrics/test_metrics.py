@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedbench.metrics import Tally, fairness, weighted
+from fedbench.metrics import Tally, by_size, fairness, hurt, weighted, worst
 from tests.runs.toys import tally
 
 
@@ -125,3 +125,46 @@ class TestFairness:
     def test_refuses_another_federation(self):
         with pytest.raises(ValueError, match="client by client"):
             fairness(np.zeros(3), np.zeros(2))
+
+
+class TestWhoIsHidden:
+    """Each against a loop over clients, which knows no numpy."""
+
+    @pytest.mark.parametrize("clients", [1, 9, 10, 11, 24, 100])
+    def test_the_worst_tenth_is_a_sorted_list_s_beginning(self, clients):
+        accuracy = np.random.default_rng(clients).integers(0, 20, clients) / 20
+        count = -(-clients // 10)
+        expected = sum(sorted(accuracy.tolist())[:count]) / count
+        assert worst(accuracy) == pytest.approx(expected, abs=1e-15)
+        assert worst(np.append(accuracy, np.nan)) == pytest.approx(expected, abs=1e-15), (
+            "who has no test does not count"
+        )
+        assert worst(accuracy, 1.0) == pytest.approx(accuracy.mean(), abs=1e-15)
+
+    def test_nobody_is_nan(self):
+        nobody = np.full(3, np.nan)
+        assert all(map(math.isnan, (worst(nobody), hurt(nobody, nobody, 0.0), *by_size(nobody, np.arange(3)).values())))
+
+    @pytest.mark.parametrize("margin", [0.0, 0.02, 0.1, 0.3])
+    def test_who_is_hurt_is_counted_client_by_client(self, margin):
+        rng = np.random.default_rng(1)
+        ours, theirs = (rng.integers(0, 51, 200) for _ in range(2))
+        accuracy, reference = ours / 50, theirs / 50
+        accuracy[7] = reference[9] = np.nan
+        known = [k for k in range(200) if k not in (7, 9)]
+        expected = sum(Fraction(int(theirs[k] - ours[k]), 50) > Fraction(str(margin)) for k in known) / 198
+        assert hurt(accuracy, reference, margin) == pytest.approx(expected, abs=1e-15)
+
+    def test_a_loss_of_just_the_margin_hurts_nobody(self):
+        assert hurt(np.array([0.7, 0.5]), np.array([0.8, 0.7]), 0.1) == 0.5
+
+    @pytest.mark.parametrize("clients", [3, 10, 11, 12])
+    def test_thirds_by_size(self, clients):
+        rng = np.random.default_rng(clients)
+        accuracy, sizes = rng.random(clients), rng.integers(1, 5, clients)
+        order = sorted(range(clients), key=lambda k: (sizes[k], k))
+        small, middle = -(-clients // 3), -(-(clients - 1) // 3)
+        parts = order[:small], order[small : small + middle], order[small + middle :]
+        expected = [sum(accuracy[k] for k in part) / len(part) for part in parts]
+        assert list(by_size(accuracy, sizes).values()) == pytest.approx(expected, abs=1e-15)
+        assert list(by_size(accuracy, sizes)) == ["small", "middle", "large"]
