@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 # BUDGET: raised only by who says what goes. The house was 25,135 lines and 111 files beside methods/ when it was cut to
 # 31,000 and 160. What it has gained since: the optimiser's state as a setting of the protocol (FedReMa's own went),
 # verdicts that cannot come out (ranks went), packages by entry points, words about own arrays, what a comparison of
-# methods asks of a run: unseen clients, unequal work, calibration, who is hurt (450 lines). Methods are a catalogue:
-# each is a file, and they may be long only on average as the papers need.
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 26_450, 115, 140, 2_500
+# methods asks of a run: unseen clients, unequal work, calibration, who is hurt (450 lines), leaderboards (900 lines,
+# three files). Methods are a catalogue: each is a file, and they may be long only on average as the papers need.
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 27_500, 118, 140, 2_500
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
 # that the loop, the execution of runs and the commands use.

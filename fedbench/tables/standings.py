@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.files import write_text
+from fedbench.metrics import hurt, worst
 from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line, files_of
 from fedbench.tables.text import DASH
 from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
 
 PAGE = "README.md"
 HURT = 1.0  # points by which a client must be worse than under a reference to count as hurt
-TENTH = 0.1  # of the clients: those with the lowest accuracies, at least one
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,10 @@ def _standing(
     lost = [seed for seed in board["seeds"] if seed not in scores]
     lacks = f"seeds {', '.join(map(str, lost))} lack" if lost and scores else ""
     reached = [line for line in finals if line.get("rounds_to_local")]
-    gaps = {
-        name: [theirs[seed] - mine for seed, mine in clients[row].items() if seed in theirs]
+    harmed = {
+        name: [
+            hurt(mine / 100, theirs[seed] / 100, HURT / 100) for seed, mine in clients[row].items() if seed in theirs
+        ]
         for name, theirs in clients.items()
         if name in board["references"] and name != row
     }
@@ -155,8 +157,8 @@ def _standing(
         reached=len(reached),
         megabytes=_mean([float(line["bytes_to_local"]) / 1e6 for line in reached]),
         seconds=_mean([float(line["seconds_to_local"]) for line in reached]),
-        worst=_mean([_worst(each) for each in clients[row].values()]),
-        hurt={name: 100 * float(np.mean(np.stack(each) > HURT)) for name, each in gaps.items() if each},
+        worst=_mean([worst(each) for each in clients[row].values()]),
+        hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
         unseen=tuple(_mean([float(line[name]) for line in finals if line.get(name)]) for name in UNSEEN),
         lacks=lacks if scores else (failures or ["not run to its end"])[-1],
     )
@@ -171,11 +173,13 @@ def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standi
     told = {} if best is None else _told(best, [each for each in scored if each is not best])
     among = {each.row: each is best or not told.get(each.row, (0.0, 1.0))[1] <= LEVEL for each in scored}
     pairs = [(base, each) for base in scored if base.row in references for each in scored if each is not base]
-    tests = [_test(each, base) for base, each in pairs]
-    adjusted = holm([p for _, p in tests])
+    # Two references make one comparison, whichever of them is asked about.
+    tests = {frozenset((base.row, each.row)): _test(each, base)[1] for base, each in pairs}
+    adjusted = dict(zip(tests, holm([*tests.values()]), strict=True))
     above: dict[str, dict[str, bool]] = {}
-    for (base, each), (gap, _), p in zip(pairs, tests, adjusted, strict=True):
-        above.setdefault(each.row, {})[base.row] = gap > 0 and p <= LEVEL
+    for base, each in pairs:
+        told_apart = adjusted[frozenset((base.row, each.row))] <= LEVEL
+        above.setdefault(each.row, {})[base.row] = told_apart and _test(each, base)[0] > 0
     return [
         replace(each, best=best is not None and among.get(each.row, False), above=above.get(each.row, {}))
         for each in found
@@ -196,11 +200,6 @@ def _test(one: Standing, other: Standing) -> tuple[float, float]:
         return 0.0, 1.0
     mean, _, p = t_test(gaps)
     return mean, p
-
-
-def _worst(accuracies: np.ndarray[Any, Any]) -> float:
-    """Return the mean of the worst tenth of clients."""
-    return float(np.sort(accuracies)[: max(1, round(TENTH * len(accuracies)))].mean())
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -128,7 +128,7 @@ def test_a_leaderboard_is_a_part_of_the_page(results: Path, tmp_path: Path) -> N
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert '<a href="#board-made">Leaderboard made</a>' in text
     assert '<h2 id="board-made-title">Made by &lt;hand&gt;</h2>' in text
-    assert '<tr><th scope="row">fedavg</th><td>81.03 ± 2.62</td><td>●</td><td></td>' in text
+    assert '<tr><th scope="row">fedavg</th><td>81.03 ± 2.61</td><td>●</td><td></td>' in text
     assert 'href="results/leaderboard/made/rows.csv"' in text
     assert "#board-" not in (results / "index.html").read_text(encoding="utf-8")
 

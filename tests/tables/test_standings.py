@@ -67,7 +67,7 @@ def test_the_page_says_it_in_words(tmp_path: Path) -> None:
     standings.write(folder, standings.read(folder))
     text = (folder / standings.PAGE).read_text(encoding="utf-8")
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
-    assert "50.0 → 60.0 | 50.0 to 60.0 | default | 2.0 MB, 1.5 s | 70.5 | –, 100 | –, 40.0, – |" in rows["local"]
+    assert "50.0 → 60.0 | 50.0 to 60.0 | default | 2.0 MB, 1.5 s | 70.5 | -, 100 | -, 40.0, - |" in rows["local"]
     assert "90.55" in rows["ditto"]
     assert "(2 seeds)" in rows["ditto"]
     assert "| ● |" in rows["fedrep"]
