@@ -105,17 +105,17 @@ class ResourceEstimate:
             FedbenchError: it cannot be built.
         """
         setup = self.setup(config)
-        where = _without_method(config)
-        own = f"{where} {config.method}"
-        if where not in self._steps:
-            self._steps[where] = _pace(setup, FedAvg())
-        if own not in self._steps:
-            self._steps[own] = _pace(setup, config.method)
+        paces = {}
+        for method in (config.method, FedAvg()):  # a step takes the same on every partition
+            where = repr([config.dataset, config.model, config.protocol.local, method])
+            if where not in self._steps:
+                self._steps[where] = _pace(setup, method)
+            paces[method] = self._steps[where]
         share = config.protocol.cohort_size(len(setup.population.sizes)) / len(setup.population.sizes)
         plain = float(schedule.all_steps(setup.population.sizes, config.protocol.local).sum()) * share
         adapted = client_steps(setup, config) - client_steps(setup, config, scored=False)
         scored = adapted + scored_batches(setup, config) * FORWARD_SHARE
-        return config.protocol.rounds * plain * self._steps[own] + scored * self._steps[where]
+        return config.protocol.rounds * plain * paces[config.method] + scored * paces[FedAvg()]
 
 
 def _pace(setup: Setup, method: Method) -> float:
@@ -175,10 +175,14 @@ def client_steps(setup: Setup, config: RunConfig, *, scored: bool = True) -> flo
 def scored_batches(setup: Setup, config: RunConfig) -> float:
     """Return the batches of training size that all evaluations pass forward, each client's model on its own."""
     received, trained = _scorings(config)
-    clients, sets = range(setup.population.clients), scored_sets(setup)
-    samples = sum(len(setup.scored.indices(name, client)) for name in sets for client in clients)
+    clients = range(setup.population.clients)
     share = config.protocol.cohort_size(len(clients)) / len(clients)
-    return (received + trained * share) * samples / config.protocol.local.batch_size
+
+    def samples(sets: Sequence[str]) -> int:
+        return sum(len(setup.scored.indices(name, client)) for name in sets for client in clients)
+
+    first, last = samples(scored_sets(setup, 0)), samples(scored_sets(setup))  # which differ where tests are read once
+    return ((received + trained * share - 1) * first + last) / config.protocol.local.batch_size
 
 
 def _scorings(config: RunConfig) -> tuple[int, int]:
