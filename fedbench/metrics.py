@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 TIE = 1e-9
 
 # Calibration of a classifier: Guo et al., On Calibration of Modern Neural Networks, ICML 2017. Negative log-likelihood
-# (their Eq. 6, natural logarithm, a mean over samples), and expected calibration error (Eq. 5): sum_m |B_m| / n
+# (natural logarithm, a mean over samples), and expected calibration error (their section 2): sum_m |B_m| / n
 # |acc(B_m) - conf(B_m)| over BINS bins of equal width, ((m - 1) / BINS, m / BINS], of the first class's probability.
 BINS = 15
 
@@ -81,8 +81,8 @@ class Tally:
         calibration = None
         if self.calibration is not None and other.calibration is not None:
             calibration = np.where(tested[:, None], self.calibration, other.calibration)
-        chosen = (np.where(tested, getattr(self, part), getattr(other, part)) for part in ("correct", "total"))
-        return Tally(*chosen, calibration)
+        correct = np.where(tested, self.correct, other.correct)
+        return Tally(correct, np.where(tested, self.total, other.total), calibration)
 
     def calibrations(self) -> dict[str, float]:
         """`nll`, and `ece` in percent: means over clients with test samples; nothing where they were not measured."""

@@ -117,6 +117,7 @@ def test_a_sweep_is_every_combination(runs: Path, capfd: pytest.CaptureFixture[s
     assert Path(frame["path"].iloc[3]) == one.folder
 
 
+@pytest.mark.slow
 def test_a_sweep_tells_of_its_failures(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     frame = fedbench.sweep("method=fedprox", *SHORT, runs_dir=runs, **{"method.mu": [0.5, -1]})
     assert list(frame["method.mu"]) == ["0.5"]

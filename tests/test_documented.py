@@ -69,6 +69,7 @@ ALONE = ("protocol.rounds", "protocol.eval_every", "protocol.local.epochs", "har
 FILLED = {  # placeholders, by command
     "list KIND": "list datasets",
     "prepare NAME": "prepare digits",
+    "reproduce": "reproduce --help",
     "reproduce table=NAME": "reproduce table=fedcollab_t3",
     "reproduce table=NAME --dry-run": "reproduce table=fedcollab_t3 --dry-run",
     "figure NAME": "figure fedsac_f7",
@@ -90,7 +91,7 @@ SAYS = {  # how a command that trains nothing begins -> what it prints, or a fil
     "tables": "fedrema_t1",
     "prepare": "digits",
     "--help": "method",
-    "check-method --help": "NAME",
+    "check-method --help": "METHOD",
     "plot": "plots/",
     "collect": "fedavg",
     "tta": "fedavg",
@@ -120,9 +121,11 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "SPLIT.npz", train_0=np.arange(60), test_0=[60], train_1=np.arange(61, 99), test_1=[99])
     x, y = load_digits(return_X_y=True)
     np.savez(tmp_path / "FILE.npz", x=x[:400].reshape(-1, 8, 8).astype(np.uint8), y=y[:400])
-    shutil.copytree(ROOT / "results/tables/fedcollab_t3", tmp_path / "results/tables/fedcollab_t3")
-    for file in (ROOT / "results/figures/quick").glob("fedsac_f7.*"):
-        (tmp_path / "results/figures/quick").mkdir(parents=True, exist_ok=True)
+    for table in ("fedcollab_t1", "fedcollab_t3"):
+        shutil.copytree(ROOT / "results/tables" / table, tmp_path / "results/tables" / table)
+    drawn = ROOT / "results/figures/quick"
+    (tmp_path / "results/figures/quick").mkdir(parents=True)
+    for file in (*drawn.glob("fedsac_f7.*"), drawn / "checksums.json"):
         shutil.copy(file, tmp_path / "results/figures/quick")
     return tmp_path
 
@@ -156,9 +159,9 @@ def check(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
     """Run it, and look at what it leaves or prints."""
     words = shlex.split(FILLED.get(command, command))
     if words[0] not in COMMANDS and not words[0].startswith("--"):
-        before = set(workplace.rglob("result.json"))
+        before = finished(workplace)
         assert main(small(words)) == 0, (command, capsys.readouterr().err)
-        made = [json.loads(file.read_text()) for file in set(workplace.rglob("result.json")) - before]
+        made = [json.loads(text) for _, text in finished(workplace) - before]
         chosen = dict(word.split("=", 1) for word in words if "=" in word)
         methods = chosen.get("method", "fedcollab").split(",")
         seeds = chosen.get("seed", "0").split(",")
@@ -170,8 +173,9 @@ def check(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert main(["-m", "method=local,fedavg", "partition=dir0.1", *SHORT]) == 0
     words = [folder(word, workplace) for word in words]
     if words[0] == "reproduce":
-        words += [] if "--dry-run" in words else ["render=true"]
-        words += [] if "table=fedcollab_t3" in words else ["scale=smoke", "substitute=synthetic", "dataset.size=28"]
+        filled = "table=fedcollab_t3" in words
+        words += [] if "--dry-run" in words else ["render=true"] if filled else ["--dry-run"]
+        words += [] if filled or "scale=smoke" in words else ["scale=smoke", "substitute=synthetic", "dataset.size=28"]
     if words[0] == "figure":
         words = ["figure", "fedsac_f7", "render=true"]
     capsys.readouterr()
@@ -190,6 +194,11 @@ def check(command: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert said in printed, (command, printed)
 
 
+def finished(workplace: Path) -> set[tuple[Path, str]]:
+    """The results that are there, with their seconds, so that one made again counts."""
+    return {(file, file.read_text()) for file in workplace.rglob("result.json")}
+
+
 def folder(word: str, workplace: Path) -> str:
     """The run's folder for `.../RUN`."""
     return str(next(workplace.glob(word.replace("RUN", "*")))) if word.endswith("/RUN") else word
@@ -203,8 +212,10 @@ def small(words: list[str]) -> list[str]:
         kept += ["dataset=digits", "protocol=quick", "seed=0", "method.C=0,10"]
     if "model=lenet5_bn" in kept and "dataset=digits" in kept:
         kept = ["dataset=synthetic" if word == "dataset=digits" else word for word in kept] + ["dataset.size=28"]
+    if any(word.startswith("record=") for word in kept):
+        kept += ["force=true"]  # the workplace has that run without
     if any("optuna" in word for word in kept):
-        kept += ["hydra.sweeper.n_trials=2"]
+        kept += ["hydra.sweeper.trials=2"]
     return [*kept, *SHORT]
 
 

@@ -152,6 +152,7 @@ def reproduce(selection: Selection) -> int:
     planned, folder = _planned(selection)
     if selection.render:
         write(folder)
+        print(f"cells drawn again: {folder / 'table.md'}")
         return OK
     missing = [job for job in planned.missing() if selection.retry or not job.failure]
     announce(planned, missing, at_once)

@@ -18,6 +18,7 @@ from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, Unknow
 from fedbench.data.partitions.file import read_arrays
 from fedbench.runs.config import RunConfig, resolve
 from tests.helpers.runner import FakeRunner
+from tests.helpers.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 BAD = [
@@ -165,7 +166,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("name", tiered(UNREADABLE, quick=["loop", "latin", "broken"]))
 def test_a_config_file_that_cannot_be_read_is_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

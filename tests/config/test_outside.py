@@ -207,6 +207,7 @@ def fedexp(site: Path, wheel: Path) -> type[FedAvg]:
     return found
 
 
+@pytest.mark.slow
 def test_the_example_is_listed_run_and_keeps_every_promise(
     fedexp: type[FedAvg], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

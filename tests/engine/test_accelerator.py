@@ -55,7 +55,7 @@ def check(found: Trial, more: int = 0) -> None:
     assert found.round <= MOST + more, found.kinds
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
 @pytest.mark.parametrize("preset", tiered(FEW, quick=["cfl"]))
 def test_a_cohort_of_sixteen_waits_as_often_as_one_of_four(preset: str, engine: str) -> None:
     subject = Subject.of(preset)

@@ -25,6 +25,7 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import LeNet5
 from fedbench.testing.checks import equal, everything, rerun, traced
 from fedbench.testing.toys import Subject, federation, gap, setup, simulate
+from tests.helpers.tiers import tiered
 
 RAGGED = (1, 13, 8, 21, 5, 2)
 OPTIMIZERS = {
@@ -69,7 +70,7 @@ def ragged(optimizer: str, **options: Any) -> Setup:
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", tiered(OPTIMIZERS, quick=["sgd"]))
 def test_one_trace_of_a_step_is_every_later_one_of_as_many_rows(optimizer: str) -> None:
     """So nothing that Python decides differs from step to step, and a graph may take its place."""
     chosen, traces = ragged(optimizer), Counted(traced)

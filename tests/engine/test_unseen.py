@@ -119,6 +119,15 @@ def test_a_method_that_has_nothing_says_so(name: str, note: str) -> None:
     assert list(found.tallies) == moments
 
 
+def test_they_are_sent_nothing_of_one_another() -> None:
+    """FedFomo's server would send each six models; five have trained, and in the place of another it sends its own."""
+    whole = whole_of("fedfomo", M=6)
+    newcomers, state = Newcomers(whole, whole.seen), simulate(whole.seen)
+    views = newcomers._views(state, Clock(3, 3), lend=False)
+    for client, view in zip(LAST, views, strict=True):
+        assert set(view.message["reported/peers"].tolist()) == {*range(5), client}
+
+
 def test_one_group_of_all_is_everybody_s() -> None:
     """Where clients are in one cluster, a new one can only be in that."""
     found = scored(whole_of("kmeans", k=1))[1]

@@ -55,6 +55,7 @@ def test_a_figure_plans_without_training(name: str, tmp_path: Path, monkeypatch:
     assert found.spec.reads.get("extra") in (None, *arrays.EXTRAS)
 
 
+@pytest.mark.slow
 def test_the_authors_distances_are_those_of_the_scenario(tmp_path: Path) -> None:
     """Beside another partition there are none."""
     for scenario in authors.SCENARIOS:

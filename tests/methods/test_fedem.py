@@ -192,13 +192,14 @@ def first_share(method: Method, data: Federation) -> Tensor:
     return run(method, data, rounds=20, epochs=None, iterations=10, eval_every=99)[1].memory["pi"][:, 0]
 
 
-@pytest.mark.parametrize("method", [FedEM(components=2), FedRC(components=2)])
+@pytest.mark.parametrize("method", [FedEM(components=2), pytest.param(FedRC(components=2), marks=pytest.mark.slow)])
 def test_concepts_are_told_apart(method: Method) -> None:
     shares = first_share(method, permuted())
     assert shares.gt(0.5).int().tolist() in (PLANTED, [1 - group for group in PLANTED])
     assert float((shares - 0.5).abs().min()) > 0.4
 
 
+@pytest.mark.slow
 def test_shares_of_labels_part_clients_under_fedem_and_not_under_fedrc() -> None:
     data = federation([40] * 6, labels=[[0, 1] if g == 0 else [2, 3] for g in PLANTED])
     parted, together = (first_share(method, data) for method in (FedEM(components=2), FedRC(components=2)))

@@ -83,6 +83,7 @@ def test_columns_sort_best_first_then_last_first_then_as_they_were(opened: Any) 
     assert counts == sorted(counts, reverse=True)
 
 
+@pytest.mark.slow
 def test_chosen_rows_are_laid_over_each_other_and_compared_client_by_client(browser: Any, results: Path) -> None:
     for page in browsing.opened(browser, results):
         assert page.locator("#tray").is_hidden()
@@ -132,6 +133,7 @@ def test_keyboard_alone_compares(opened: Any) -> None:
     opened.wait_for_function("() => document.activeElement.dataset.pick === '1'")
 
 
+@pytest.mark.slow
 def test_runs_on_other_partitions_are_not_paired(opened: Any) -> None:
     for row in (1, 2):
         opened.check(f"{T} [data-pick='{row}']")
@@ -141,6 +143,7 @@ def test_runs_on_other_partitions_are_not_paired(opened: Any) -> None:
     assert words.endswith("seeds 0 on the same partitions")  # seed 1 of FedProx has another
 
 
+@pytest.mark.slow
 def test_a_cell_is_chosen_in_its_dialog_too(opened: Any) -> None:
     opened.click(f"{T} [data-cell='0-0-0']")
     opened.click("#pick")
@@ -150,6 +153,7 @@ def test_a_cell_is_chosen_in_its_dialog_too(opened: Any) -> None:
     assert opened.is_checked(f"{T} [data-pick='0']")
 
 
+@pytest.mark.slow
 def test_axes_fit_the_data_or_begin_at_zero_and_go_across_rounds_bytes_or_seconds(opened: Any) -> None:
     opened.click(f"{T} [data-cell='1-0-0']")
     opened.wait_for_selector("#curves .scatterlayer")
@@ -165,6 +169,7 @@ def test_axes_fit_the_data_or_begin_at_zero_and_go_across_rounds_bytes_or_second
     opened.wait_for_function("() => document.getElementById('curves').data[0].x.at(-1) === 1.5")
 
 
+@pytest.mark.slow
 def test_print_shows_the_tables_or_the_opened_dialog_alone(opened: Any) -> None:
     opened.emulate_media(media="print", color_scheme="dark")
     assert opened.locator("#filters").is_hidden()

@@ -27,6 +27,7 @@ from fedbench.runs.config import RunConfig, run_key
 from tests.helpers.codes import PARTS, edit
 from tests.helpers.labelled_formats import write_labelled
 from tests.helpers.runs import config, interrupt_after
+from tests.helpers.tiers import tiered
 
 TRAIN, TEST = (np.arange(n) % 10 for n in (300, 100))
 
@@ -259,12 +260,13 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("engine", RUNS)
+@pytest.mark.parametrize("engine", tiered(RUNS, quick=["looped"]))
 def test_every_function_that_a_run_executes_is_in_a_hash(tmp_path: Path, engine: str) -> None:
     run = config(tmp_path, *RUNS[engine], f"hardware.engine={engine}")
     assert executed_uncovered(run) == set()
 
 
+@pytest.mark.slow
 def test_with_several_kinds_of_client_as_well(tmp_path: Path) -> None:
     run = config(tmp_path, "dataset=captioned", "model=small_pair", "method=fedsac_multimodal", "partition=homo")
     assert executed_uncovered(run) == set()

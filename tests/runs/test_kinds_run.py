@@ -186,6 +186,7 @@ def test_samples_that_a_client_alters_are_on_one_client_only() -> None:
         altered.repeated(2)
 
 
+@pytest.mark.slow
 def test_several_seeds_as_one_give_what_each_gives_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     method = ["method=fedsac_multimodal", "protocol.score=both", "hardware.engine=stacked"]
     seeds = [[*method, f"seed={seed}"] for seed in (0, 1)]

@@ -67,6 +67,7 @@ def test_every_model_trains_on_every_shape_or_says_why_not(dataset: str, model: 
         trains(dataset, partition, from_scratch(model))
 
 
+@pytest.mark.slow
 def test_captions_train_a_text_network_and_only_that() -> None:
     homo, textcnn = option("partition", "homo"), option("model", "textcnn")
     trains("cub", homo, textcnn)

@@ -150,6 +150,7 @@ def test_engines_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert stacked.row["acc"] == pytest.approx(looped.row["acc"], abs=1.5), "rounding may turn a sample or two"
 
 
+@pytest.mark.slow
 def test_offline_wandb_logs_beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     result = run.execute(config(tmp_path, "method=local", "wandb.enabled=true"))

@@ -34,10 +34,13 @@ from tests.runs.seeds import SEEDS, configs, finished, same
             ["method=ditto", "partition=dir0.5", "protocol.cohort=4", "protocol.score=trained"],
             marks=pytest.mark.slow,
         ),
-        [
-            *["method=fedcollab", "method.discriminator.rounds=10"],
-            *["partition=label_shift", "dataset.limit=null"],
-        ],
+        pytest.param(
+            [
+                *["method=fedcollab", "method.discriminator.rounds=10"],
+                *["partition=label_shift", "dataset.limit=null"],
+            ],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["method=scaffold", "partition=concept_shift", "protocol.augment=[flip]"], marks=pytest.mark.slow),
         pytest.param(["method=fedavg", "partition=feature_shift"], marks=pytest.mark.slow),
         pytest.param(

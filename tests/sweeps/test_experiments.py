@@ -73,6 +73,7 @@ def test_pathological_partitions_have_the_paper_s_weights() -> None:
     assert weights("partition=dir0.5") == (0.9, 1.4)
 
 
+@pytest.mark.slow
 def test_an_experiment_ends_in_a_table_and_a_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

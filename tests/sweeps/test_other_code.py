@@ -102,6 +102,7 @@ def test_a_run_whose_settings_its_method_no_longer_takes_is_marked(
     assert execution.changed_since(run.folder) == there
 
 
+@pytest.mark.slow
 def test_a_sweep_of_other_runs_with_the_same_name_is_moved_aside(capsys: pytest.CaptureFixture[str]) -> None:
     assert swept("seed=0") == 0
     assert swept("method=local,fedavg,fedprox", "seed=0") == 0

@@ -45,6 +45,7 @@ def values(tmp_path: Path, row: str, column: str = "Label shift") -> dict[int, f
     return dict(zip(cell.seeds, cell.values, strict=True))
 
 
+@pytest.mark.slow
 def test_partial_calls_add_to_the_table(tmp_path: Path) -> None:
     run(tmp_path, *FIRST, "seeds=2")
     both = values(tmp_path, "FedAvg")
@@ -102,6 +103,7 @@ def test_a_record_measured_otherwise_does_not_stand(
     assert "2 to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_another_call_added_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = reproduce.make_runs
 
