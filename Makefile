@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: bench figures gpu-check reproduce-all help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
+.PHONY: bench figures gpu-check leaderboard leaderboard-mini reproduce-all help install quickstart fast check-method test test-full mutants fuzz lint format docs tables report wheel clean
 
 # A python on the PATH may be another version's, or a shim that fails when run: try each.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))
@@ -102,6 +102,12 @@ figures: $(INSTALLED) ## draw every figure of the papers, running what is missin
 .PHONY: $(addprefix figure-,$(FIGURES))
 $(addprefix figure-,$(FIGURES)): figure-%: $(INSTALLED)
 	$(BIN)/python -m fedbench figure $(subst -,_,$*) $(filter-out $(OWN),$(MAKEOVERRIDES))
+
+leaderboard: $(INSTALLED) ## tune every method alike and judge it on three federations (ten hours of two cores; dry_run=true)
+	$(BIN)/python -m fedbench leaderboard board=v1 $(filter-out $(OWN),$(MAKEOVERRIDES))
+
+leaderboard-mini: $(INSTALLED) ## the same machinery on digits (a quarter of an hour on two quiet cores)
+	$(BIN)/python -m fedbench leaderboard board=mini $(filter-out $(OWN),$(MAKEOVERRIDES))
 
 tables: $(INSTALLED) ## draw every table and figure under results/ again from its rows, without training
 	$(BIN)/python -m fedbench redraw results

@@ -48,6 +48,8 @@ NOT_RUN = {  # command, or how it begins -> why no test runs it, and what the pa
     "make docs": ("it writes into the repository; a test holds that nothing would change", "make docs"),
     "make bench": ("half an hour; tests/scripts runs its parts", "`make bench` times rounds"),
     "make gpu-check": ("a GPU", "GPU"),
+    "make leaderboard": ("hours; tests/tables/test_leaderboard.py fills a tiny board", "takes hours"),
+    "fedbench leaderboard": ("hours; tests/tables/test_leaderboard.py fills a tiny board", "takes hours"),
     "make figures": ("half an hour; tests/figures plans and draws each", "make figures"),
     "make reproduce-all": ("every table; its cells are built below", "The fifth runs every table"),
     "make tables": ("it writes into the repository; its redraw is run", "make tables"),

@@ -33,6 +33,7 @@ COMMANDS = {  # name -> the function that takes the arguments after it and retur
     "prepare": "fedbench.cli.prepare:prepare_command",
     "reproduce": "fedbench.cli.reproduce:reproduce_command",
     "figure": "fedbench.cli.reproduce:figure_command",
+    "leaderboard": "fedbench.cli.leaderboard:leaderboard_command",
     "plot": "fedbench.cli.runs:plot_command",
     "collect": "fedbench.cli.runs:collect_command",
     "tta": "fedbench.cli.runs:tta_command",
@@ -107,6 +108,8 @@ def offered(command: str) -> list[str]:
         keys = ("rows=", "columns=", "seeds=", "jobs=", "--dry-run")
         named = (f"{key}={name}" for key in ("table", "scale") for name in groups.names(key))
         return [*named, *(f"substitute={name}" for name in groups.names("dataset")), *keys]
+    if command == "leaderboard":
+        return [*(f"board={name}" for name in groups.names("leaderboard")), "rows=", "seeds=", "jobs=", "--dry-run"]
     if command == "figure":
         scales = ("scale=paper", "scale=open", "scale=quick")
         return [*groups.names("figure"), "all", *scales, "seeds=", "jobs=", "--dry-run"]

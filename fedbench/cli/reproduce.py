@@ -155,7 +155,7 @@ def reproduce(selection: Selection) -> int:
     from fedbench.tables import plan, store
     from fedbench.tables.render import write
 
-    launcher, at_once = _launcher(selection)
+    launcher, at_once = launcher_of(selection)
     planned, folder = _planned(selection)
     if selection.render:
         write(folder)
@@ -170,7 +170,7 @@ def reproduce(selection: Selection) -> int:
     _require_cells(planned)
     if missing:
         timed = any(metric.timing for metric in planned.spec.metrics)
-        _make_runs(missing, launcher, join_seeds=not timed)
+        make_runs(missing, launcher, join_seeds=not timed)
     with held(folder):
         if missing:
             planned, _ = _planned(selection)  # another call may have added cells meanwhile
@@ -352,7 +352,7 @@ def figure_command(arguments: Sequence[str]) -> int:
 def _make_figures(selection: Selection, folder: Path) -> int:
     from fedbench.figures import plan
 
-    launcher, at_once = _launcher(selection)
+    launcher, at_once = launcher_of(selection)
     plans = _figure_plans(selection)
     refused = len(selection.figures) - len(plans)
     begun = time.monotonic()
@@ -361,7 +361,7 @@ def _make_figures(selection: Selection, folder: Path) -> int:
     if selection.dry_run:
         return OK
     if missing:
-        _make_runs(missing, launcher)
+        make_runs(missing, launcher)
     failed = sum(not _draw_figure(each, folder) for each in plans)
     plan.write_overview(folder)
     print(f"{(time.monotonic() - begun) / 60:.0f} minutes; all figures: {folder / 'README.md'}")
@@ -416,10 +416,10 @@ def _redraw_figures(selection: Selection, folder: Path) -> int:
     return 1 if lacking else OK
 
 
-# The runs of both.
+# The runs of both, and of leaderboards.
 
 
-def _launcher(selection: Selection) -> tuple[list[str], int]:
+def launcher_of(selection: Selection) -> tuple[list[str], int]:
     """Return (Hydra overrides that choose the launcher, runs at once)."""
     import torch
 
@@ -430,7 +430,7 @@ def _launcher(selection: Selection) -> tuple[list[str], int]:
     return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs
 
 
-def _make_runs(missing: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool = True) -> None:
+def make_runs(missing: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool = True) -> None:
     """Make the runs, first those of Local, which others are measured against, with a bar."""
     from rich.progress import Progress
 

@@ -28,6 +28,7 @@ REGISTRIES = {  # config group -> where its registry is; imported when a compone
 }
 SCHEMAS: dict[str, type[Any]] = {"protocol": ProtocolConfig, "hardware": HardwareConfig}
 HIDDEN = ("name", "preset", "defaults")  # keys of a YAML that are no parameters
+TUNE = "tune"  # key of a method's YAML that no run sees: what the trials of a leaderboard choose among
 
 
 def conf_dir() -> Path:
@@ -92,6 +93,13 @@ def _parsed_yaml(path: Path, content: bytes) -> DictConfig:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
 
+def load_option(path: Path) -> DictConfig:
+    """Return the content of a YAML of an option as a run gets it, without what is declared for leaderboards."""
+    config = load_yaml(path)
+    config.pop(TUNE, None)
+    return config
+
+
 def registry(group: str) -> Registry[Any]:
     """The registry of a config group's components."""
     module, _, attribute = REGISTRIES[group].partition(":")
@@ -102,7 +110,7 @@ def family_field(group: str, file: Path) -> str | None:
     """The field that a number behind the name of the component in `file` sets; None if it is no family."""
     if group not in REGISTRIES:
         return None
-    name = load_yaml(file).get("name")
+    name = load_option(file).get("name")
     if name is None:  # a preset of another file's component
         return None
     return getattr(registry(group).get(name), "family_field", None) or None
@@ -120,7 +128,7 @@ def load(group: str, name: str) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    config = cast("dict[str, Any]", OmegaConf.to_container(load_yaml(file_of(group, name))))
+    config = cast("dict[str, Any]", OmegaConf.to_container(load_option(file_of(group, name))))
     merged = OmegaConf.create({})
     for entry in config.pop("defaults", ["_self_"]):
         if entry == "_self_":
@@ -130,6 +138,15 @@ def load(group: str, name: str) -> dict[str, Any]:
         else:
             merged.merge_with(load(group, str(entry)))
     return cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=False))
+
+
+def tune(method: str) -> Mapping[str, Any]:
+    """Return `tune` of conf/method/`method`.yaml, as written, or that of the YAML that a preset is made of."""
+    config = load_yaml(file_of("method", method))
+    if TUNE in config:
+        return cast("Mapping[str, Any]", config[TUNE])
+    above = [entry for entry in config.get("defaults", ()) if isinstance(entry, str) and entry != "_self_"]
+    return tune(above[0]) if above else {}
 
 
 def about(group: str, name: str) -> str:

@@ -216,22 +216,31 @@ class TestConfig(Component):
 
     # local: the client's own samples | global: the whole test set, for every client's model | both
     # common: client models on their own samples, the one global model, where there is one, on the whole test set
-    sets: str = one_of("local", "global", "both", "common")
+    # validation: the client's validation samples; no test sample is scored, so that choices cannot depend on any
+    sets: str = one_of("local", "global", "both", "common", "validation")
     # of the global set; label_shares: by the client's label distribution
     weighting: str = one_of("none", "label_shares")
     pool: bool = False  # concatenate the train and the test split before partitioning
     fraction: float = share(0.2, below=True)  # share of a client's samples held out as its local test set
     # share of a client's training samples held out for validation
     val_fraction: float = share(0.0, below=True)
+    once: bool = added(False)  # the test sets are scored after the last round alone, validation samples as always
     calibration: bool = added(False)  # measure how far the scored models' probabilities can be trusted, too
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sets == "validation" and self.val_fraction == 0:
+            raise ConfigError("protocol.test.sets=validation needs protocol.test.val_fraction > 0")
         if self.calibration and self.weighting != "none":
             raise ConfigError(
                 f"protocol.test.calibration=true counts every sample alike, protocol.test.weighting={self.weighting} "
                 "does not; use weighting=none, or calibration=false"
             )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the data set's own test split is scored."""
+        return self.sets in ("global", "both", "common")
 
 
 @dataclass(frozen=True)
@@ -265,6 +274,11 @@ class ProtocolConfig(Component):
         object.__setattr__(self, "cohort", str(self.cohort))
         if self.report == "best_val" and self.test.val_fraction == 0:
             raise ConfigError("protocol.report=best_val needs protocol.test.val_fraction > 0")
+        if self.test.once and (self.report, self.score) != ("last", "received"):
+            raise ConfigError(
+                "protocol.test.once=true scores test samples after the last round alone, which leaves nothing to "
+                "choose from; use protocol.report=last and protocol.score=received"
+            )
         if self.per_client and self.report != "best_val":
             raise ConfigError(
                 f"protocol.per_client=true has each client choose a round, protocol.report={self.report} does not "
@@ -399,6 +413,7 @@ class SettingsConfig(Component):
     partition_seed: int | None = at_least(0, None)  # of the partition alone; None: the run's seed
     # of the Local that IPR and RSD compare with; None: the run's seed
     reference_seed: int | None = at_least(0, None)
+    reference_lr: float | None = positive(None)  # of the same Local; None: the run's learning rate
     runs_dir: str = "runs"
     force: bool = False  # repeat a run that has finished
     # what other code made, or has another Local: show it (and say so), ...

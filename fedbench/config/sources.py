@@ -1,7 +1,7 @@
 """Configs that are no file of conf/: families (`partition=dir0.1`), methods inside methods, other packages' files.
 
 Hydra asks its sources in turn, this one first: it refuses a name that two packages have, and leaves a name with a file
-in conf/ to Hydra.
+in conf/ to Hydra; but for methods, whose YAMLs hold `tune`, which is no part of a run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class VirtualSource(ConfigSource):
         """
         path = _outer(config_path)
         if (file := _found(path)) is not None:
-            return file != Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
+            return file.parent.name == "method" or file != Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
         return self._member(path) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -98,7 +98,7 @@ def _result(source: ConfigSource, file: Path) -> ConfigResult:
     return ConfigResult(
         provider=source.provider,
         path=source.full_path(),
-        config=groups.load_yaml(file),
+        config=groups.load_option(file),
         header={"package": None},  # its group's own
     )
 

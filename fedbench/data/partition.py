@@ -168,12 +168,12 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
 
 
 def _refuse_contradictions(spec: PartitionSpec, dataset: Dataset, test: TestConfig, pooled: bool) -> None:
-    if test.sets != "local" and pooled:
+    if test.whole and pooled:
         source = f"partition {spec.label} trains" if spec.pools else "protocol.test.pool=true trains"
         raise ConfigError(
             f"{source} on the test split too, so it cannot be the global test set; use protocol.test.sets=local"
         )
-    if test.sets != "local" and dataset.num_train == len(dataset):
+    if test.whole and dataset.num_train == len(dataset):
         raise ConfigError(f"{dataset.name} has no test split; use protocol.test.sets=local")
     if test.sets != "global" and test.fraction == 0 and not spec.fixes_test:
         raise ConfigError(
@@ -268,7 +268,7 @@ def _check_test(partition: Partition, dataset: Dataset, test: TestConfig) -> Non
                 f"be scored: a larger protocol.test.{field}, or fewer clients with more samples each"
             )
     trained = max(part.max(initial=-1) for part in (*partition.train, *partition.val))
-    if test.sets != "local" and trained >= dataset.num_train:
+    if test.whole and trained >= dataset.num_train:
         raise ConfigError(
             f"partition {partition.label} leaks: sample {trained}, which it trains on, is in the global test set; "
             "use protocol.test.sets=local"

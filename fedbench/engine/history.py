@@ -81,8 +81,8 @@ class History:
         return [record for record in self._records if all(name in record.tallies for name in sets)]
 
     def test_sets(self) -> tuple[str, ...]:
-        """Test sets that were scored at least once, the primary one first."""
-        return tuple(name for name in TEST_SETS if self.having(name))
+        """Test sets that were scored at least once, the primary one first; the validation samples if none was."""
+        return tuple(name for name in TEST_SETS if self.having(name)) or (VALIDATION,)
 
     def report(self, test_set: str, rule: str, average: str = "client", per_client: bool = False) -> Reported:
         """Apply a report rule (fedbench.metrics) to the rounds that scored `test_set`.

@@ -22,7 +22,7 @@ from fedbench.core.trees import Tree
 from fedbench.engine import checkpoint
 from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Client, Clock, Cohort, Meter, Preparation
-from fedbench.engine.history import TRAINED, History, Observer, Record
+from fedbench.engine.history import TRAINED, VALIDATION, History, Observer, Record
 from fedbench.engine.looped import LoopedTrainer, SharedScores, moved, stack_counts
 from fedbench.engine.method import NAMED, HookCaller, HookError
 from fedbench.engine.optim import KEPT, kept_leaves
@@ -133,11 +133,13 @@ def initial(setup: Setup) -> tuple[Tree, Tree]:
 COMMON_BATCH = 1024  # samples of the global test set a forward pass of the global model
 
 
-def scored_sets(setup: Setup) -> tuple[str, ...]:
-    """Names of the sets that clients' models are scored on."""
+def scored_sets(setup: Setup, completed: int | None = None) -> tuple[str, ...]:
+    """Names of the sets that clients' models are scored on after `completed` rounds; None: all of them."""
     test = setup.protocol.test
-    sets = {"global": ("global",), "both": ("local", "global")}.get(test.sets, ("local",))
-    return (*sets, "val") if test.val_fraction > 0 else sets
+    sets = {"global": ("global",), "both": ("local", "global"), "validation": ()}.get(test.sets, ("local",))
+    if test.once and completed is not None and completed < setup.protocol.rounds:
+        sets = ()
+    return (*sets, VALIDATION) if test.val_fraction > 0 else sets
 
 
 def tallies(setup: Setup, counts: Counts, ids: Tensor) -> dict[str, Tally]:
@@ -311,7 +313,6 @@ class Simulation:
         self._phase = ""
         self.setup = setup
         self.trainer = trainer
-        self.sets = scored_sets(setup)
         self.recorders = recorders
 
     def begin(self) -> State:
@@ -363,7 +364,7 @@ class Simulation:
         after_training = due and setup.protocol.score != "received"
         message, memory = self._send(state, cohort)
         with self.timed(state.seconds, "train"):
-            outcome = self.trainer.train(ids, message, memory, clock, self.sets if after_training else ())
+            outcome = self.trainer.train(ids, message, memory, clock, scored_sets(setup) if after_training else ())
         self._receive(state, cohort, outcome)
         state.round += 1
         self._look(state, cohort, message, outcome)
@@ -451,25 +452,26 @@ class Simulation:
         setup = self.setup
         clock = Clock(state.round, setup.protocol.rounds)
         at_once = EVALUATION_BYTES // max(1, state.memory.row_bytes)
+        sets = scored_sets(setup, state.round)
         everyone = setup.everyone
         with self.timed(state.seconds, "evaluate"):
             parts = [
-                self._score_some(state, ids, clock) for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once)))
+                self._score_some(state, ids, clock, sets)
+                for ids in everyone.split(max(1, min(EVALUATION_CLIENTS, at_once)))
             ]
             counts = {
-                name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts]))
-                for name in self.sets
+                name: (torch.cat([p[name][0] for p in parts]), torch.cat([p[name][1] for p in parts])) for name in sets
             }
             scores = tallies(setup, counts, everyone)
-            if setup.protocol.test.sets != "local":
+            if setup.protocol.test.whole and sets != (VALIDATION,):
                 method = setup.method
                 model = HookCaller(method, clock, ())("common", method.common, state.server, setup.task)
                 scores |= {} if model is None else {"common": common_tally(setup, model, clock)}
         return scores
 
-    def _score_some(self, state: State, ids: Tensor, clock: Clock) -> Counts:
+    def _score_some(self, state: State, ids: Tensor, clock: Clock, sets: Sequence[str]) -> Counts:
         message = self._message(state, self.setup.cohort(ids, clock, "evaluate"))
-        return self.trainer.evaluate(ids, message, state.memory.take(ids), clock, self.sets)
+        return self.trainer.evaluate(ids, message, state.memory.take(ids), clock, sets)
 
     def _record(self, state: State, scores: dict[str, Tally], loss: float) -> None:
         record = Record(state.round, scores, state.bytes_up, state.bytes_down, dict(state.seconds), loss)

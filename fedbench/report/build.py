@@ -23,7 +23,7 @@ import numpy as np
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_text
 from fedbench.plots.style import cluster_order
-from fedbench.tables import measures, store, text
+from fedbench.tables import measures, standings, store, text
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.tables.store import SEPARATOR, Cell, TableResult
@@ -197,15 +197,33 @@ def build(results: Path, out: Path) -> int:
     views = [
         _folder_view(folder, tables[folder.name], rows[folder.name], clients[folder.name], out) for folder in folders
     ]
+    boards = [board_view(folder, out) for folder in standings.folders(results)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, render(views, overview(tables, rows)))
+        write_text(out, render(views, overview(tables, rows), boards))
     except OSError as error:
         raise FedbenchError(f"cannot write {out} ({error}); name another file with --out") from error
     return len(views)
 
 
-def render(views: Sequence[TableView], first: Overview) -> str:
+def board_view(folder: Path, out: Path) -> dict[str, Any]:
+    """Return what the page prints of a leaderboard."""
+    board = standings.read(folder)
+    lines = {
+        each.label: [standings.cells(line, board.references, len(each.seeds)) for line in each.lines]
+        for each in board.federations
+    }
+    return {
+        "name": board.name,
+        "title": board.title,
+        "cost": f"{board.runs} runs, {board.cost:.2f} hours of one core ({board.machine})",
+        "federations": [(each, lines[each.label]) for each in board.federations],
+        "rules": list(standings.rules(board)),
+        "links": [(name, _relative(folder / name, out)) for name in (standings.PAGE, "rows.csv")],
+    }
+
+
+def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the page with all it needs: style, script, data and Plotly."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -221,6 +239,8 @@ def render(views: Sequence[TableView], first: Overview) -> str:
     plotly, plotly_hash = _plotly()
     return environment.get_template("page.html").render(
         views=views,
+        boards=boards,
+        headings=standings.HEADINGS,
         start=first,
         signs=text.SIGNS,
         facets=_facets(views),
@@ -251,13 +271,14 @@ def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[
 def _folder_view(
     folder: Path, table: TableResult, rows: ResultRows, clients: Mapping[str, Arrays], out: Path
 ) -> TableView:
-    links = [
-        (name, Path(os.path.relpath(folder / name, out.parent)).as_posix())
-        for name in DRAWN
-        if (folder / name).is_file()
-    ]
+    links = [(name, _relative(folder / name, out)) for name in DRAWN if (folder / name).is_file()]
     found = behind(only_run(table), store.load_curves(folder), store.load_matrices(folder), clients)
     return table_view(table, folder.name, rows, found, links)
+
+
+def _relative(file: Path, out: Path) -> str:
+    """Return the address of `file` from the page `out`."""
+    return Path(os.path.relpath(file, out.parent)).as_posix()
 
 
 def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:

@@ -118,6 +118,9 @@ class RunConfig:
         }
         if self.reference_seed != self.seed:
             values |= {"seed": self.reference_seed, "partition_seed": self.partition_seed}
+        if (rate := self.settings.reference_lr) is not None:
+            optimizer = {**self.plain["protocol"]["optimizer"], "lr": rate}
+            values |= {"protocol": {**self.plain["protocol"], "optimizer": optimizer}, "reference_lr": None}
         return values
 
     @cached_property
@@ -131,8 +134,9 @@ class RunConfig:
 
     @cached_property
     def local(self) -> RunConfig | None:
-        """The Local run that this one is compared with; None for Local itself."""
-        return None if self.labels["method"] == "local" else self.changed(**self.local_values)
+        """The Local run that this one is compared with; None for Local itself, and where no test sample is scored."""
+        alone = self.labels["method"] == "local" or self.protocol.test.sets == "validation"
+        return None if alone else self.changed(**self.local_values)
 
 
 def resolve(config: DictConfig) -> RunConfig:
@@ -202,6 +206,8 @@ def run_key(run: RunConfig) -> str:
         content["partition_seed"] = run.partition_seed
     if run.reference_seed != run.seed and run.labels["method"] != "local":
         content["reference_seed"] = run.reference_seed
+    if run.settings.reference_lr not in (None, run.protocol.optimizer.lr) and run.labels["method"] != "local":
+        content["reference_lr"] = run.settings.reference_lr
     if run.hardware.precision != "float32":
         content["precision"] = run.hardware.precision
     for group in (*REGISTRIES, "protocol"):

@@ -197,7 +197,7 @@ GROUPS = (
     "protocol",
     "hardware",
 )  # of a run's config that are columns
-FURTHER = ("partition_seed", "reference_seed")  # columns, too, where any run has them
+FURTHER = ("partition_seed", "reference_seed", "reference_lr")  # columns, too, where any run has them
 
 
 def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:

@@ -22,6 +22,7 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.hardware import EngineCandidate, client_bytes, free_bytes, time_engines
 from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import scored_sets
 from fedbench.methods.fedavg import FedAvg
@@ -41,7 +42,7 @@ LOGS = 20e3  # bytes of the other files of a finished run
 class ResourceEstimate:
     """Time, memory and disk of those runs of a plan that can be built."""
 
-    plan: Plan
+    plan: Plan | None = None  # whose finished runs tell of others
     seconds: float = 0.0  # of all, one after another
     finished: int = 0  # runs estimated by a finished one
     timed: int = 0  # runs estimated by a timed step
@@ -57,7 +58,7 @@ class ResourceEstimate:
         """Count one more run, or note why it cannot be built: it will fail and say so."""
         try:
             setup = self.setup(job.config)
-            seconds = _seconds_of_another_seed(job, self.plan)
+            seconds = _seconds_of_another_seed(job, self.plan) if self.plan else None
             self.seconds += self._timed(job.config, setup) if seconds is None else seconds
         except FedbenchError as error:
             self.unknown.setdefault(str(error), []).append(job.identity)
@@ -93,11 +94,35 @@ class ResourceEstimate:
         """Return the seconds of a run, from those of a step."""
         where = _without_method(config)
         if where not in self._steps:
-            one = {"looped": EngineCandidate(LoopedTrainer)}
-            paces = [time_engines(replace(kind, method=FedAvg()), one)["looped"] for kind in setup.kinds]
-            self._steps[where] = sum(paces) / len(paces)
+            self._steps[where] = _pace(setup, FedAvg())
         batches = client_steps(setup, config) + scored_batches(setup, config) * FORWARD_SHARE
         return batches * self._steps[where]
+
+    def timed_as_it_is(self, config: RunConfig) -> float:
+        """Return the seconds of a run by a timed step of its own method, and the scoring by one of FedAvg.
+
+        Raises:
+            FedbenchError: it cannot be built.
+        """
+        setup = self.setup(config)
+        paces = {}
+        for method in (config.method, FedAvg()):  # a step takes the same on every partition
+            where = repr([config.dataset, config.model, config.protocol.local, method])
+            if where not in self._steps:
+                self._steps[where] = _pace(setup, method)
+            paces[method] = self._steps[where]
+        share = config.protocol.cohort_size(len(setup.population.sizes)) / len(setup.population.sizes)
+        plain = float(schedule.all_steps(setup.population.sizes, config.protocol.local).sum()) * share
+        adapted = client_steps(setup, config) - client_steps(setup, config, scored=False)
+        scored = adapted + scored_batches(setup, config) * FORWARD_SHARE
+        return config.protocol.rounds * plain * paces[config.method] + scored * paces[FedAvg()]
+
+
+def _pace(setup: Setup, method: Method) -> float:
+    """Return the seconds of a plain local step with `method`, mean over the kinds of client."""
+    one = {"looped": EngineCandidate(LoopedTrainer)}
+    paces = [time_engines(replace(kind, method=method), one)["looped"] for kind in setup.kinds]
+    return sum(paces) / len(paces)
 
 
 def estimate(plan: Plan, missing: Sequence[Job], at_once: int = 1) -> ResourceEstimate:
@@ -134,8 +159,8 @@ def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator
     yield f"disk: about {kept}, {most}; {human_bytes(room)} are free{short}"
 
 
-def client_steps(setup: Setup, config: RunConfig) -> float:
-    """Return expected client-steps of a run: all stages on an average cohort, and what clients adapt when scored."""
+def client_steps(setup: Setup, config: RunConfig, *, scored: bool = True) -> float:
+    """Return expected client-steps of a run: all stages on an average cohort, and what clients adapt when `scored`."""
     local, clock = config.protocol.local, Clock(0, config.protocol.rounds)
     sizes = [int(size) for size in setup.population.sizes]
 
@@ -144,16 +169,20 @@ def client_steps(setup: Setup, config: RunConfig) -> float:
 
     share = config.protocol.cohort_size(len(sizes)) / len(sizes)
     trained = config.protocol.rounds * share * steps(config.method.stages(local, clock))
-    return trained + _scorings(config)[0] * steps(config.method.adapt(local, clock))
+    return trained + scored * _scorings(config)[0] * steps(config.method.adapt(local, clock))
 
 
 def scored_batches(setup: Setup, config: RunConfig) -> float:
     """Return the batches of training size that all evaluations pass forward, each client's model on its own."""
     received, trained = _scorings(config)
-    clients, sets = range(setup.population.clients), scored_sets(setup)
-    samples = sum(len(setup.scored.indices(name, client)) for name in sets for client in clients)
+    clients = range(setup.population.clients)
     share = config.protocol.cohort_size(len(clients)) / len(clients)
-    return (received + trained * share) * samples / config.protocol.local.batch_size
+
+    def samples(sets: Sequence[str]) -> int:
+        return sum(len(setup.scored.indices(name, client)) for name in sets for client in clients)
+
+    first, last = samples(scored_sets(setup, 0)), samples(scored_sets(setup))  # which differ where tests are read once
+    return ((received + trained * share - 1) * first + last) / config.protocol.local.batch_size
 
 
 def _scorings(config: RunConfig) -> tuple[int, int]:

@@ -487,10 +487,11 @@ def load_scale(name: str) -> Scale:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a command line selects: a table or figures, which part of them, and how their runs are made."""
+    """What a command line selects: a table, figures or a board, which part of it, and how its runs are made."""
 
     table: str = ""
     figures: tuple[str, ...] = ()
+    board: str = ""
     scale: str = "paper"
     rows: tuple[str, ...] = ()  # labels of those to be run; none: all
     columns: tuple[str, ...] = ()

@@ -163,6 +163,7 @@ WORDS = {  # key of a run's config -> what a reader is told of its value
     "partition_seed": "the partition of seed {}",
     "protocol.rounds": "{} rounds",
     "reference_seed": "Local of seed {}",
+    "reference_lr": "Local at the rate {}",
 }
 
 

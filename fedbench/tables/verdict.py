@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 
@@ -197,8 +198,6 @@ class Paired:
 
 def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paired]:
     """Return every other row against `reference`, in columns where at least three seeds are paired."""
-    from scipy import stats
-
     found: list[Paired] = []
     for column in table.spec.columns:
         base = _by_seed(table, reference, column.label, metric)
@@ -207,16 +206,22 @@ def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paire
             seeds = sorted(base.keys() & other.keys())
             if row.label == reference or len(seeds) < LEAST_PAIRS:
                 continue
-            gaps = np.array([base[seed] - other[seed] for seed in seeds])
-            error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-            half = float(stats.t.ppf(1 - LEVEL / 2, len(gaps) - 1)) * error
-            mean = float(gaps.mean())
-            p = 2 * float(stats.t.sf(abs(mean) / error, len(gaps) - 1)) if error else float(mean == 0)
+            mean, half, p = t_test(np.array([base[seed] - other[seed] for seed in seeds]))
             found.append(Paired(column.label, row.label, len(seeds), mean, mean - half, mean + half, p))
     adjusted = holm([each.p for each in found])
     return [
         Paired(e.column, e.row, e.seeds, e.difference, e.low, e.high, p) for e, p in zip(found, adjusted, strict=True)
     ]
+
+
+def t_test(gaps: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """Return (mean, half of its 95 % interval, two-sided p) of paired differences, two or more, by Student's t."""
+    from scipy import stats
+
+    error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(gaps) - 1)) * error
+    mean = float(gaps.mean())
+    return mean, half, 2 * float(stats.t.sf(abs(mean) / error, len(gaps) - 1)) if error else float(mean == 0)
 
 
 def holm(p: Sequence[float]) -> list[float]:

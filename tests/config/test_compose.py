@@ -71,3 +71,17 @@ def test_a_config_is_the_caller_s_own_and_follows_its_files(toy: Path) -> None:
     assert compose.compose(["method=fedprox"]).method.mu == 0.1
     (toy / "method" / "fedprox.yaml").write_text("name: fedprox\nmu: 0.3\n")
     assert compose.compose(["method=fedprox"]).method.mu == 0.3
+
+
+def test_what_a_method_declares_for_leaderboards_is_no_part_of_a_run(toy: Path) -> None:
+    before = compose.compose(["method=fedprox"]), compose.compose(["method=fedcollab", "method/base=fedprox"])
+    file = toy / "method" / "fedprox.yaml"
+    file.write_text(file.read_text() + "tune: {mu: [0.1, 1.0]}\n")
+    (toy / "method" / "fedprox_strong.yaml").write_text("defaults: [fedprox, _self_]\npreset: strong\nmu: 1.0\n")
+    after = compose.compose(["method=fedprox"]), compose.compose(["method=fedcollab", "method/base=fedprox"])
+    assert after == before
+    assert of_hydra(["method=fedprox"]) == after[0]
+    assert groups.load("method", "fedprox") == after[0].method
+    assert "tune" not in compose.compose(["method=fedprox_strong"]).method
+    assert dict(groups.tune("fedprox")) == dict(groups.tune("fedprox_strong")) == {"mu": [0.1, 1.0]}
+    assert groups.tune("fedcollab") == {}

@@ -161,6 +161,12 @@ def test_papers_partitions_fit_their_protocols() -> None:
     assert protocol("protocol=fedrema").cohort_size(20) == 20
 
 
+@pytest.mark.parametrize("more", ["protocol.report=best_test", "protocol.score=trained"])
+def test_a_test_set_that_is_read_once_leaves_no_choice(more: str) -> None:
+    with pytest.raises(FedbenchError, match="leaves nothing to choose from"):
+        protocol("protocol.test.once=true", more)
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
@@ -175,6 +181,7 @@ def test_papers_partitions_fit_their_protocols() -> None:
         ("protocol.augment=[crop4,mirror]", "unknown protocol.augment 'mirror'"),
         ("protocol.test.fraction=1", r"\[0, 1\)"),
         ("protocol.report=best_val", "val_fraction > 0"),
+        ("protocol.test.sets=validation", "val_fraction > 0"),
         ("protocol.per_client=true", "use best_val, or per_client=false"),
         ("protocol.local.epochs=null", "epochs or iterations"),
         ("protocol.score=later", "unknown protocol.score 'later'"),

@@ -127,6 +127,22 @@ def test_validation_does_not_move_the_test_samples():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("dir_prior", {"num_clients": 20, "size": 54}),
+        ("concept_shift", {"large": 24, "small": 24, "test": 30}),
+        ("feature_shift", {"large": 24, "small": 24, "test": 30}),
+    ],
+)
+def test_as_many_validation_as_training_samples_for_every_client(name: str, sizes: dict[str, int]) -> None:
+    """The counts of a leaderboard, a tenth of them."""
+    spec = PARTITIONS.build({"name": name, **sizes})
+    partition = make_partition(spec, TOY, Protocol(pool=True, fraction=30 / 54, val_fraction=0.5), 0)
+    for parts, count in ((partition.train, 12), (partition.val, 12), (partition.test, 30)):
+        assert [*map(len, parts)] == [count] * 20
+
+
 def test_a_client_of_one_sample_trains_on_it():
     tiny = toy([3, 3])  # one client has two, so that there is something to test on
     partition = make_partition(small("homo", num_clients=5), tiny, Protocol(fraction=0.5), 0)

@@ -66,6 +66,32 @@ def test_the_common_model_is_scored_once_on_the_global_set() -> None:
     assert "common" not in simulate(chosen).history.last.tallies, "a body alone is no model"
 
 
+@pytest.mark.parametrize("sets", ["validation", "both"])
+def test_test_samples_are_read_never_or_once(sets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a trial only the validation samples are looked at; of a final run the test sets after the last round."""
+    looked: list[str] = []
+    indices = Federation.indices
+    monkeypatch.setattr(
+        Federation, "indices", lambda own, name, client: looked.append(name) or indices(own, name, client)
+    )
+    chosen = setup(FedAvg(), test=TestConfig(sets=sets, val_fraction=0.1, once=sets == "both"), rounds=3)
+    plain = simulate(setup(FedAvg(), test=TestConfig(sets="both", val_fraction=0.1), rounds=3)).history
+    looked.clear()
+    for trainer in trainers(chosen):
+        simulation = Simulation(chosen, trainer)
+        state = simulation.begin()
+        while not simulation.done(state):
+            assert not {"local", "global"} & {*looked}
+            simulation.step(state)
+        last = {"val"} if sets == "validation" else {"val", "local", "global", "common"}
+        assert [set(record.tallies) for record in state.history.records] == [*[{"val"}] * 3, last]
+        assert set(looked) <= {"train", *last}
+        looked.clear()
+        for mine, theirs in zip(state.history.records, plain.records, strict=True):
+            for name, tally in mine.tallies.items():
+                np.testing.assert_array_equal(tally.correct, theirs.tallies[name].correct)
+
+
 def test_the_global_set_is_weighted_by_the_client_s_own_labels() -> None:
     labels = [[0], [0, 1], [1, 2, 3], [0, 1, 2, 3], [3]]
     test = TestConfig(sets="global", weighting="label_shares")

@@ -104,6 +104,7 @@ def parent(group: str, name: str) -> dict[str, Any]:
 def own_values(group: str, name: str) -> dict[str, Any]:
     """What the file of a preset says itself, but for its name, as `method.alpha`; it may inherit more."""
     content = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    content.pop(groups.TUNE, None)  # what a leaderboard chooses among is no value of a run
     content.pop("defaults", None)
     if group == "experiment":
         return experiment(name)

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.report.build import build, clients_of
 from fedbench.tables import store
 from tests.report.toys import CLOSE, TAG, judged_table, stored
+from tests.tables.toys import recorded
 
 
 class Page(HTMLParser):
@@ -117,6 +119,18 @@ def test_the_same_results_give_the_same_page(results: Path) -> None:
     for name in ("a.html", "b.html"):
         build(results, results / name)
     assert (results / "a.html").read_bytes() == (results / "b.html").read_bytes()
+
+
+def test_a_leaderboard_is_a_part_of_the_page(results: Path, tmp_path: Path) -> None:
+    shutil.copytree(results, tmp_path / "results")
+    recorded(tmp_path / "results", {"local": (70.0, 71.0, 72.0), "fedavg": (80.0, 81.0, 82.1)})
+    build(tmp_path / "results", tmp_path / "index.html")
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert '<a href="#board-made">Leaderboard made</a>' in text
+    assert '<h2 id="board-made-title">Made by &lt;hand&gt;</h2>' in text
+    assert '<tr><th scope="row">fedavg</th><td>81.03 ± 2.61</td><td>●</td><td></td>' in text
+    assert 'href="results/leaderboard/made/rows.csv"' in text
+    assert "#board-" not in (results / "index.html").read_text(encoding="utf-8")
 
 
 def test_no_table_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

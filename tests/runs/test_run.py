@@ -190,6 +190,35 @@ def test_a_fixed_partition_under_varying_seeds(tmp_path: Path) -> None:
     assert same["key"] == free[0]["key"]
 
 
+def test_a_trial_is_its_validation_accuracy_and_needs_no_local(tmp_path: Path) -> None:
+    held = "protocol.test.val_fraction=0.3"
+    trial = run.execute(config(tmp_path, held, "protocol.test.sets=validation"))
+    assert len(list(tmp_path.rglob("result.json"))) == 1
+    assert (trial.row["test_set"], trial.row["score"]) == ("val", trial.row["acc_on_val"])
+    assert np.isnan(trial.column("ipr"))
+    final = run.execute(config(tmp_path, held, "protocol.test.once=true"))
+    assert final.row["partition_hash"] == trial.row["partition_hash"]
+    assert final.row["acc_on_val"] == trial.row["score"]
+    assert final.curve("val") == trial.curve("val")
+    *before, last = final.curve("local")
+    assert np.isnan(before).all()
+    assert 100 * last == pytest.approx(final.row["acc"])
+
+
+def test_a_reference_of_another_rate(tmp_path: Path) -> None:
+    """A tuned method is measured against Local at Local's own rate."""
+    paired = run.execute(config(tmp_path))
+    apart = run.execute(config(tmp_path, "reference_lr=0.02"))
+    local = run.execute(config(tmp_path, "method=local", "protocol.optimizer.lr=0.02"))
+    assert apart.row["acc"] == paired.row["acc"]
+    assert apart.row["local_key"] == local.row["key"] != paired.row["local_key"]
+    assert apart.row["key"] != paired.row["key"]
+    same = run.execute(config(tmp_path, f"reference_lr={paired.config['protocol']['optimizer']['lr']}"))
+    assert same.row["key"] == paired.row["key"]
+    unused = run.execute(config(tmp_path, "method=local", "protocol.optimizer.lr=0.02", "reference_lr=0.5"))
+    assert unused.row["key"] == local.row["key"]
+
+
 def test_a_reference_of_another_seed(tmp_path: Path) -> None:
     """A method that is Local ties with Local of its own seed; against another's, clients gain or lose by chance."""
     alone = (

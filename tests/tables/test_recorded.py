@@ -105,14 +105,14 @@ def test_a_record_measured_otherwise_does_not_stand(
 
 @pytest.mark.slow
 def test_what_another_call_added_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = reproduce._make_runs
+    ours = reproduce.make_runs
 
     def slow(*arguments: Any, **more: Any) -> None:
-        monkeypatch.setattr(reproduce, "_make_runs", ours)
+        monkeypatch.setattr(reproduce, "make_runs", ours)
         run(tmp_path, "rows=Local", "columns=Label shift", "seeds=1")
         ours(*arguments, **more)
 
-    monkeypatch.setattr(reproduce, "_make_runs", slow)
+    monkeypatch.setattr(reproduce, "make_runs", slow)
     run(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1")
     assert set(values(tmp_path, "Local")) == {0}
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}

@@ -20,6 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedbench.config.fields import at_least, finite, one_of, share
+from fedbench.config.schema import added
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 from fedbench.data.partitions.base import CORNERS, Assignment, PartitionSpec, Pool, largest
@@ -40,19 +41,26 @@ class Shift(PartitionSpec):
     test: int = at_least(1, 500)  # test samples of every client
     # of all three counts; null: 1, or the largest that the data set allows
     scale: float | None = share(None, above=True)
+    # further clients after the twenty, large, of types 0, 1, 2, 3, 0, ...: protocol.unseen takes the last ones
+    further: int = added(at_least(0, 0))
+
+    @property
+    def types(self) -> Ints:
+        """The type of each client."""
+        return np.concatenate([TYPE, np.arange(self.further) % (TYPE.max() + 1)])
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         train, test = self.counts(len(pool))
         cuts = np.cumsum(np.concatenate([train, test]))
         parts = np.split(rng.permutation(pool.index), cuts)[:-1]
-        return self.shifted(parts[:CLIENTS], parts[CLIENTS:], pool.classes)
+        return self.shifted(parts[: len(train)], parts[len(train) :], pool.classes)
 
     @abstractmethod
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
         """The assignment of these samples, with what makes the four types differ."""
 
     def counts(self, samples: int) -> tuple[Ints, Ints]:
-        """(train, test) samples of each client, int64 [20], given how many there are.
+        """(train, test) samples of each client, int64 [20 + further], given how many there are.
 
         Raises:
             ConfigError: there are too few samples, at `scale` or at any scale.
@@ -73,7 +81,8 @@ class Shift(PartitionSpec):
         """(train, test) samples if large clients get `large`, the other counts in proportion."""
         small = max(1, self.small * large // self.large)
         test = max(1, self.test * large // self.large)
-        return np.repeat([large, small], CLIENTS // 2), np.full(CLIENTS, test)
+        train = np.repeat([large, small, large], [CLIENTS // 2, CLIENTS // 2, self.further])
+        return train, np.full(len(train), test)
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class FeatureShift(Shift):
             raise ConfigError(f"partition.angles needs four angles, got {list(self.angles)}")
 
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
-        rotation = np.array(self.angles, dtype=np.float64)[TYPE]
+        rotation = np.array(self.angles, dtype=np.float64)[self.types]
         return Assignment(train=train, test=test, rotation=rotation, corners=self.corners)
 
 
@@ -106,7 +115,7 @@ class ConceptShift(Shift):
     def shifted(self, train: list[Ints], test: list[Ints], classes: int) -> Assignment:
         if classes < 4:
             raise ConfigError(f"concept_shift needs at least 4 classes, this data set has {classes}")
-        return Assignment(train=train, test=test, label_map=permutations(classes)[TYPE])
+        return Assignment(train=train, test=test, label_map=permutations(classes)[self.types])
 
 
 def permutations(classes: int) -> Ints:

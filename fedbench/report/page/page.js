@@ -33,7 +33,7 @@
   }
 
   // A hash that names a table is an ordinary link; any other is an address of this page.
-  const named = () => all("#tables > section").find((section) => `#${section.id}` === location.hash);
+  const named = () => all("#tables > section, .boards > section").find((section) => `#${section.id}` === location.hash);
   addEventListener("hashchange", () => { if (!named()) restore(); });
 
   $("theme").value = stored.get();

@@ -1,0 +1,306 @@
+"""What a leaderboard says: each federation's rows judged over seeds, as a Markdown page and for the page of all tables.
+
+Rows are compared pairwise over the seeds that both have (same partition, initial weights and batches), by Student's t,
+and p is adjusted by Holm over a federation's comparisons of one kind. A row is among the best if it cannot be told from
+the row with the highest mean. It is above a reference (Local, a fine-tuned FedAvg) if the difference can be told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.core.files import write_text
+from fedbench.metrics import hurt, worst
+from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line, files_of
+from fedbench.tables.text import DASH
+from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
+
+PAGE = "README.md"
+HURT = 1.0  # points by which a client must be worse than under a reference to count as hurt
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A row in a federation."""
+
+    row: str
+    trial: str = ""  # the chosen values
+    scores: Mapping[int, float] = field(default_factory=dict)  # seed -> test accuracy, percent
+    half: float = math.nan  # of the 95 % interval of the mean over seeds
+    best: bool = False  # cannot be told from the row with the highest mean
+    above: Mapping[str, bool] = field(default_factory=dict)  # reference -> whether it is above; missing: itself
+    # validation accuracy in percent of all trials at the first rung, by number; nan: failed
+    trials: tuple[float, ...] = ()
+    chosen: int = 0  # the number of the trial in the final runs
+    reached: int = 0  # seeds that came to Local's accuracy
+    megabytes: float = math.nan  # up and down, until then; mean over the seeds that did
+    seconds: float = math.nan
+    worst: float = math.nan  # mean of the worst tenth of clients, percent
+    hurt: Mapping[str, float] = field(default_factory=dict)  # reference -> clients hurt, percent
+    # accuracy of unseen clients, percent: as received, after 1 and 5 epochs; nan: the method has nothing for them
+    unseen: tuple[float, ...] = ()
+    lacks: str = ""  # why it has no score, or not one of every seed
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds; nan without any."""
+        return float(np.mean([*self.scores.values()])) if self.scores else math.nan
+
+
+@dataclass(frozen=True)
+class Table:
+    """A federation: its rows, those with the highest means first."""
+
+    label: str
+    setting: str
+    seeds: tuple[int, ...]
+    lines: tuple[Standing, ...]
+
+
+@dataclass(frozen=True)
+class Standings:
+    """A board as it stands."""
+
+    name: str
+    title: str
+    board: Mapping[str, Any]  # as declared
+    hash: str
+    machine: str
+    federations: tuple[Table, ...]
+    runs: int
+    cost: float  # hours of one core, all trials counted
+
+    @property
+    def references(self) -> list[str]:
+        """The rows that every other one is held against."""
+        return [*self.board["references"]]
+
+
+def folders(results: Path | str) -> list[Path]:
+    """Return every recorded board below `results`, in order of name."""
+    return sorted(file.parent for file in (Path(results) / "leaderboard").glob(f"*/{BOARD}"))
+
+
+def read(folder: Path) -> Standings:
+    """Return what is recorded in `folder`, judged.
+
+    Raises:
+        Damaged: a file is not as it was written.
+    """
+    made, lines = files_of(folder).json(BOARD), files_of(folder).csv(ROWS)
+    board = made["board"]
+    federations = [_federation(board, each, lines) for each in board["federations"]]
+    seconds = sum(float(line["seconds_total"] or 0) for line in lines)
+    return Standings(
+        board["name"],
+        board["title"],
+        board,
+        made["hash"],
+        made["machine"],
+        tuple(federations),
+        len(lines),
+        seconds / 3600,
+    )
+
+
+def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: Sequence[Line]) -> Table:
+    here = [line for line in lines if line["federation"] == federation["label"]]
+    clients = {row: _clients(here, row) for row in dict.fromkeys(line["row"] for line in here)}
+    found = [_standing(board, row, here, clients) for row in clients]
+    found.sort(key=lambda each: -each.mean if each.scores else math.inf)
+    seeds = sorted({seed for each in found for seed in each.scores})
+    setting = " ".join(federation["overrides"])
+    return Table(federation["label"], setting, tuple(seeds), tuple(_judged(found, board["references"])))
+
+
+def _clients(lines: Sequence[Line], row: str) -> dict[int, np.ndarray[Any, Any]]:
+    """Return the accuracies [N] of a row's clients by seed."""
+    own = [line for line in lines if line["row"] == row and line["stage"] == FINAL and line["clients"]]
+    return {int(line["seed"]): np.array(line["clients"].split(), dtype=float) for line in own}
+
+
+def _standing(
+    board: Mapping[str, Any],
+    row: str,
+    lines: Sequence[Line],
+    clients: Mapping[str, Mapping[int, np.ndarray[Any, Any]]],
+) -> Standing:
+    own = [line for line in lines if line["row"] == row]
+    first = f"{board['rungs'][0]} rounds"
+    trials = {int(line["trial"]): float(line["acc_on_val"] or "nan") for line in own if line["stage"] == first}
+    finals = [line for line in own if line["stage"] == FINAL]
+    scores = {int(line["seed"]): float(line["acc"]) for line in finals if line["acc"]}
+    failures = [line["failure"] for line in own if line["failure"]]
+    lost = [seed for seed in board["seeds"] if seed not in scores]
+    lacks = f"seeds {', '.join(map(str, lost))} lack" if lost and scores else ""
+    reached = [line for line in finals if line.get("rounds_to_local")]
+    harmed = {
+        name: [
+            hurt(mine / 100, theirs[seed] / 100, HURT / 100) for seed, mine in clients[row].items() if seed in theirs
+        ]
+        for name, theirs in clients.items()
+        if name in board["references"] and name != row
+    }
+    return Standing(
+        row,
+        finals[0]["values"] if finals else "",
+        scores,
+        _half([*scores.values()]),
+        trials=tuple(trials[number] for number in sorted(trials)),
+        chosen=int(finals[0]["trial"]) if finals else 0,
+        reached=len(reached),
+        megabytes=_mean([float(line["bytes_to_local"]) / 1e6 for line in reached]),
+        seconds=_mean([float(line["seconds_to_local"]) for line in reached]),
+        worst=_mean([worst(each) for each in clients[row].values()]),
+        hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
+        unseen=tuple(_mean([float(line[name]) for line in finals if line.get(name)]) for name in UNSEEN),
+        lacks=lacks if scores else (failures or ["not run to its end"])[-1],
+    )
+
+
+def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standing]:
+    """Return the rows, highest mean first, with what can be told of the best and of the references."""
+    from dataclasses import replace
+
+    scored = [each for each in found if each.scores]
+    best = next((each for each in scored if len(each.scores) >= LEAST_PAIRS), None)
+    told = {} if best is None else _told(best, [each for each in scored if each is not best])
+    among = {each.row: each is best or not told.get(each.row, (0.0, 1.0))[1] <= LEVEL for each in scored}
+    pairs = [(base, each) for base in scored if base.row in references for each in scored if each is not base]
+    # Two references make one comparison, whichever of them is asked about.
+    tests = {frozenset((base.row, each.row)): _test(each, base)[1] for base, each in pairs}
+    adjusted = dict(zip(tests, holm([*tests.values()]), strict=True))
+    above: dict[str, dict[str, bool]] = {}
+    for base, each in pairs:
+        told_apart = adjusted[frozenset((base.row, each.row))] <= LEVEL
+        above.setdefault(each.row, {})[base.row] = told_apart and _test(each, base)[0] > 0
+    return [
+        replace(each, best=best is not None and among.get(each.row, False), above=above.get(each.row, {}))
+        for each in found
+    ]
+
+
+def _told(best: Standing, others: Sequence[Standing]) -> dict[str, tuple[float, float]]:
+    """Return (mean difference, adjusted p) of the best row and each other."""
+    tests = [_test(best, each) for each in others]
+    adjusted = holm([p for _, p in tests])
+    return {each.row: (gap, p) for each, (gap, _), p in zip(others, tests, adjusted, strict=True)}
+
+
+def _test(one: Standing, other: Standing) -> tuple[float, float]:
+    """Return (mean difference, p) over the seeds that both have; p is 1 where these are too few."""
+    gaps = np.array([one.scores[seed] - other.scores[seed] for seed in sorted(one.scores.keys() & other.scores.keys())])
+    if len(gaps) < LEAST_PAIRS:
+        return 0.0, 1.0
+    mean, _, p = t_test(gaps)
+    return mean, p
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
+
+
+def _half(values: Sequence[float]) -> float:
+    return t_test(np.array(values))[1] if len(values) > 1 else math.nan
+
+
+# As a page.
+
+HEADINGS = (
+    "method",
+    "test accuracy %",
+    "best",
+    "not above",
+    "validation %: default → tuned",
+    "of all trials",
+    "chosen",
+    "to Local's accuracy",
+    "worst tenth %",
+    "hurt %",
+    "unseen %",
+)
+
+
+def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
+    """Return the texts of a row, in the order of `HEADINGS`."""
+    if not line.scores:
+        return [line.row, line.lacks, *[DASH] * (len(HEADINGS) - 2)]
+    finite = [each for each in line.trials if math.isfinite(each)]
+    failed = len(line.trials) - len(finite)
+    spread = f"{min(finite):.1f} to {max(finite):.1f}" + (f", {failed} failed" if failed else "")
+    default = f"{line.trials[0]:.1f}" if math.isfinite(line.trials[0]) else "failed"
+    reached = "" if line.reached == len(line.scores) else f" ({line.reached} of {len(line.scores)} seeds)"
+    few = "" if len(line.scores) == seeds else f" ({len(line.scores)} seeds)"
+    return [
+        line.row,
+        f"{line.mean:.2f}" + (f" ± {line.half:.2f}" if math.isfinite(line.half) else "") + few,
+        "●" if line.best else "",
+        ", ".join(name for name in references if not line.above.get(name, True)),
+        f"{default} → {line.trials[line.chosen]:.1f}",
+        spread,
+        line.trial,
+        f"{line.megabytes:.1f} MB, {line.seconds:.1f} s{reached}" if line.reached else "not reached",
+        f"{line.worst:.1f}",
+        ", ".join(f"{line.hurt[name]:.0f}" if name in line.hurt else DASH for name in references),
+        ", ".join(f"{each:.1f}" if math.isfinite(each) else DASH for each in line.unseen),
+    ]
+
+
+def rules(drawn: Standings) -> Iterator[str]:
+    """Yield what a reader must know of how the numbers came about."""
+    board, references = drawn.board, ", ".join(drawn.references)
+    rungs, seeds = (", ".join(map(str, board[name])) for name in ("rungs", "tuning_seeds"))
+    yield "All rows of a seed have the same partition, initial weights, cohorts and batches. Cost is not equalised."
+    yield (
+        f"Each row has {board['trials']} trials in each federation: its default, and values drawn before any run. Half "
+        f"of them go on from rung to rung ({rungs} rounds) by validation accuracy, on seeds {seeds}, which no final "
+        "run has."
+    )
+    yield f"Final runs have {board['rounds']} rounds. Test samples are read once, after the last round."
+    yield "±: half of the 95 % interval of the mean over seeds."
+    yield "best ●: cannot be told from the highest mean (paired over seeds, Student's t, Holm, 5 %)."
+    yield f"not above: the references ({references}) that the row cannot be told to be above, by the same test."
+    yield "validation: the accuracy of the default and of the chosen trial at the first rung."
+    yield "of all trials: the lowest and the highest accuracy there."
+    yield (
+        "to Local's accuracy: bytes up and down, and seconds, until a final run's validation accuracy is that of tuned "
+        "Local after its last round. Seconds depend on what else the machine did."
+    )
+    yield "worst tenth: mean accuracy of the tenth of clients with the lowest."
+    yield f"hurt: clients that are worse by more than {HURT:g} point than under {references}."
+    yield (
+        "unseen: mean accuracy of the clients that no round met (protocol.unseen), as received and after one and five "
+        f"epochs of the method's own adaptation; {DASH}: it has nothing for them, unseen_note in {ROWS} says what."
+    )
+    yield from board["notes"]
+    for name, why in board["without"].items():
+        yield f"Left out: {name} ({why})."
+
+
+def markdown(drawn: Standings) -> str:
+    """Return the page of a board."""
+    text = [f"# {drawn.title}\n"]
+    text.append(
+        f"Made by `python -m fedbench leaderboard board={drawn.name}`; how to read it: "
+        f"[docs/leaderboard.md](../../../docs/leaderboard.md). {drawn.runs} runs, {drawn.cost:.2f} hours of one core "
+        f"({drawn.machine}). Declared in `conf/leaderboard/{drawn.name}.yaml` ({drawn.hash})."
+    )
+    for each in drawn.federations:
+        text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {', '.join(map(str, each.seeds))}\n")
+        rows = [HEADINGS, ("---",) * len(HEADINGS)]
+        rows += [tuple(cells(line, drawn.references, len(each.seeds))) for line in each.lines]
+        text += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    text.append("\n## Rules\n")
+    text += [f"- {rule}" for rule in rules(drawn)]
+    return "\n".join(text) + "\n"
+
+
+def write(folder: Path, drawn: Standings) -> None:
+    """Write the page of a board beside its rows."""
+    write_text(folder / PAGE, markdown(drawn))
