@@ -4,8 +4,9 @@
 
 W1-W4 are rounds of local training (scripts/benchmarks/rounds.py), W5 is the server side alone, W6 five seeds as one
 program. PHASES tells where the time of a run goes. Two have to be asked for: SCALE measures rounds against the number
-of clients and the cohort, RAY what crosses between the actors of the ray engine and their driver. Results go to
-OUT/MACHINE.json with a page beside it, those of SCALE and RAY to OUT/scale and OUT/ray.
+of clients and the cohort, RAY what crosses between the actors of the ray engine and their driver, MANY what clients
+cost besides training. Results go to OUT/MACHINE.json with a page beside it, those of these three to OUT/scale, OUT/ray
+and OUT/many.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ def at_scale(_name: str, result: Result, given: argparse.Namespace) -> None:
         write_text(path.with_suffix(".md"), scale.markdown({**result, **found}))
 
 
-def over_actors(_name: str, result: Result, given: argparse.Namespace) -> None:
-    """What crosses between the driver of the ray engine and its actors."""
-    for found in scale.crossings(quick=given.quick):
-        path = place(result, given.out / "ray")
+def case_by_case(name: str, result: Result, given: argparse.Namespace) -> None:
+    """What crosses between the driver of the ray engine and its actors; what many clients cost besides training."""
+    for found in {"RAY": scale.crossings, "MANY": scale.registries}[name](quick=given.quick):
+        path = place(result, given.out / name.lower())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**conditions(result), "machine": result["machine"], "rows": found})
-        write_text(path.with_suffix(".md"), scale.crossings_table(found) + "\n")
+        write_text(path.with_suffix(".md"), scale.rows_table(found) + "\n")
 
 
 PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
@@ -91,7 +92,8 @@ PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
     "W6": together,
     "PHASES": phased,
     "SCALE": at_scale,
-    "RAY": over_actors,
+    "RAY": case_by_case,
+    "MANY": case_by_case,
 }
 
 
@@ -136,7 +138,7 @@ def store(result: Result, out: Path) -> None:
 def main() -> int:
     """Run the chosen parts, print and store what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = [name for name in PARTS if name not in ("SCALE", "RAY")]
+    default = [name for name in PARTS if name not in ("SCALE", "RAY", "MANY")]
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=default)
     parser.add_argument("--quick", action="store_true", help="less, where a CPU takes minutes")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")

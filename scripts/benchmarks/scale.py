@@ -7,9 +7,10 @@ import gc
 import multiprocessing
 import os
 import statistics
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.rounds import timed
 from fedbench.config.compose import compose
 from fedbench.config.schema import HardwareConfig
+from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
-from fedbench.data.partition import Partition
+from fedbench.data.partition import Partition, make_partition
+from fedbench.engine.contract import Clock
 from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.setup import Setup
-from fedbench.engine.simulation import Simulation
+from fedbench.engine.simulation import Simulation, scored_sets
 from fedbench.runs.config import resolve
 
 CLIENTS = (100, 1000, 10_000, 100_000, 1_000_000)  # stateless, a cohort of 100
@@ -35,6 +38,7 @@ STATEFUL = (100, 1000, 10_000)  # a cohort of 100
 MIB = 2**20
 POOL = 5000  # images that all clients share, so that what grows with N is what fedbench keeps of a client
 SAMPLES, BATCH = 40, 20  # of each client: two steps a round
+SCORED = 2000
 TIMED = 7  # rounds, after one that warms up
 COLUMNS = {
     "clients": "clients N",
@@ -144,8 +148,57 @@ def crossings(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
             yield found
 
 
-def crossings_table(rows: list[dict[str, Any]]) -> str:
-    """`crossings` for people."""
+def registries(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
+    """A method with a model a client and a stateless one, among many clients; `quick`: 1 % of them."""
+    found: list[dict[str, Any]] = []
+    for method, clients in (("ditto", 100_000), ("fedavg", 1_000_000)):
+        given = {"method": method, "clients": clients // 100 if quick else clients}
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found.append(pool.apply(registry, (given,)) | {"load_before": os.getloadavg()[0]})
+        print(found[-1], flush=True)
+        yield found
+
+
+def registry(given: dict[str, Any]) -> dict[str, Any]:
+    """CPU seconds of what clients cost besides their training, and MiB; each has two samples of eight numbers.
+
+    `scoring`: of `SCORED` of them, times N / `SCORED`.
+    """
+    found: dict[str, Any] = {}
+
+    def spent(name: str, work: Callable[[], Any]) -> Any:
+        begin = time.process_time()
+        made = work()
+        found[f"{name}_s"] = time.process_time() - begin
+        return made
+
+    clients, generator = given["clients"], np.random.default_rng(0)
+    x, y = generator.random((2 * clients, 1, 1, 8), np.float32), generator.integers(10, size=2 * clients)
+    data = Dataset("many", x, y, len(y), 10, (0.5,), (0.3,), 1.0)
+    overrides = [f"method={given['method']}", "model=mlp", "protocol=quick", "partition=homo", "protocol.score=trained"]
+    overrides += [f"partition.num_clients={clients}", "protocol.cohort=100", "protocol.test.fraction=0.5"]
+    config = resolve(compose([*overrides, "protocol.test.pool=true", "protocol.eval_every=1000"]))
+    partition = spent("partition", lambda: make_partition(config.partition, data, config.protocol.test, 0))
+    federation = spent("to_device", lambda: Federation(data, partition, torch.device("cpu")))
+    task = config.model.task(federation.shape, federation.classes)
+    setup = Setup(config.method, task, federation, config.protocol, 0)
+    simulation = Simulation(setup, pick_trainer(setup, HardwareConfig(engine="looped")))
+    state = spent("begin", simulation.begin)
+    spent("round", lambda: simulation.step(state))
+    some, clock = torch.arange(min(SCORED, clients)), Clock(1, setup.protocol.rounds)
+    spent("scoring", lambda: simulation._score_some(state, some, clock, scored_sets(setup)))
+    found["scoring_s"] *= clients / len(some)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "partition.npz"
+        spent("npz", lambda: partition.save(file))
+        found["npz_mib"] = file.stat().st_size / MIB
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    found["process_mib"] = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+    return given | found
+
+
+def rows_table(rows: list[dict[str, Any]]) -> str:
+    """Cases for people."""
     cells = [[f"{each:,.4g}" if isinstance(each, float) else each for each in row.values()] for row in rows]
     return "\n".join(table(list(rows[0]), *cells))
 
