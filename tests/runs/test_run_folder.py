@@ -212,13 +212,17 @@ class TestLock:
             pass
 
     @pytest.mark.parametrize("reason", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-    def test_without_locks_on_the_file_system_it_runs_unlocked(self, reason, tmp_path, monkeypatch):
+    def test_without_locks_on_the_file_system_a_file_holds_it(self, reason, tmp_path, monkeypatch):
         def flock(*_):
             raise OSError(reason, os.strerror(reason))
 
         monkeypatch.setattr(fcntl, "flock", flock)
-        with RunFolder(tmp_path, KEY, LABELS) as folder, RunFolder(tmp_path, KEY, LABELS):
+        with RunFolder(tmp_path, KEY, LABELS) as folder:
             folder.write_config("x: 1\n")
+            with pytest.raises(FedbenchError, match="in use by process .* its disk has no locks"):
+                RunFolder(tmp_path, KEY, LABELS).__enter__()
+        with RunFolder(tmp_path, KEY, LABELS):
+            pass
 
     def test_a_lock_that_is_a_link_is_refused_and_its_target_untouched(self, tmp_path):
         folder = RunFolder(tmp_path / "runs", KEY, LABELS)

@@ -168,7 +168,7 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     names, y = np.unique(labels, return_inverse=True)
     y = y.astype(np.int64)
     said += _doubts(names, y, count)
-    if train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1]:
+    if train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1] and x.shape[1] not in COLOURS:
         said.append(f"samples {list(x.shape[1:])} were taken as [C, H, W]: {x.shape[1]} channels; transpose [H, W, C]")
     if test is None:
         held = stratified_fifth(y, "own")
