@@ -219,7 +219,7 @@ class TestLock:
         monkeypatch.setattr(fcntl, "flock", flock)
         with RunFolder(tmp_path, KEY, LABELS) as folder:
             folder.write_config("x: 1\n")
-            with pytest.raises(FedbenchError, match="in use by process .* its disk has no locks"):
+            with pytest.raises(FedbenchError, match=r"in use by process .* its disk has no locks"):
                 RunFolder(tmp_path, KEY, LABELS).__enter__()
         with RunFolder(tmp_path, KEY, LABELS):
             pass
