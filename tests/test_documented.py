@@ -308,6 +308,7 @@ def test_every_table_can_be_built_on_procedural_images(name: str) -> None:
     assert lacking(name, *data) == {}
 
 
+@pytest.mark.slow
 def test_what_digits_leave_out_is_what_the_page_says() -> None:
     said = " ".join(PAGES["docs/tables.md"].split())
     assert (

@@ -38,7 +38,7 @@ def toy(name: str = "fedavg", work: WorkConfig = WORK, **options: Any) -> Setup:
 def test_draws_are_of_seed_round_and_client_alone() -> None:
     """Whatever the method or the company; shares are about as asked for."""
     one, other = toy(), toy("local", cohort=0.2, iterations=5)
-    every = [(client, Clock(number, 4)) for client in range(7) for number in range(200)]
+    every = [(client, Clock(number, 4)) for client in range(7) for number in range(60)]
     drawn = [one.falls_short(*each) for each in every]
     assert drawn == [other.falls_short(*each) for each in every]
     assert drawn != [toy(seed=1).falls_short(*each) for each in every]
@@ -46,7 +46,7 @@ def test_draws_are_of_seed_round_and_client_alone() -> None:
     lost = sum(not arrives for _, arrives in drawn) / len(drawn)
     both = sum(share == 0.3 and not arrives for share, arrives in drawn) / len(drawn)
     assert {share for share, _ in drawn} == {0.3, 1.0}
-    assert (stopped, lost, both) == pytest.approx((0.5, 0.4, 0.2), abs=0.04)
+    assert (stopped, lost, both) == pytest.approx((0.5, 0.4, 0.2), abs=0.07)
 
 
 def test_a_client_that_stops_early_does_its_first_steps() -> None:

@@ -97,6 +97,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, tables = runs.find_folders([str(two_runs)])
     assert (len(found), tables) == (3, [])

@@ -178,6 +178,7 @@ def test_offline_wandb_logs_beside_the_run(tmp_path: Path, monkeypatch: pytest.M
     assert list(result.folder.rglob("*.wandb"))
 
 
+@pytest.mark.slow
 def test_a_fixed_partition_under_varying_seeds(tmp_path: Path) -> None:
     """partition_seed keeps who owns what; everything else still varies, and so does the key."""
     fixed = [run.execute(config(tmp_path, f"seed={seed}", "partition_seed=5")).row for seed in (0, 1)]

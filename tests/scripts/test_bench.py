@@ -165,6 +165,7 @@ def test_a_protocols_phases_are_weighed_by_how_often_they_come(bench: Any, monke
     assert page.endswith("| pFedSim | 10 rounds | 80 % | 10 % | 10 % |\n")
 
 
+@pytest.mark.slow
 def test_a_protocols_phases_are_those_of_a_run(bench: Any) -> None:
     found = bench.server.phases("FedCollab, label shift", "cpu", ("dataset=digits",))
     assert all(seconds > 0 for seconds in found["seconds"].values())

@@ -14,6 +14,7 @@ from fedbench.engine.setup import Setup
 from fedbench.testing.toys import Subject
 
 
+@pytest.mark.slow
 def test_a_method_by_every_engine(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "gpu" / "engines.jsonl"
     monkeypatch.setattr(sys, "argv", ["gpu.py", "fedavg", "--device", "cpu", "--out", str(out)])

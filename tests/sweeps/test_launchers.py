@@ -41,11 +41,9 @@ def ray() -> list[str]:
     return ["hydra/launcher=ray"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning:ray", "ignore::ResourceWarning", "ignore::DeprecationWarning:ray")
-@pytest.mark.parametrize(
-    "launcher",
-    [joblib, pytest.param(submitit, marks=pytest.mark.slow), pytest.param(ray, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("launcher", [joblib, submitit, ray])
 def test_rows_and_failures_come_back(launcher: object, elsewhere: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = launcher()  # type: ignore[operator]
     assert main(["-m", *chosen, "method=fedprox,local", "seed=0,1", "method.mu=0.5", *SHORT]) == 2

@@ -37,6 +37,7 @@ def files() -> tuple[str, pd.DataFrame, pd.DataFrame]:
     return (folder / "table.md").read_text(encoding="utf-8"), *tables
 
 
+@pytest.mark.slow
 def test_a_sweep_marks_the_lines_that_other_code_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ def rewrite(tmp_path: Path, old: str, new: str) -> None:
     store.files_of(folder(tmp_path)).write({store.TABLE: text.replace(old, new).encode()})
 
 
+@pytest.mark.slow
 def test_recorded_values_stand_without_their_runs(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def test_multiply_adds_by_hand() -> None:
     assert not [module for module in net.modules() if module._forward_hooks]
 
 
+@pytest.mark.slow
 def test_costs_are_those_that_fedcollab_prints() -> None:
     """Table 5, which counts ten labels; the parameters by hand for twenty."""
     images = (
@@ -79,6 +80,7 @@ def test_data_similarity_is_the_share_of_samples_with_common_labels() -> None:
     assert found == pytest.approx({"i and i'": 1.0, "i and j": 0.5, "j and k": 1 / 3, "i and k": 0.0}, abs=0.05)
 
 
+@pytest.mark.slow
 def test_similarities_follow_the_data() -> None:
     longer = [*GROUPS, "protocol.rounds=6", "dataset.difficulty=0.5"]
     for name in ("cs", "mdb"):
