@@ -7,12 +7,13 @@ is a table made in processes of its own.
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ TABLE = (
 LONG = 300.0  # seconds that a table may take on a busy machine
 
 
-def begun(folder: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedbench", "reproduce", *TABLE, *more]
+def begun(folder: Path, *more: str, command: Sequence[str] = ("reproduce", *TABLE)) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fedbench", *command, *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=folder, env=environment, **streams)  # type: ignore[call-overload, no-any-return]
@@ -141,6 +142,23 @@ def test_each_fault(fault: str, tmp_path: Path, two_seeds: bytes) -> None:
 def test_a_worker_of_each_other_launcher(launcher: str, package: str, tmp_path: Path, two_seeds: bytes) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
     tried_with("worker", 0.2, tmp_path, two_seeds, launcher)
+
+
+def test_two_commands_on_one_leaderboard(tmp_path: Path) -> None:
+    """Both end with the rows that one alone makes."""
+
+    def rows(folder: Path) -> list[dict[str, str]]:
+        with (folder / "results/leaderboard/mini/rows.csv").open(newline="", encoding="utf-8") as file:
+            return [{k: v for k, v in row.items() if "seconds" not in k} for row in csv.DictReader(file)]
+
+    board = ("leaderboard", "board=mini", "rows=fedavg", "results=results", "runs_dir=runs", "jobs=1")
+    for folder, count in ((tmp_path / "alone", 1), (tmp_path / "both", 2)):
+        folder.mkdir()
+        together = [begun(folder, command=board) for _ in range(count)]
+        assert {ended(each)[0] for each in together} <= {0, 3}
+        code, said = ended(begun(folder, command=board))
+        assert code == 0, said
+    assert rows(tmp_path / "alone") == rows(tmp_path / "both") != []
 
 
 @given(fault=st.sampled_from(FAULTS), moment=st.floats(0, 5))

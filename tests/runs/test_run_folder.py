@@ -236,13 +236,14 @@ class TestLock:
                 folder.__enter__()
             assert (target.read_text() if target.exists() else None) == text
 
-    def test_a_lock_that_cannot_be_written_is_one_line(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+    def test_a_lock_that_cannot_be_written_is_one_line(self, reason, tmp_path, monkeypatch):
         def full(*_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(reason, os.strerror(reason))
 
         folder = RunFolder(tmp_path, KEY, LABELS)
         monkeypatch.setattr(os, "ftruncate", full)
-        with pytest.raises(FedbenchError, match=r"cannot lock .*\.lock: No space left on device"):
+        with pytest.raises(FedbenchError, match=rf"cannot lock .*\.lock: {os.strerror(reason)}"):
             folder.__enter__()
         monkeypatch.undo()
         with folder:
