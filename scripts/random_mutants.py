@@ -9,7 +9,10 @@ that execute the line, of the same name and the quickest first, until one fails 
 Which they are is recorded once for a state of the code, in the cache folder, line by line.
 
 It writes results/reliability/mutants_SEED.csv, a line a mutant. A person fills the column `reading` for survivors; what
-begins with "equivalent" is left out of the score, which is printed with its Wilson interval. A second run keeps readings.
+begins with "equivalent" is left out of the score, printed with its Wilson interval. A second run keeps the readings.
+
+Of maintained tools, cosmic-ray knows neither calls, arguments nor statements, and has one command for all mutants;
+mutmut chooses tests by function and drops arguments, but has no sample by line, `.detach()`, means or axes.
 """
 
 from __future__ import annotations
@@ -19,20 +22,20 @@ import ast
 import csv
 import hashlib
 import json
+import os
 import random
+import re
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 from mutants import ROOT, Mutant, caught_by, first_failure, trees
-
-from fedbench.core.cache import cache_dir
 
 SCOPE = (
     *("methods", "metrics.py", "engine", "models", "data/partitions"),
@@ -42,6 +45,8 @@ TESTS = (
     *("methods", "engine", "models", "metrics", "tables", "data/test_partitions.py"),
     *(f"properties/test_any_{name}.py" for name in ("metrics", "grouping", "partition")),
 )
+# The package is not imported here: the copies of it are.
+CACHE = Path(os.environ.get("FEDBENCH_CACHE", "~/.cache/fedbench")).expanduser()
 BUDGET, MOST = 60.0, 80  # seconds, as recorded, of the tests of one mutant, and how many
 COLUMNS = ("file", "line", "what", "caught_by", "reading")
 
@@ -68,7 +73,7 @@ class Recorder:
         self.seen.add((frame.f_code.co_filename, frame.f_lineno))
         return self._line
 
-    def _traced(self, test: str) -> Iterator[None]:
+    def _traced(self, test: str) -> Generator[None, Any, Any]:
         self.seen.clear()
         began = time.process_time()
         sys.settrace(self._called)
@@ -83,12 +88,12 @@ class Recorder:
                 self.lines[file.removeprefix(self.prefix)][line].add(test)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_setup(self, item: pytest.Item) -> Any:
         """Around the fixtures of a test."""
         return (yield from self._traced(item.nodeid.partition("::")[0]))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
         """Around a test."""
         return (yield from self._traced(item.nodeid))
 
@@ -103,17 +108,11 @@ def recorded(test_file: str, tree: Path) -> str:
 
 def contexts(jobs: int) -> tuple[dict[str, float], dict[tuple[str, int], set[str]]]:
     """Seconds of each test, and the tests that execute a line; records what the cache lacks."""
-    code = hashlib.sha256(b"".join(file.read_bytes() for file in scope())).hexdigest()[:16]
-    tests = [
-        file
-        for name in TESTS
-        for file in sorted(p for p in python_files(ROOT / "tests" / name) if p.name.startswith("test_"))
-    ]
+    code = _hash(b"".join(file.read_bytes() for file in files("fedbench", SCOPE)))
     kept = {
-        file.relative_to(ROOT).as_posix(): cache_dir()
-        / "executed"
-        / f"{code}-{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}.json"
-        for file in tests
+        file.relative_to(ROOT).as_posix(): CACHE / "executed" / f"{code}-{_hash(file.read_bytes())}.json"
+        for file in files("tests", TESTS)
+        if file.name.startswith("test_")
     }
     if lacking := [name for name, file in kept.items() if not file.is_file()]:
         print(f"recording which lines {len(lacking)} files of tests execute", file=sys.stderr, flush=True)
@@ -127,19 +126,19 @@ def contexts(jobs: int) -> tuple[dict[str, float], dict[tuple[str, int], set[str
         found = json.loads(file.read_text(encoding="utf-8"))
         seconds |= found["seconds"] | {name: sum(found["seconds"].values())}
         for source, lines in found["lines"].items():
-            for line, tests_of in lines.items():
-                by_line[source, int(line)].update(tests_of)
+            for line, tests in lines.items():
+                by_line[source, int(line)].update(tests)
     return seconds, by_line
 
 
-def python_files(place: Path) -> list[Path]:
-    """The file, or those in the folder."""
-    return [place] if place.is_file() else sorted(place.rglob("*.py"))
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
-def scope() -> list[Path]:
-    """The files that errors are drawn from."""
-    return [file for name in SCOPE for file in python_files(ROOT / "fedbench" / name)]
+def files(room: str, names: Sequence[str]) -> list[Path]:
+    """The Python files that `names` are or hold."""
+    places = [ROOT / room / name for name in names]
+    return [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.py")))]
 
 
 def nearest(file: str, tests: Iterable[str], seconds: dict[str, float]) -> tuple[str, ...]:
@@ -164,10 +163,11 @@ OPERATORS = {
     ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
 }  # fmt: skip
-DROPPED = "detach square relu relu_ abs sqrt exp log clamp clip softmax log_softmax sigmoid flatten T".split()
+DROPPED = re.compile("detach|square|relu_?|abs|sqrt|exp|log|clamp|clip|(log_)?softmax|sigmoid")
 PAIRS = ("mean sum", "min max", "amin amax", "argmin argmax", "minimum maximum", "any all", "floor ceil")
 OTHERS = {one: other for pair in PAIRS for one, other in (pair.split(), reversed(pair.split()))}
-AXES = "mean sum cat stack softmax log_softmax argmax argmin cumsum unsqueeze squeeze norm flatten std var".split()
+BUILTIN, MODULES = {"min", "max", "any", "all"}, {"torch", "np", "functional", "math"}
+AXES = re.compile("mean|sum|cat|stack|softmax|arg(max|min)|cumsum|(un)?squeeze|flatten|std|var|transpose")
 
 
 class Changes(ast.NodeVisitor):
@@ -178,154 +178,133 @@ class Changes(ast.NodeVisitor):
         for line in self.text.splitlines(keepends=True):
             self.lines.append(self.lines[-1] + len(line))
         self.found: list[tuple[int, str, str, range]] = []
-        self.statement: ast.stmt | None = None  # within a function
+        self.statement: Any = None  # within a function
         self.visit(ast.parse(text))
 
-    def source(self, node: ast.AST) -> str:
-        return self.text[self._start(node) : self._end(node)].decode()
-
-    def _start(self, node: Any) -> int:
+    def start(self, node: Any) -> int:
+        """Where it begins, in bytes."""
         return int(self.lines[node.lineno - 1] + node.col_offset)
 
-    def _end(self, node: Any) -> int:
+    def end(self, node: Any) -> int:
+        """Where it ends."""
         return int(self.lines[node.end_lineno - 1] + node.end_col_offset)
+
+    def source(self, node: ast.AST) -> str:
+        """What it says."""
+        return self.text[self.start(node) : self.end(node)].decode()
+
+    def replace(self, node: ast.AST, new: str) -> None:
+        """Keep the change of a node."""
+        self.change(self.start(node), self.end(node), new, node)
 
     def change(self, start: int, end: int, new: str, node: Any) -> None:
         """Keep the change of the bytes from `start` to `end`, at `node`."""
         text = (self.text[:start] + new.encode() + self.text[end:]).decode()
-        old, new = (" ".join(each.split())[:60] for each in (self.text[start:end].decode(), new))
-        around = " ".join(
-            self.text[max(start - 30, self.lines[node.lineno - 1]) : start].decode(errors="ignore").split()
-        )
-        statement = self.statement
-        assert statement is not None
-        simple = not hasattr(statement, "body")
-        lines = (
-            range(statement.lineno, (statement.end_lineno or 0) + 1)
-            if simple
-            else range(node.lineno, node.end_lineno + 1)
-        )
-        what = f"{around} [{old} -> {new}]" if new else f"{around} [{old} left out]"
-        self.found.append((node.lineno, what.strip(), text, lines))
-
-    def replace(self, node: ast.AST, new: str) -> None:
-        self.change(self._start(node), self._end(node), new, node)
-
-    def between(self, left: ast.AST, right: ast.AST, kind: ast.AST, node: ast.AST) -> None:
-        """Change the operator between two operands."""
-        old, new = OPERATORS.get(type(kind), ("", ""))
-        start, end = self._end(left), self._start(right)
-        at = self.text[start:end].find(old.encode())
-        if old and at >= 0:
-            self.change(start + at, start + at + len(old), new, left)
-
-    # ---- where
+        around = self.text[max(start - 30, self.lines[node.lineno - 1]) : start].decode(errors="ignore")
+        old, new, around = (" ".join(each.split())[:60] for each in (self.text[start:end].decode(), new, around))
+        whole = node if hasattr(self.statement, "body") else self.statement  # of `if` and `for`, the line alone
+        lines = range(whole.lineno, whole.end_lineno + 1)
+        self.found.append((node.lineno, f"{around} [{old} -> {new or 'left out'}]".strip(), text, lines))
 
     def generic_visit(self, node: ast.AST) -> None:
-        if isinstance(node, (ast.JoinedStr, ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)):
-            if isinstance(node, ast.Raise) and self.statement:
-                self.statement = node
-                self.replace(node, "pass")
-            return
+        """Go through functions' bodies; what only words or checks consist of is left as it is."""
         outer = self.statement
-        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
-            body = node.body if isinstance(node.body, list) else [node.body]
-            for each in body[1:] if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) else body:
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            body: list[Any] = node.body if isinstance(node, ast.FunctionDef) else [node.body]
+            for each in body[isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None :]:
                 self.statement = each if isinstance(each, ast.stmt) else outer
                 self.visit(each)
-            self.statement = outer
-            return
-        if isinstance(node, ast.stmt) and outer is not None:
-            self.statement = node
-        if self.statement is not None:
-            self.changes(node)
-        if isinstance(node, ast.AnnAssign):
-            if node.value:
-                self.visit(node.value)
-        else:
-            super().generic_visit(node)
+        elif isinstance(node, ast.Raise) and outer:
+            self.replace(node, "pass")
+        elif not isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert):
+            self.statement = node if isinstance(node, ast.stmt) and outer else outer
+            if self.statement:
+                for kind in (self.operator, self.value, self.condition, self.omission):
+                    kind(node)
+            for each in [node.value] if isinstance(node, ast.AnnAssign) else ast.iter_child_nodes(node):
+                if each:
+                    self.visit(each)
         self.statement = outer
 
-    # ---- what
-
-    def changes(self, node: Any) -> None:
-        """Keep the changes of one node within a function."""
-        if isinstance(node, ast.BinOp) and not any(
-            isinstance(each, ast.JoinedStr)
-            or isinstance(getattr(each, "value", None), str)
-            and isinstance(each, ast.Constant)
-            for each in (node.left, node.right)
-        ):
-            self.between(node.left, node.right, node.op, node)
+    def operator(self, node: Any) -> None:
+        """Keep another operator."""
+        pairs: list[tuple[Any, Any, Any]] = []
+        if isinstance(node, ast.BinOp) and not any(map(_is_text, (node.left, node.right))):
+            pairs = [(node.left, node.op, node.right)]
         elif isinstance(node, ast.AugAssign):
-            self.between(node.target, node.value, node.op, node)
-        elif isinstance(node, ast.Compare):
-            for left, kind, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
-                self.between(left, right, kind, node)
+            pairs = [(node.target, node.op, node.value)]
         elif isinstance(node, ast.BoolOp):
-            self.between(node.values[0], node.values[1], node.op, node)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not, ast.Invert)):
+            pairs = [(node.values[0], node.op, node.values[1])]
+        elif isinstance(node, ast.Compare):
+            pairs = list(zip([node.left, *node.comparators], node.ops, node.comparators, strict=False))
+        for left, kind, right in pairs:
+            old, new = OPERATORS.get(type(kind), ("", ""))
+            start = self.end(left)
+            at = self.text[start : self.start(right)].find(old.encode())
+            if old and at >= 0:
+                self.change(start + at, start + at + len(old), new, left)
+
+    def value(self, node: Any) -> None:
+        """Keep another sign, constant, function or axis."""
+        if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.UAdd):
             self.replace(node, self.source(node.operand))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
-            value = node.value
-            new = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else 2 * value or 1.0
-            self.replace(node, repr(new))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            self.replace(node, repr(not node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            self.replace(node, repr(node.value + 1 if isinstance(node.value, int) else 2 * node.value or 1.0))
         elif isinstance(node, ast.Call):
-            self.calls(node)
-        elif isinstance(node, ast.Attribute) and node.attr == "T":
-            self.replace(node, self.source(node.value))
-        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
-            self.replace(node.test, f"(not ({self.source(node.test)}))")
-        elif isinstance(node, ast.comprehension):
-            for test in node.ifs:
-                self.replace(test, f"not ({self.source(test)})")
-        kept = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        renewed = kept and any(isinstance(n, ast.Name) and n.id == node.targets[0].id for n in ast.walk(node.value))
+            self.call(node)
+
+    def call(self, node: ast.Call) -> None:
+        """Keep a function left out or another, and another axis."""
+        whose = node.func.value if isinstance(node.func, ast.Attribute) else None
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        inner = node.args[0] if isinstance(whose, ast.Name) and whose.id in MODULES and node.args else whose
+        if DROPPED.fullmatch(name) and inner:
+            self.replace(node, self.source(inner))
+        if name == "ReLU" and whose:
+            self.replace(node, f"{self.source(whose)}.Identity()")
+        if name in OTHERS and (whose or name in BUILTIN):
+            self.change(self.end(node.func) - len(name), self.end(node.func), OTHERS[name], node)
+        axes = [*node.args, *(each.value for each in node.keywords if each.arg in ("dim", "axis"))]
+        for axis in axes if AXES.fullmatch(name) else []:
+            if re.fullmatch(r"-?\d", self.source(axis)):
+                self.replace(axis, "0" if self.source(axis) != "0" else "-1")
+
+    def condition(self, node: Any) -> None:
+        """Keep a condition negated."""
+        tests = [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else getattr(node, "ifs", [])
+        for test in tests:
+            self.replace(test, f"(not ({self.source(test)}))")
+
+    def omission(self, node: Any) -> None:
+        """Keep a keyword argument left out, or a statement that no later one lacks."""
+        for each in node.keywords if isinstance(node, ast.Call) else []:
+            if each.arg not in (None, "device", "strict"):  # a CPU shows no difference; lengths are equal
+                start, end = self.start(each), self.end(each)
+                before, after = self.text[:start].rstrip(), self.text[end:].lstrip()
+                if before.endswith(b","):
+                    self.change(len(before) - 1, end, "", each)
+                else:
+                    self.change(start, len(self.text) - len(after) + after.startswith(b","), "", each)
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name):
+            again = any(isinstance(each, ast.Name) and each.id == target.id for each in ast.walk(node.value))
+        else:
+            again = target is not None and not isinstance(target, ast.Tuple)
         called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        if (
-            called
-            or renewed
-            or isinstance(node, (ast.AugAssign, ast.Continue, ast.Break))
-            or (isinstance(node, ast.Assign) and not kept and not isinstance(node.targets[0], ast.Tuple))
-        ):
+        if again or called or isinstance(node, ast.AugAssign | ast.Continue | ast.Break):
             self.replace(node, "pass")
 
-    def calls(self, node: ast.Call) -> None:
-        """Keep the changes of a call."""
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if isinstance(node.func, ast.Attribute):
-            module = isinstance(node.func.value, ast.Name) and node.func.value.id in (
-                "torch",
-                "np",
-                "functional",
-                "math",
-            )
-            if name in DROPPED and (node.args or not module):
-                self.replace(node, self.source(node.args[0] if module else node.func.value))
-            if name == "ReLU":
-                self.replace(node, "torch.nn.Identity()")
-        if name in OTHERS and (isinstance(node.func, ast.Attribute) or name in ("min", "max", "any", "all")):
-            end = self._end(node.func)
-            self.change(end - len(name), end, OTHERS[name], node)
-        axes = [*node.args, *(each.value for each in node.keywords if each.arg in ("dim", "axis"))]
-        for axis in axes if name in (*AXES, "transpose") else []:
-            if isinstance(axis, ast.Constant) and isinstance(axis.value, int) or isinstance(axis, ast.UnaryOp):
-                self.replace(axis, "0" if self.source(axis) != "0" else "-1")
-        for each in node.keywords:
-            if each.arg not in (None, "device", "strict"):  # a CPU shows no difference; lengths are equal
-                start = self._start(each)
-                before = self.text[:start].rstrip()
-                first = not node.args and each is node.keywords[0]
-                self.change(start if first else len(before) - before.endswith(b","), self._end(each), "", each)
-                if first and self.text[self._end(each) :].lstrip().startswith(b",") and len(node.keywords) > 1:
-                    self.found.pop()
-                    self.change(start, self._start(node.keywords[1]), "", each)
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def drawn(count: int, seed: int, words: Sequence[str]) -> list[tuple[str, tuple[int, str, str, range]]]:
     """`count` changes, one a line, lines uniform over SCOPE: file, and line, what, text, lines of the statement."""
     places: dict[tuple[str, int], list[tuple[int, str, str, range]]] = defaultdict(list)
-    for file in scope():
+    for file in files("fedbench", SCOPE):
         name = file.relative_to(ROOT).as_posix()
         if any(word in name for word in words):
             for change in Changes(file.read_text(encoding="utf-8")).found:

@@ -321,13 +321,12 @@ def test_newcomers_who_come_at_once_are_taken_in_one_after_another(seed: int) ->
         groups = sorted({expected[i] for i in inside})
 
         def cost(choice: int, k: int = k) -> float:
-            rows = [*inside, k]
-            labels = [*(expected[i] for i in inside), choice]
-            return sum(
-                4.0 / math.sqrt(m) + sum(sizes[j] * D[i, j] for a, j in zip(labels, rows, strict=True) if a == group) / m
-                for i, group in zip(rows, labels, strict=True)
-                for m in [sum(sizes[j] for a, j in zip(labels, rows, strict=True) if a == group)]
-            )
+            total, label = 0.0, {**{i: expected[i] for i in inside}, k: choice}
+            for i, own in label.items():
+                peers = [j for j, other in label.items() if other == own]
+                m = sum(sizes[j] for j in peers)
+                total += 4.0 / math.sqrt(m) + sum(sizes[j] * D[i, j] for j in peers) / m
+            return total
 
         best = min([*groups, expected[k]], key=cost)
         if best in groups:
