@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 # 31,000 and 160. What it has gained since: the optimiser's state as a setting of the protocol (FedReMa's own went),
 # verdicts that cannot come out (ranks went), packages by entry points, words about own arrays and images; unseen
 # clients, unequal work, calibration and who is hurt (450 lines); tables on clusters and runs on several devices (540,
-# and 60 of scripts that measure what those cost); errors drawn at random (400 of scripts). Methods are a catalogue: each
+# and 60 of scripts that measure what those cost); random errors (400 of scripts). Methods are a catalogue: each
 # is a file, and they may be long only on average as the papers need.
 HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 27_120, 115, 140, 2_970
 
