@@ -361,8 +361,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sample = drawn(given.count, given.seed, given.files)
     mutants = []
     for file, (_, what, text, lines) in sample:
-        tests = nearest(file, set().union(*(by_line.get((file, line), set()) for line in lines)), seconds)
-        mutants.append(Mutant(file, tests, what, (ROOT / file).read_text(encoding="utf-8"), text))
+        tests = set().union(*(by_line.get((file, line), set()) for line in lines))
+        # Where only processes that tests start execute the line, those that execute any of the file.
+        tests = tests or set().union(*(found for (other, _), found in by_line.items() if other == file))
+        before = (ROOT / file).read_text(encoding="utf-8")
+        mutants.append(Mutant(file, nearest(file, tests, seconds), what, before, text))
     target = ROOT / "results" / "reliability" / f"mutants_{given.seed}.csv"
     old = list(csv.DictReader(target.open(encoding="utf-8"))) if target.is_file() else []
     readings = {(row["file"], row["what"]): row["reading"] for row in old}

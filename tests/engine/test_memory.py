@@ -299,3 +299,7 @@ def test_every_set_of_clients_is_as_likely() -> None:
     assert sum(counts) == 4000
     assert min(counts) > 330, "400 expected, standard deviation 19"
     assert max(counts) < 470
+
+
+def test_a_network_that_cannot_be_built_has_no_bytes() -> None:
+    assert MODELS.build({"name": "lenet5"}).leaf_bytes((1, 4, 4), 10) == 0
