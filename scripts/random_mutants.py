@@ -42,7 +42,7 @@ SCOPE = (
     *(f"tables/{name}.py" for name in ("measures", "verdict", "equivalence", "studies", "estimate")),
 )
 TESTS = (
-    *("methods", "engine", "models", "metrics", "tables", "data/test_partitions.py"),
+    *("methods", "engine", "models", "metrics", "tables", "runs", "data/test_partitions.py"),
     *(f"properties/test_any_{name}.py" for name in ("metrics", "grouping", "partition")),
 )
 # The package is not imported here: the copies of it are.
@@ -200,8 +200,11 @@ class Changes(ast.NodeVisitor):
     def change(self, start: int, end: int, new: str, node: Any) -> None:
         """Keep the change of the bytes from `start` to `end`, at `node`."""
         text = (self.text[:start] + new.encode() + self.text[end:]).decode()
-        around = self.text[max(start - 30, self.lines[node.lineno - 1]) : start].decode(errors="ignore")
-        old, new, around = (" ".join(each.split())[:60] for each in (self.text[start:end].decode(), new, around))
+        made = new.encode()  # of a long text the part that both begin with goes without saying
+        kept = len(made) if len(made) > 40 and self.text[start:end].startswith(made) else 0
+        around = self.text[max(start + kept - 30, self.lines[node.lineno - 1]) : start + kept].decode(errors="ignore")
+        parts = self.text[start + kept : end].decode(errors="ignore"), made[kept:].decode(errors="ignore"), around
+        old, new, around = (" ".join(each.split())[:60] for each in parts)
         whole = node if hasattr(self.statement, "body") else self.statement  # of `if` and `for`, the line alone
         lines = range(whole.lineno, whole.end_lineno + 1)
         self.found.append((node.lineno, f"{around} [{old} -> {new or 'left out'}]".strip(), text, lines))
