@@ -117,7 +117,7 @@ def first_failure(
     sys.path.insert(0, str(tree))
     sys.dont_write_bytecode = True
     first = FirstFailure()
-    signal.signal(signal.SIGVTALRM, _too_long)
+    signal.signal(signal.SIGVTALRM, too_long)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     options = [*(["-x"] if stop else []), "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -128,8 +128,9 @@ def first_failure(
     return first.name.removeprefix("tests/")
 
 
-def _too_long(*_: object) -> None:
-    raise TimeoutError(f"{SECONDS} seconds of computing")
+def too_long(*_: object) -> None:
+    """End a test that does not end; for signals of timers."""
+    raise TimeoutError(f"{SECONDS} seconds of computing, or an endless wait")
 
 
 def in_a_process(function: Callable[..., str], *arguments: object) -> str:

@@ -25,6 +25,7 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import threading
 import time
@@ -35,7 +36,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from mutants import ROOT, Mutant, caught_by, first_failure, trees
+from mutants import ROOT, Mutant, caught_by, first_failure, too_long, trees
 
 SCOPE = (
     *("methods", "metrics.py", "engine", "models", "data/partitions"),
@@ -48,6 +49,7 @@ TESTS = (
 # The package is not imported here: the copies of it are.
 CACHE = Path(os.environ.get("FEDBENCH_CACHE", "~/.cache/fedbench")).expanduser()
 BUDGET, MOST = 60.0, 80  # seconds, as recorded, of the tests of one mutant, and how many
+WAITING = 240  # seconds until an error that makes processes wait for each other counts as caught
 COLUMNS = ("file", "line", "what", "caught_by", "reading")
 
 # ---- which tests execute a line
@@ -319,6 +321,8 @@ def drawn(count: int, seed: int, words: Sequence[str]) -> list[tuple[str, tuple[
 
 def caught(mutant: Mutant, tree: Path) -> str:
     """The test that fails; an error that keeps the code from being loaded is caught by whatever loads it."""
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(WAITING)
     try:
         compile(mutant.new, mutant.file, "exec")
         return caught_by(mutant, tree) if mutant.tests else ""
