@@ -91,3 +91,14 @@ def test_the_error_of_a_batch_is_the_mean_over_its_samples_by_loops() -> None:
         for batch in (Batch(x, y), padded):
             assert len(batch.x) > 1
             assert float(chosen.method.loss(work, view, batch)) == pytest.approx(expected)
+
+
+def test_decoders_begin_as_linear_layers_do() -> None:
+    """Uniform within 1 / sqrt(width of the representation), as torch.nn.Linear."""
+    chosen = pair(FedIoT())
+    server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator().manual_seed(0))
+    for kind in chosen.task.kinds:
+        weight = server[f"decoder/{kind.prefix}weight"]
+        bound = weight.shape[1] ** -0.5
+        assert 0.9 * bound < float(weight.abs().max()) <= bound
+        assert float(server[f"decoder/{kind.prefix}bias"].abs().max()) <= bound
