@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -461,3 +462,12 @@ def test_fedamps_cosine_attention_is_of_what_is_named_by_loops(similarity: str) 
         others = sum(value for j, value in raised.items() if j != i)
         expected = [0.25 if j == i else 0.75 * raised[j] / others for j in range(4)]
         assert found[i].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("corners", "points"), [(1, 5), (2, 7), (3, 6), (3, 9), (3, 10), (4, 20)])
+def test_a_grid_has_as_many_points_as_are_allowed(corners: int, points: int) -> None:
+    """The compositions of the largest whole number that gives no more, in the middle of their cells."""
+    R = max(r for r in range(points + 1) if math.comb(r + corners - 1, corners - 1) <= points) if corners > 1 else 0
+    every = itertools.product(range(R + 1), repeat=corners)
+    expected = sorted([(c + 1 / corners) / (R + 1) for c in each] for each in every if sum(each) == R)
+    assert sorted(simplex.grid(corners, points).tolist()) == [pytest.approx(each) for each in expected]
