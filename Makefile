@@ -65,8 +65,9 @@ test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (fiv
 test-full: lint ## test, and the slow ones
 	$(CHECKS)
 
-mutants: $(INSTALLED) ## make each error of scripts/mutants.yaml: a test must notice (half an hour)
-	$(BIN)/python scripts/mutants.py
+SEED ?= 1
+mutants: $(INSTALLED) ## make each error of scripts/mutants.yaml, or COUNT=200 drawn with SEED=1: a test must notice (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/$(if $(COUNT),random_mutants.py --count $(COUNT) --seed $(SEED),mutants.py)
 
 MINUTES ?= 60
 fuzz: $(INSTALLED) ## try the properties with ever new examples for MINUTES=60; ends at the first that fails

@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -109,25 +109,28 @@ def caught_by(mutant: Mutant, tree: Path) -> str:
         file.write_text(before, encoding="utf-8")
 
 
-def first_failure(tests: Sequence[str], tree: Path) -> str:
+def first_failure(
+    tests: Sequence[str], tree: Path, stop: bool = True, seconds: float = SECONDS, plugins: Sequence[object] = ()
+) -> str:
     """The first of `tests` that fails in `tree`, or computes without end; empty if none does."""
     os.chdir(tree)
     sys.path.insert(0, str(tree))
     sys.dont_write_bytecode = True
     first = FirstFailure()
-    signal.signal(signal.SIGVTALRM, _too_long)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
-    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
+    signal.signal(signal.SIGVTALRM, too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    options = [*(["-x"] if stop else []), "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = pytest.main([*options, *tests], plugins=[first])
+        code = pytest.main([*options, *tests], plugins=[first, *plugins])
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     if bool(first.name) != (code != pytest.ExitCode.OK):
         raise RuntimeError(f"pytest did not run {' '.join(tests)}:\n{said.getvalue()}")
     return first.name.removeprefix("tests/")
 
 
-def _too_long(*_: object) -> None:
-    raise TimeoutError(f"{SECONDS} seconds of computing")
+def too_long(*_: object) -> None:
+    """End a test that does not end; for signals of timers."""
+    raise TimeoutError(f"{SECONDS} seconds of computing, or an endless wait")
 
 
 def in_a_process(function: Callable[..., str], *arguments: object) -> str:
@@ -144,15 +147,11 @@ def in_a_process(function: Callable[..., str], *arguments: object) -> str:
         process.join()
 
 
-def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
-    """Those that no test catches; prints a line for each.
-
-    Raises:
-        RuntimeError: a test fails without any error.
-    """
+@contextlib.contextmanager
+def trees(jobs: int) -> Iterator[Callable[..., Iterator[str]]]:
+    """A map over one argument whose function, called with it and a tree, runs in a process and a copy of its own."""
     for name in HEAVY:
         importlib.import_module(name)
-    missed = []
     free: Queue[Path] = Queue()
 
     def in_a_free_tree(function: Callable[..., str], what: object) -> str:
@@ -165,10 +164,21 @@ def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         for _ in range(jobs):
             free.put(copied(Path(tempfile.mkdtemp(dir=folder))))
+        yield lambda function, over: pool.map(partial(in_a_free_tree, function), over)
+
+
+def run(mutants: Sequence[Mutant], jobs: int) -> list[Mutant]:
+    """Those that no test catches; prints a line for each.
+
+    Raises:
+        RuntimeError: a test fails without any error.
+    """
+    missed = []
+    with trees(jobs) as each_in_a_tree:
         needed = sorted({mutant.tests for mutant in mutants})
-        if failing := [name for name in pool.map(partial(in_a_free_tree, first_failure), needed) if name]:
+        if failing := [name for name in each_in_a_tree(first_failure, needed) if name]:
             raise RuntimeError(f"these fail without any error: {' '.join(failing)}")
-        found = pool.map(partial(in_a_free_tree, caught_by), mutants)
+        found = each_in_a_tree(caught_by, mutants)
         for mutant, test in zip(mutants, found, strict=True):
             error = f"{mutant.file.removeprefix('fedbench/')}: {mutant.what}"
             print(f"| {error} | {test or 'NOT CAUGHT'} |", flush=True)

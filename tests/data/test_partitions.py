@@ -18,7 +18,7 @@ from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.partition import held_out, make_partition
-from fedbench.data.partitions import PARTITIONS
+from fedbench.data.partitions import PARTITIONS, groups
 from fedbench.data.partitions.base import Assignment, PartitionSpec, evenly, largest
 from fedbench.data.partitions.groups import Fold, FoldCode, LabelShift
 from fedbench.data.partitions.label import Dirichlet
@@ -592,6 +592,28 @@ def test_clients_share_the_samples_of_a_scarce_class_but_no_test_sample() -> Non
     np.testing.assert_array_equal(found, FoldCode(folds=2, num_clients=10).counts(np.full(200, 150)))
     again = make_partition(FoldCode(folds=2, num_clients=10), data, COMMON, seed=3)
     assert again.hash == made.hash
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_samples_are_dealt_in_turn_as_by_a_loop(seed: int) -> None:
+    """One client has all of a class; whoever comes after the last sample begins with the first again."""
+    draw = np.random.default_rng(seed)
+    stock = draw.integers(1, 6, 4)
+    members = np.split(draw.permutation(int(stock.sum())), np.cumsum(stock)[:-1])
+    counts = np.array([[draw.integers(0, n + 1) for n in stock] for _ in range(5)])
+    counts[draw.integers(5)] = stock
+    at, expected = [0] * 4, []
+    for row in counts:
+        own: list[int] = []
+        for label, count in enumerate(row):
+            for _ in range(count):
+                own.append(int(members[label][at[label] % stock[label]]))
+                at[label] += 1
+        expected.append(own)
+    assert [part.tolist() for part in groups._in_turn(members, counts)] == expected
+    counts[2, 1] = stock[1] + 1
+    with pytest.raises(ConfigError, match=f"a client {stock[1] + 1} samples of label 1, there are {stock[1]}"):
+        groups._in_turn(members, counts)
 
 
 def test_what_a_client_cannot_have_is_refused() -> None:

@@ -95,6 +95,21 @@ def test_a_few_clients_tell_what_a_cohort_takes(method: Method, options: Any) ->
     assert 0.8 * round_of(made, 2) <= growth.bytes(5, 2) <= 1.3 * round_of(made, 2)
 
 
+def test_the_clients_that_are_tried_are_those_whose_batches_take_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short last batch is padded to a whole one: of 40, 33 and 13 samples it takes more than two whole ones of 32."""
+    seen: list[list[int]] = []
+    first = hardware.first_round_inputs
+
+    def spy(setup: Setup, ids: torch.Tensor, clock: Any) -> Any:
+        seen.append(ids.tolist())
+        return first(setup, ids, clock)
+
+    monkeypatch.setattr(hardware, "first_round_inputs", spy)
+    MemoryModel.of(chosen(FedAvg()), lambda _: 0)
+    order = [0, 2, 1, 3, 4][: len(seen[1])]
+    assert seen == [[0], order, order]
+
+
 def on_a_gpu(made: Setup, monkeypatch: pytest.MonkeyPatch, free: float) -> Setup:
     """`made`, where a GPU has `free` bytes; what is tried there is done, and allocated, on the CPU."""
 
@@ -299,3 +314,7 @@ def test_every_set_of_clients_is_as_likely() -> None:
     assert sum(counts) == 4000
     assert min(counts) > 330, "400 expected, standard deviation 19"
     assert max(counts) < 470
+
+
+def test_a_network_that_cannot_be_built_has_no_bytes() -> None:
+    assert MODELS.build({"name": "lenet5"}).leaf_bytes((1, 4, 4), 10) == 0

@@ -212,6 +212,40 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
     assert first[0] != third[0]
 
 
+class Remembering(FedAvg):
+    """A client's model is what it is sent, and what it keeps: one part its own, one the same for all."""
+
+    def model(self, work: trees.Tree, client: Client) -> trees.Tree:
+        added = client.memory["own"] + client.memory["same"]
+        return {name: leaf + added if name == "head.bias" else leaf for name, leaf in work.items()}
+
+
+def test_rows_of_what_clients_keep_are_their_own_and_what_all_keep_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = dataclasses.replace(setup(), method=Remembering())
+    model = chosen.task.init(torch.Generator().manual_seed(0))
+    own, same = 3 * torch.eye(10)[:5], torch.linspace(-1, 1, 10)
+    kept = {"own": own, **trees.expand({"same": same}, 5)}
+    message, memory = (SharedTree.like(spec_of(tree)) for tree in (trees.expand(model, 5), kept))
+    assert {name: len(leaf) for name, leaf in memory.leaves().items()} == {"own": 5, "same": 1}
+    for shared, tree in ((message, model), (memory, {"own": own, "same": same[None]})):
+        for name, leaf in shared.leaves().items():
+            leaf.copy_(tree[name])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    clients = [4, 0, 2, 3, 1]
+    order = Order("evaluate", list(range(5)), clients, CLOCK, ("global",), 1)
+    link = Link(("message", message), ("memory", memory), ("order", order))
+    serve(link, chosen)  # type: ignore[arg-type]
+    found = [counts["global"] for _, counts in link.replies[0][1]]
+    looped = LoopedTrainer(chosen)
+    for row, client in enumerate(clients):
+        held = {**model, "head.bias": model["head.bias"] + own[row] + same}
+        correct, total = looped.count(client, held, ("global",))["global"]
+        assert found[row] == (correct.tolist(), total.tolist())
+    assert len({tuple(each[0]) if isinstance(each[0], list) else each[0] for each in found}) > 1
+
+
 # Worker processes never import the script that started them, nor die of a signal that is meant for it.
 
 

@@ -32,7 +32,7 @@ from fedbench.methods.fedrep import FedRep
 from fedbench.models.small import MLP
 from fedbench.models.task import Model
 from tests.methods.leaves import PLACES, documented, listed, matches, wrong_shape
-from tests.methods.toys import federation, setup, simulate
+from tests.methods.toys import FOUR, federation, setup, simulate
 
 MOST = 2  # classes between a method and `Method`, besides the method that it is a variant of
 PARTS = Path(__file__).parents[2] / "fedbench" / "methods" / "parts"
@@ -292,3 +292,13 @@ def test_what_takes_their_place_is_read() -> None:
 def test_epochs_where_the_protocol_counts_iterations(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"not iterations=5; use method\.head_iterations"):
         simulate(setup(FedRep(**fields), iterations=5))
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedbn"}))  # it needs a network with normalisation
+def test_the_common_model_has_all_of_the_networks_leaves(name: str) -> None:
+    method = METHODS.build({"name": name})
+    chosen = setup(method, federation(FOUR))
+    server, _ = method.init(chosen.task, chosen.population, torch.Generator().manual_seed(0))
+    common = method.common(server, chosen.task)
+    for leaf, drawn in chosen.task.init(torch.Generator()).items():
+        assert common is None or common[leaf].shape == drawn.shape

@@ -299,3 +299,40 @@ def test_an_unknown_report_names_the_nearest() -> None:
 def test_impossible_values_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
         DiscriminatorConfig(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_newcomers_who_come_at_once_are_taken_in_one_after_another(seed: int) -> None:
+    """Each joins by Eq. 10 over those taken in so far, sizes, distances and numbers of coalitions drawn."""
+    draw = np.random.default_rng(seed)
+    newcomers = tuple(draw.permutation(9)[:4].tolist())
+    sizes = draw.integers(5, 60, 9)
+    D = draw.random((9, 9))
+    D = (D + D.T) * ~np.eye(9, dtype=bool)
+    start = np.empty(9, np.int64)
+    old = [k for k in range(9) if k not in newcomers]
+    start[old] = solver.canonical(draw.integers(0, 3, 5))
+    start[list(newcomers)] = start[old].max() + 1 + np.arange(4)
+    chosen = setup(FedCollab(newcomers=newcomers, join_round=1, C=4.0), federation(tuple(sizes.tolist())))
+    server = {"coalition": torch.from_numpy(start), "distances": torch.from_numpy(D), "kept": torch.ones(1)}
+    expected = start.tolist()
+    inside = list(old)
+    for k in newcomers:
+        groups = sorted({expected[i] for i in inside})
+
+        def cost(choice: int, k: int = k) -> float:
+            total, label = 0.0, {**{i: expected[i] for i in inside}, k: choice}
+            for i, own in label.items():
+                peers = [j for j, other in label.items() if other == own]
+                m = sum(sizes[j] for j in peers)
+                total += 4.0 / math.sqrt(m) + sum(sizes[j] * D[i, j] for j in peers) / m
+            return total
+
+        best = min([*groups, expected[k]], key=cost)
+        if best in groups:
+            expected[k] = best
+            inside.append(k)
+    found = chosen.method._admit(server, chosen.population)  # type: ignore[attr-defined]
+    assert found["coalition"].tolist() == expected
+    assert start[list(newcomers)].tolist() == server["coalition"][list(newcomers)].tolist(), "its own is left alone"
+    assert set(found) == set(server)

@@ -157,3 +157,38 @@ def test_the_generator_is_sent_and_not_returned() -> None:
     common = chosen.method.common(state.server, chosen.task)
     assert common is not None
     assert close(common, model_of(state.server))
+
+
+def test_gradients_of_its_local_loss_are_finite_differences_but_for_the_teacher() -> None:
+    """The teacher g(G(y_i, eps)) of the KL term is held as it is; all else moves with the weights."""
+    method = FedGen(generative_weight=2.0, latent_weight=3.0, decay=0.5, hidden=5, noise=3, batch=4)
+    chosen, server = run(method)
+    clock = Clock(1, 3)
+    message = trees.row(method.send(server, chosen.cohort(torch.arange(4), clock)), 1)
+    client = chosen.client(1, message, {}, clock)
+    noise = trees.row(method.draw(torch.Generator().manual_seed(0), 1, client), 0)
+    x, y = client.data.x[:6], client.data.y[:6]
+    start, made = model_of(server), trees.part(server, "generator")
+    own = generate(made, noise["own"][torch.arange(6) % 4], y, 4)
+    teacher = (own @ start["head.weight"].t() + start["head.bias"]).softmax(1)
+    z = generate(made, noise["eps"], noise["y"], 4)
+
+    def literal(work: Tree) -> Tensor:
+        said = logits(work, x)
+        known = cross_entropy(z @ work["head.weight"].t() + work["head.bias"], noise["y"])
+        apart = (teacher * (teacher.log() - said.log_softmax(1))).sum(1).mean()
+        return cross_entropy(said, y) + 0.5 * (2 * known + 3 * apart)
+
+    moving = {k: v.clone().requires_grad_(True) for k, v in start.items()}
+    method.loss(moving, client, Batch(x, y, None, noise)).backward()
+    for name, leaf in start.items():
+        slope = torch.empty(leaf.numel(), dtype=leaf.dtype)
+        for i in range(leaf.numel()):
+            ends = []
+            for side in (1e-6, -1e-6):
+                moved = {k: v.clone() for k, v in start.items()}
+                moved[name].view(-1)[i] += side
+                ends.append(literal(moved))
+            slope[i] = (ends[0] - ends[1]) / 2e-6
+        assert moving[name].grad is not None
+        assert close(moving[name].grad.flatten(), slope, 1e-7)

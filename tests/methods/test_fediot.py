@@ -66,3 +66,39 @@ def test_the_classifier_learns_both_modalities() -> None:
         drawn = {name: leaf.double() for name, leaf in begin.items() if name.startswith("head.")}
         before, after = (functional.cross_entropy(kind.head(head, z), y) for head in (drawn, server))
         assert float(after) < 0.9 * float(before)
+
+
+def test_the_error_of_a_batch_is_the_mean_over_its_samples_by_loops() -> None:
+    """Of photographs the mean square over pixels, of captions the mean over words; padding has no part."""
+    chosen = pair(FedIoT())
+    server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator().manual_seed(1))
+    for k, kind in ((0, chosen.task.kinds[0]), (2, chosen.task.kinds[1])):
+        work = {n: leaf.double() for n, leaf in kind.own(server).items()}
+        view = chosen.client(k, work, {}, Clock(0, 3))
+        x, y = chosen.kinds[KIND[k]].federation.gather(chosen.kinds[KIND[k]].federation.indices("train", k)[:3])
+        weight, bias = (work[f"decoder/{kind.prefix}{name}"] for name in ("weight", "bias"))
+        errors = []
+        for sample in x.double():
+            rebuilt = weight @ kind.features(work, sample[None])[0] + bias
+            given = sample.flatten().tolist()
+            if k == 0:
+                errors.append(sum((float(r) - g) ** 2 for r, g in zip(rebuilt, given, strict=True)) / len(given))
+            else:
+                words = [int(word) for word in given if word]
+                errors.append(-sum(float(rebuilt.log_softmax(0)[word]) for word in words) / len(words))
+        expected = sum(errors) / len(errors)
+        padded = Batch(torch.cat([x, x[:2]]), torch.cat([y, y[:2]]), torch.tensor([True] * 3 + [False] * 2))
+        for batch in (Batch(x, y), padded):
+            assert len(batch.x) > 1
+            assert float(chosen.method.loss(work, view, batch)) == pytest.approx(expected)
+
+
+def test_decoders_begin_as_linear_layers_do() -> None:
+    """Uniform within 1 / sqrt(width of the representation), as torch.nn.Linear."""
+    chosen = pair(FedIoT())
+    server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator().manual_seed(0))
+    for kind in chosen.task.kinds:
+        weight = server[f"decoder/{kind.prefix}weight"]
+        bound = weight.shape[1] ** -0.5
+        assert 0.9 * bound < float(weight.abs().max()) <= bound
+        assert float(server[f"decoder/{kind.prefix}bias"].abs().max()) <= bound

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -440,3 +442,32 @@ def test_fedfomos_traffic_is_m_models_down_and_one_up() -> None:
     model = 8 * sum(v.numel() for v in initial(chosen).values())
     assert state.bytes_down == 3 * 4 * (2 * model + 2 * 8)
     assert state.bytes_up == 3 * 4 * (model + 2 * 8 + 2 * 8)
+
+
+@pytest.mark.parametrize("similarity", ["parameters", "updates"])
+def test_fedamps_cosine_attention_is_of_what_is_named_by_loops(similarity: str) -> None:
+    """Xi_ij is the softmax over j of sigma cos(i, j), i apart, of models or of what they moved since the beginning."""
+    method = FedAMP(attention="cosine", similarity=similarity, sigma=3.0, self_weight=0.25)
+    chosen = setup(method, federation(FOUR))
+    server, _ = method.init(chosen.task, chosen.population, torch.Generator().manual_seed(0))
+    uploads = trees.stack([chosen.task.init(torch.Generator().manual_seed(k)) for k in range(1, 5)])
+    found = method.graph(server, uploads, chosen.cohort(torch.arange(4), Clock(0, 3)))["*"]
+    begin = trees.part(server, "initial") if similarity == "updates" else {}
+    rows = [
+        torch.cat([(uploads[name][k] - begin.get(name, 0)).flatten() for name in sorted(uploads)]).double()
+        for k in range(4)
+    ]
+    for i in range(4):
+        raised = {j: math.exp(3 * float(rows[i] @ rows[j] / rows[i].norm() / rows[j].norm())) for j in range(4)}
+        others = sum(value for j, value in raised.items() if j != i)
+        expected = [0.25 if j == i else 0.75 * raised[j] / others for j in range(4)]
+        assert found[i].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("corners", "points"), [(1, 5), (2, 7), (3, 6), (3, 9), (3, 10), (4, 20)])
+def test_a_grid_has_as_many_points_as_are_allowed(corners: int, points: int) -> None:
+    """The compositions of the largest whole number that gives no more, in the middle of their cells."""
+    R = max(r for r in range(points + 1) if math.comb(r + corners - 1, corners - 1) <= points) if corners > 1 else 0
+    every = itertools.product(range(R + 1), repeat=corners)
+    expected = sorted([(c + 1 / corners) / (R + 1) for c in each] for each in every if sum(each) == R)
+    assert sorted(simplex.grid(corners, points).tolist()) == [pytest.approx(each) for each in expected]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from fedbench.core.errors import ConfigError, UnknownName
-from fedbench.metrics import Tally, improvement, report, time_to_accuracy
+from fedbench.metrics import RULES, Tally, improvement, report, time_to_accuracy
 from tests.runs.toys import tally
 
 # Two clients with ten test samples each, seven evaluations; client means 0, .3, .5, .7, .5, .7, .45
@@ -120,3 +121,49 @@ class TestTimeToAccuracy:
     def test_refuses_nothing(self):
         with pytest.raises(ValueError, match="at least one"):
             time_to_accuracy([], [], 0.5)
+
+
+def best_by_loops(history, average):
+    """The first evaluation with the largest exact average; the last where nobody was tested."""
+    scores = []
+    for correct, total in history:
+        pairs = [(int(c), int(t)) for c, t in zip(correct, total, strict=True) if t]
+        if average == "pooled" and pairs:
+            pairs = [tuple(map(sum, zip(*pairs, strict=True)))]
+        scores.append(sum(Fraction(*pair) for pair in pairs) / len(pairs) if pairs else -1)
+    return scores.index(max(scores)) if max(scores) >= 0 else len(scores) - 1
+
+
+def used_by_loops(rule, rounds, test, val, average):
+    if rule == "last":
+        return [len(rounds) - 1]
+    if rule == "mean_last_5":
+        return [r for r, done in enumerate(rounds) if done][-5:] or [len(rounds) - 1]
+    return [best_by_loops(test if rule == "best_test" else val, average)]
+
+
+@pytest.mark.parametrize("average", ["client", "pooled"])
+@pytest.mark.parametrize("per_client", [False, True])
+def test_rules_are_loops_over_small_histories(average, per_client):
+    """Fifty histories of one to eight evaluations with unequal, missing and tied tests, by loops."""
+    draw = np.random.default_rng(7)
+    for _ in range(50):
+        clients, evaluations = draw.integers(1, 5), draw.integers(1, 9)
+        rounds = sorted(draw.integers(0, 6, evaluations).tolist())  # some twice: two models of a round
+        made = []
+        for _ in range(2):
+            total = draw.integers(0, 5, clients) * draw.integers(1, 9, clients)
+            made.append([(draw.integers(0, total + 1), total) for _ in rounds])
+        test, val = made
+        spread = draw.random((evaluations, clients, 2))
+        tallies = [Tally(c.astype(float), t.astype(float), spread[r]) for r, (c, t) in enumerate(test)]
+        for rule in RULES:
+            got = report(rule, rounds, tallies, [tally(*each) for each in val], average, per_client)
+            for k in range(clients):
+                alone = rule == "best_val" and per_client and val[0][1][k] > 0
+                own = [(c[k : k + 1], t[k : k + 1]) for c, t in val]
+                used = used_by_loops(rule, rounds, test, own if alone else val, average)
+                assert got.rounds[:, k].tolist() == [rounds[r] for r in used]
+                assert got.tally.correct[k] == sum(test[r][0][k] for r in used)
+                assert got.tally.total[k] == sum(test[r][1][k] for r in used)
+                assert got.tally.calibration[k] == pytest.approx(sum(spread[r, k] for r in used))

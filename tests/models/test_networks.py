@@ -125,17 +125,57 @@ def textcnn(w: Tree, x: Tensor) -> Tensor:
     return linear(h.max(2).values, w, "head")
 
 
-@pytest.mark.parametrize("forward", [simple_cnn, cnn5, fedrema_cnn, fedrema_alexnet, cub_cnn, textcnn])
+def fedrema_alexnet_code(w: Tree, x: Tensor) -> Tensor:
+    x = F.max_pool2d(conv(x, w, "conv.0", padding=1), 2).relu()
+    x = F.max_pool2d(conv(x, w, "conv.3", padding=1), 2).relu()
+    for name in ("conv.6", "conv.7", "conv.8"):
+        x = conv(x, w, name, padding=1)
+    x = F.max_pool2d(x, 3, stride=2).relu().flatten(1)
+    return linear(linear(linear(x, w, "fc.0"), w, "fc.1"), w, "head")
+
+
+def mlp(w: Tree, x: Tensor) -> Tensor:
+    x = linear(x.flatten(1), w, "fc.0").relu()
+    return linear(linear(x, w, "fc.2").relu(), w, "head")
+
+
+def lenet5(w: Tree, x: Tensor) -> Tensor:
+    x = F.max_pool2d(conv(x, w, "conv.0"), 2).relu()
+    x = F.max_pool2d(conv(x, w, "conv.3"), 2).relu().flatten(1)
+    return linear(linear(linear(x, w, "fc.0").relu(), w, "fc.2").relu(), w, "head")
+
+
+def lenet5_bn(w: Tree, x: Tensor) -> Tensor:
+    for name, norm in (("conv.0", "conv.1"), ("conv.4", "conv.5")):
+        kept = [w[f"{norm}.{leaf}"] for leaf in ("running_mean", "running_var", "weight", "bias")]
+        x = F.max_pool2d(F.batch_norm(conv(x, w, name), *kept), 2).relu()
+    return linear(linear(linear(x.flatten(1), w, "fc.0").relu(), w, "fc.2").relu(), w, "head")
+
+
+WRITTEN_OUT = [
+    *(simple_cnn, cnn5, fedrema_cnn, fedrema_alexnet, fedrema_alexnet_code, cub_cnn, textcnn, mlp, lenet5, lenet5_bn)
+]
+
+
+@pytest.mark.parametrize("forward", WRITTEN_OUT)
 def test_networks_are_what_their_papers_say(forward) -> None:
+    """Outputs and gradients; weights and statistics are drawn, so that each of them counts."""
     name = forward.__name__
     shape = {"fedrema_cnn": (1, 28, 28), "textcnn": (1, 1, 14)}.get(name, (3, 32, 32))
-    model = build(name)
-    w = weights(model, shape, 7)
-    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    stem, _, how = name.partition("_") if name == "lenet5_bn" else (name.removesuffix("_code"), "", name[-5:])
+    fields: dict[str, object] = {"_code": {"activations": "code"}, "bn": {"batch_norm": True}}.get(how, {})
+    model = build(stem, **fields)
+    draw = torch.Generator().manual_seed(0)
+    w = {k: v + 0.02 * torch.rand(v.shape, generator=draw) for k, v in weights(model, shape, 7).items()}
+    x = torch.randn(3, *shape, generator=draw)
     x = x.abs().mul(4).round() if name == "textcnn" else x
     task = model.task(shape, 7)
     torch.testing.assert_close(task.apply(w, x), forward(w, x))
     assert task.features(w, x).shape == (3, w["head.weight"].shape[1])
+    moving = {k: v.requires_grad_(k in task.parameters) for k, v in w.items()}
+    leaves = [moving[k] for k in sorted(task.parameters)]
+    ours, theirs = (torch.autograd.grad(net(moving, x).square().sum(), leaves) for net in (task.apply, forward))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_simple_cnn_is_xavier_initialised() -> None:

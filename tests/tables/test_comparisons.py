@@ -124,6 +124,33 @@ def test_a_group_is_averaged_by_seed_and_tested_over_seeds() -> None:
     assert near.low < near.difference < near.high < 0 or near.p > 0.05
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_group_s_interval_is_welch_s_of_its_means_by_hand(seed: int) -> None:
+    """Rows with other seeds, printed digits and spreads; where theirs is not printed it is taken to be ours."""
+    draw = np.random.default_rng(seed)
+    count, common, k = int(draw.integers(2, 6)), int(draw.integers(2, 5)), int(draw.integers(2, 9))
+    values = {f"R{i}": (80 + 3 * draw.random(common)).tolist() for i in range(count)}
+    known = seed % 2 == 0
+    digits = draw.integers(0, 3, count).tolist()
+    published = {
+        row: value(float(np.round(81 + draw.random(), places)), float(draw.random()) if known else None, places)
+        for row, places in zip(values, digits, strict=True)
+    }
+    (found,) = verdict.biases(filled(values, published, published_seeds=k))
+    means = [sum(values[row][n] for row in values) / count for n in range(common)]
+    d = sum(means) / common - sum(each.mean for each in published.values()) / count
+    ours = sum((mean - sum(means) / common) ** 2 for mean in means) / (common - 1)
+    theirs = (sum(each.std for each in published.values()) / count) ** 2 if known else ours
+    parts = ours / common, theirs / k
+    welch = sum(parts) ** 2 / (parts[0] ** 2 / (common - 1) + parts[1] ** 2 / (k - 1))
+    df = welch if known else common - 1
+    rounding = sum(0.5 * 10.0**-places for places in digits) / count
+    half = stats.t.ppf(0.975, df) * sum(parts) ** 0.5 + rounding
+    assert (found.low, found.difference, found.high) == pytest.approx((d - half, d, d + half))
+    assert found.below == sum(sum(values[row]) / common < published[row].mean for row in values)
+    assert (found.rows, found.seeds) == (count, common)
+
+
 def test_p_is_adjusted_for_the_groups_of_the_table() -> None:
     """Two groups, so the smaller p counts twice (Holm)."""
     table = filled({"A": A, "B": B, "C": C}, JOINT_PUBLISHED, groups=GROUPS, published_seeds=5)

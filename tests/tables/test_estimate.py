@@ -97,6 +97,18 @@ def test_steps_of_every_stage_and_a_third_for_what_is_scored(tmp_path: Path, tim
     assert timed == ["FedAvg", "FedAvg"], "once a data set and model, whatever the method"
 
 
+def test_a_step_takes_the_mean_over_the_kinds_of_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paces = iter((1.0, 5.0))
+    monkeypatch.setattr(estimate, "time_engines", lambda *_: {"looped": next(paces)})
+    made = planned(tmp_path, [ROWS[0]])
+    job = made.jobs[-1]
+    each = estimate.ResourceEstimate(made)
+    setup = each.setup(job.config)
+    steps = estimate.client_steps(setup, job.config) + estimate.scored_batches(setup, job.config) / 3
+    monkeypatch.setattr(type(setup), "kinds", property(lambda self: (self, self)))
+    assert each._timed(job.config, setup) == pytest.approx(3.0 * steps)
+
+
 def test_why_cells_cannot_be_built_is_said_once(
     tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
