@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 # verdicts that cannot come out (ranks went), packages by entry points, words about own arrays and images. For these
 # nothing could go, as nothing did their work: unseen clients, unequal work, calibration and who is hurt (450 lines),
 # leaderboards (1,000 lines, three files), tables on clusters and runs on several devices (540, and 110 of scripts that
-# measure what those cost), random errors (400 of scripts). Methods are a catalogue: each is a file, and they may be long
-# only on average as the papers need.
+# measure what those cost), random errors (400 of scripts). Methods are a catalogue: each is a file, and they may be
+# long only on average as the papers need.
 HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 28_120, 118, 140, 3_030
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
