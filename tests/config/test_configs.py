@@ -21,7 +21,7 @@ GROUPS = (*REGISTRIES, *SCHEMAS)
 FILES = sorted(
     file.relative_to(CONF).with_suffix("").as_posix() for group in GROUPS for file in CONF.glob(f"{group}/*.yaml")
 )
-ELSEWHERE = ("table", "figure", "scale", "experiment", "hydra")  # tested in tests of their own
+ELSEWHERE = ("table", "figure", "scale", "experiment", "leaderboard", "hydra")  # tested in tests of their own
 PARTIAL = {"model/auto"}  # points at another file's component and leaves its fields to their defaults
 
 
