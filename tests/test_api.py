@@ -46,6 +46,7 @@ def test_a_run_is_the_command_lines(finished: fedbench.Run, runs: Path, capfd: p
     assert again.folder == finished.folder
 
 
+@pytest.mark.slow
 def test_a_sweep_in_a_notebook_shows_nothing_unless_asked(
     finished: fedbench.Run, runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_run_holds_its_parts(finished: fedbench.Run) -> None:
     assert any(name.startswith("server/") for name in finished.models)
 
 
+@pytest.mark.slow
 def test_traffic_before_the_first_round_is_told_apart(runs: Path) -> None:
     collab = fedbench.run("method=fedcollab", *SHORT, runs_dir=runs).row
     plain = fedbench.run("method=fedavg", *SHORT, runs_dir=runs).row

@@ -135,9 +135,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 QUICK = (
     "docs/datasets.md",
-    "docs/methods.md",
     "docs/verdicts.md",
-    "docs/architecture.md",
 )
 
 

@@ -98,6 +98,7 @@ def test_quickstart_is_the_readme_s_command() -> None:
     assert found[1] in README
 
 
+@pytest.mark.slow
 def test_without_cuda_torch_is_first_taken_from_its_index_alone() -> None:
     """In the release that the package asks for: the second call of pip then leaves it as it is."""
     dry = subprocess.run(

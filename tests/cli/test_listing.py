@@ -209,6 +209,7 @@ def test_the_generated_parts_are_what_is_made_today() -> None:
     assert found == set(documents.MADE)
 
 
+@pytest.mark.slow
 def test_the_commands_are_those_that_fill_the_tables() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))

@@ -25,6 +25,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return capsys.readouterr().out.split()
 
 
+@pytest.mark.slow
 def test_tables_is_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["tables", "--markdown"]) == 0
     tables = capsys.readouterr().out
@@ -81,6 +82,7 @@ def test_completion(
     assert not_among not in offered
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_after_the_line_of_the_docs(tmp_path: Path) -> None:
     line = 'eval "$(fedbench -sc install=bash)"'

@@ -59,6 +59,7 @@ def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest
     assert clients["FedAvg|Label shift|1"].mean() == pytest.approx(cell.values[1], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_that_another_process_is_at_is_no_failure_and_is_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -113,6 +114,7 @@ def test_what_no_outcome_could_decide_is_said_before_it_is_run(
     assert told("scale=quick") == [], "no verdicts there"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_column_whose_data_is_missing_leaves_the_table_incomplete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

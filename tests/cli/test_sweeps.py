@@ -40,6 +40,7 @@ def test_a_named_sweep_needs_several_runs(toy: Path, executed: FakeRunner, capsy
     assert not list(executed)
 
 
+@pytest.mark.slow
 def test_sweep_glob_finds_the_files_only(toy: Path, executed: FakeRunner) -> None:
     assert main(["-m", "method=glob(*)"]) == 0
     assert [run.labels["method"] for run in executed] == ["fedavg", "fedcollab", "fedprox", "fedprox_code"]
@@ -66,6 +67,7 @@ def test_sweep_goes_on_after_a_failure_and_tells(
     assert "51.00 ± 1.41" in captured.out
 
 
+@pytest.mark.slow
 def test_compose_inside_a_running_job(toy: Path, executed: FakeRunner) -> None:
     seen = []
 

@@ -175,6 +175,7 @@ def test_a_run_is_known_by_the_split_not_by_where_it_lies(tmp_path):
     assert key(c) != before
 
 
+@pytest.mark.slow
 def test_a_run_on_its_own_export_gives_the_same_numbers(tmp_path):
     from fedbench.runs.execution import execute
 

@@ -216,6 +216,7 @@ print(step)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_never_costs_an_acknowledged_checkpoint(tmp_path):
     path = tmp_path / "c.safetensors"
     run = subprocess.run([sys.executable, "-c", KILLS, str(path)], capture_output=True, text=True, check=False)

@@ -307,6 +307,7 @@ def test_a_model_changed_by_adaptation_is_not_taken_for_the_shared_one() -> None
     assert len({tuple(row.tolist()) for row in counts}) > 1
 
 
+@pytest.mark.slow
 def test_the_global_model_alone_on_the_whole_test_set(tmp_path: Path) -> None:
     """sets=common spares scoring every client's model there, and finds the same of what it scores."""
     where = ["dataset=digits", "partition=homo", "partition.num_clients=5", "model=mlp", "hardware=cpu"]

@@ -22,6 +22,7 @@ from tests.helpers.runs import FAST
 QUICK = ["scale=quick", "jobs=1", "hardware.engine=looped", "protocol.local.epochs=1"]
 
 
+@pytest.mark.slow
 def test_a_figure_is_made_kept_and_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

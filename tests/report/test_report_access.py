@@ -54,7 +54,7 @@ ROTATED = [(*look, view) for look, view in zip([*LOOKS, *LOOKS], VIEWS, strict=F
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme", "view"), tiered(CASES, ROTATED), ids=lambda each: getattr(each, "__name__", str(each))
+    ("width", "scheme", "view"), tiered(CASES, ROTATED[::2]), ids=lambda each: getattr(each, "__name__", str(each))
 )
 def test_axe_finds_nothing(browser: Any, results: Path, width: int, scheme: str, view: Callable[[Any], None]) -> None:
     size = {"width": width, "height": 900}

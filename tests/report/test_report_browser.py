@@ -42,6 +42,7 @@ def test_filter_by_verdict(opened: Any) -> None:
     assert opened.locator("#shown").inner_text() == "1 of 2 tables, 1 cells"
 
 
+@pytest.mark.slow
 def test_hover_tells_seeds_and_runs(opened: Any) -> None:
     opened.hover(f"{T} [data-cell='1-0-0']")
     told = opened.locator("#tip").inner_text()
@@ -52,6 +53,7 @@ def test_hover_tells_seeds_and_runs(opened: Any) -> None:
     assert "method=fedavg" in told
 
 
+@pytest.mark.slow
 def test_keyboard_alone_reaches_opens_and_leaves_a_cell(opened: Any) -> None:
     opened.locator("#show-all").focus()
     current = "document.activeElement.dataset.cell"
@@ -109,6 +111,7 @@ def test_a_cell_shows_curves_matrix_and_configuration(opened: Any) -> None:
     assert "no collaboration matrix" in opened.locator("#matrix").inner_text()
 
 
+@pytest.mark.slow
 def test_labels_stay_text_in_the_browser(opened: Any) -> None:
     opened.hover(f"{OTHER} [data-cell]")
     assert TAG in opened.locator("#tip").inner_text()
@@ -141,6 +144,7 @@ def test_a_phone_scrolls_tables_in_their_boxes(browser: Any, results: Path, widt
         assert dialog == [width, width]
 
 
+@pytest.mark.slow
 def test_colours_follow_the_system_and_the_switch(browser: Any, results: Path) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     for page in browsing.opened(browser, results, color_scheme="dark"):

@@ -18,6 +18,7 @@ CELL = "fedcollab_t1|FedAvg|Label shift|Acc %"
 RUNS = ["fedcollab_t1|Local|Label shift", "fedcollab_t1|FedAvg|Label shift"]
 
 
+@pytest.mark.slow
 def test_a_link_reopens_the_cell_it_was_copied_in(browser: Any, results: Path) -> None:
     allowed = {"permissions": ["clipboard-read", "clipboard-write"]}
     for page in browsing.opened(browser, results, **allowed):

@@ -41,6 +41,7 @@ def test_a_coarse_precision_counts_in_the_key_and_float32_does_not() -> None:
     assert local.hardware.precision == "bf16", "what it is compared with is trained alike"
 
 
+@pytest.mark.slow
 def test_its_row_says_so(tmp_path: Path) -> None:
     rows = [execute(run(f"runs_dir={tmp_path}", f"hardware.precision={name}")).row for name in ("float32", "bf16")]
     assert "precision" not in rows[0]

@@ -81,6 +81,7 @@ def test_the_seeds_train_in_one_chunk(
     assert cohorts == [14] * calls
 
 
+@pytest.mark.slow
 def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_run_is_charged_its_share_of_the_time(tmp_path: Path, monkeypatch: pyt
         assert result.row["seconds_evaluate"] == pytest.approx(4 / 2)
 
 
+@pytest.mark.slow
 def test_runs_that_stand_at_different_rounds_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["method=local", "partition=dir0.5", "checkpoint.rounds=1"]
     first, _ = configs(tmp_path / "together", *chosen)

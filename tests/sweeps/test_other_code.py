@@ -63,6 +63,7 @@ def test_a_sweep_marks_the_lines_that_other_code_made(
     assert STALE not in files()[0]
 
 
+@pytest.mark.slow
 def test_python_tells_by_a_column_and_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fedbench.run(*SHORT, method="fedavg")
     assert before.code_changed == ()

@@ -122,6 +122,7 @@ def test_the_reference_is_local_at_its_own_rate(filled: Ledger) -> None:
         assert entries[row].job.folder.result()["local_key"] == entries["local"].job.key
 
 
+@pytest.mark.slow
 def test_a_board_that_was_interrupted_is_the_same(filled: Ledger, tmp_path: Path, monkeypatch: Any) -> None:
     rows, made = ("local", "fedavg"), []
     execute = execution.execute

@@ -94,6 +94,7 @@ def test_a_substitute_takes_the_place_of_the_data_and_of_what_does_not_fit_it(tm
     assert not planned.provenance.is_paper_setting
 
 
+@pytest.mark.slow
 def test_every_cell_of_unlike_clients_has_a_run_on_the_stand_in(tmp_path: Path) -> None:
     """Though the default method could not serve them."""
     table = spec.load("fedsac_t2")
