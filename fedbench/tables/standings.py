@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +166,11 @@ def _standing(
 
 def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standing]:
     """Return the rows, highest mean first, with what can be told of the best and of the references."""
-    from dataclasses import replace
-
     scored = [each for each in found if each.scores]
     best = next((each for each in scored if len(each.scores) >= LEAST_PAIRS), None)
-    told = {} if best is None else _told(best, [each for each in scored if each is not best])
-    among = {each.row: each is best or not told.get(each.row, (0.0, 1.0))[1] <= LEVEL for each in scored}
+    others = [each for each in scored if each is not best]
+    told = holm([_test(best, each)[1] for each in others]) if best is not None else []
+    apart = {each.row for each, p in zip(others, told, strict=False) if p <= LEVEL}
     pairs = [(base, each) for base in scored if base.row in references for each in scored if each is not base]
     # Two references make one comparison, whichever of them is asked about.
     tests = {frozenset((base.row, each.row)): _test(each, base)[1] for base, each in pairs}
@@ -181,16 +180,13 @@ def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standi
         told_apart = adjusted[frozenset((base.row, each.row))] <= LEVEL
         above.setdefault(each.row, {})[base.row] = told_apart and _test(each, base)[0] > 0
     return [
-        replace(each, best=best is not None and among.get(each.row, False), above=above.get(each.row, {}))
+        replace(
+            each,
+            best=best is not None and bool(each.scores) and each.row not in apart,
+            above=above.get(each.row, {}),
+        )
         for each in found
     ]
-
-
-def _told(best: Standing, others: Sequence[Standing]) -> dict[str, tuple[float, float]]:
-    """Return (mean difference, adjusted p) of the best row and each other."""
-    tests = [_test(best, each) for each in others]
-    adjusted = holm([p for _, p in tests])
-    return {each.row: (gap, p) for each, (gap, _), p in zip(others, tests, adjusted, strict=True)}
 
 
 def _test(one: Standing, other: Standing) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Clock
+from fedbench.engine.contract import Client, Clock
 from fedbench.engine.optim import fit
 from fedbench.engine.setup import Setup
 from fedbench.methods.fedavg import FedAvg
@@ -70,14 +70,19 @@ def test_without_generated_features_it_is_fedavg() -> None:
         assert gap(model_of(run(method)[1]), fedavg) > 1e-4
 
 
-def test_its_paper_s_local_loss_by_loops() -> None:
-    """F_k + decay^t (alpha mean CE of generated features + beta mean KL of what they and the sample say)."""
+def second_client(clock: Clock) -> tuple[FedGen, Tree, Client, Tree]:
+    """(A FedGen with every term, server, the second client at `clock`, the noise of its last step)."""
     method = FedGen(generative_weight=2.0, latent_weight=3.0, decay=0.5, hidden=5, noise=3, batch=4)
     chosen, server = run(method)
-    clock = Clock(2, 3)
     message = trees.row(method.send(server, chosen.cohort(torch.arange(4), clock)), 1)
     client = chosen.client(1, message, {}, clock)
-    noise = trees.row(method.draw(torch.Generator().manual_seed(0), 2, client), 1)
+    drawn = method.draw(torch.Generator().manual_seed(0), clock.round, client)
+    return method, server, client, trees.row(drawn, clock.round - 1)
+
+
+def test_its_paper_s_local_loss_by_loops() -> None:
+    """F_k + decay^t (alpha mean CE of generated features + beta mean KL of what they and the sample say)."""
+    method, server, client, noise = second_client(Clock(2, 3))
     x, y = client.data.x[:6], client.data.y[:6]
     work = model_of(server)
     made = trees.part(server, "generator")
@@ -161,12 +166,7 @@ def test_the_generator_is_sent_and_not_returned() -> None:
 
 def test_gradients_of_its_local_loss_are_finite_differences_but_for_the_teacher() -> None:
     """The teacher g(G(y_i, eps)) of the KL term is held as it is; all else moves with the weights."""
-    method = FedGen(generative_weight=2.0, latent_weight=3.0, decay=0.5, hidden=5, noise=3, batch=4)
-    chosen, server = run(method)
-    clock = Clock(1, 3)
-    message = trees.row(method.send(server, chosen.cohort(torch.arange(4), clock)), 1)
-    client = chosen.client(1, message, {}, clock)
-    noise = trees.row(method.draw(torch.Generator().manual_seed(0), 1, client), 0)
+    method, server, client, noise = second_client(Clock(1, 3))
     x, y = client.data.x[:6], client.data.y[:6]
     start, made = model_of(server), trees.part(server, "generator")
     own = generate(made, noise["own"][torch.arange(6) % 4], y, 4)
