@@ -213,13 +213,14 @@ def fedexp(site: Path, wheel: Path) -> type[FedAvg]:
     return found
 
 
-@pytest.mark.slow
 def test_the_example_is_listed_run_and_keeps_every_promise(
     fedexp: type[FedAvg], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "| one global model | fedexp, fedexp_code | Jhunjhunwala et al., ICLR 2023 |" in main_output(
-        capsys, "list", "methods", "--markdown"
+    (row,) = (
+        line for line in main_output(capsys, "list", "methods", "--markdown").splitlines() if "| fedexp, " in line
     )
+    group, names, _, paper = (cell.strip() for cell in row.strip("| ").split(" | ")[:4])
+    assert (group, names, paper) == ("one global model", "fedexp, fedexp_code", "Jhunjhunwala et al., ICLR 2023")
     assert "| as fedexp, but per_client=true |" in main_output(capsys, "list", "presets", "--markdown")
     small = ["protocol.rounds=1", "dataset.limit=300", f"runs_dir={tmp_path}/runs", "progress=none", "hardware=cpu"]
     assert "fedexp_code" in main_output(capsys, "-m", "method=fedavg,fedexp,fedexp_code", *small)
