@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError
-from fedbench.core.rays import started_ray
 from fedbench.core.signals import Stopped, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds
 
@@ -313,6 +312,8 @@ def launch_on_ray(
         ConfigError: Ray is not installed, its cluster is not there, or no machine of it has the `resources`.
     """
     from hydra.core.singleton import Singleton
+
+    from fedbench.core.rays import started_ray
 
     # It makes of a process one of Hydra's and runs a job there; nothing public of Hydra or its plugins does.
     from hydra_plugins.hydra_joblib_launcher._core import execute_job

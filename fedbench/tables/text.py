@@ -161,6 +161,7 @@ WORDS = {  # key of a run's config -> what a reader is told of its value
     "partition.num_clients": "{} clients",
     "partition.size": "{} samples a client",
     "partition_seed": "the partition of seed {}",
+    "protocol.optimizer.state": "{} optimisers",
     "protocol.rounds": "{} rounds",
     "reference_seed": "Local of seed {}",
     "reference_lr": "Local at the rate {}",
