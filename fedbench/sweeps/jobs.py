@@ -313,10 +313,10 @@ def launch_on_ray(
     """
     from hydra.core.singleton import Singleton
 
-    from fedbench.core.rays import started_ray
-
     # It makes of a process one of Hydra's and runs a job there; nothing public of Hydra or its plugins does.
     from hydra_plugins.hydra_joblib_launcher._core import execute_job
+
+    from fedbench.core.rays import started_ray
 
     with started_ray(address, resources, "hydra.launcher") as ray:
         task = ray.remote(max_retries=0, **resources)(execute_job)
