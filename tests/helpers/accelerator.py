@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch  # no public name lets a wrapper alone change its own shape
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -30,7 +31,7 @@ READING = (
     *READ,
     *("nonzero", "masked_select", "bincount", "multinomial", "repeat_interleave"),
     *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
-    *("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "_linalg_solve_ex", "linalg_lstsq"),
+    *("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_lstsq"),
 )
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 POINTWISE = ("floor_divide",)  # like those that torch tags so, they take numbers from the CPU
@@ -130,6 +131,9 @@ class Accelerator(TorchDispatchMode):
             kwargs["device"] = torch.device("cpu")
         found = function(*_values(args), **_values(kwargs))
         written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
+        if torch.Tag.inplace_view in function.tags:  # a tensor that changes its shape, as its value did
+            with no_dispatch():
+                function(*args, **kwargs)
         if any(written) and function._schema.returns:  # the very tensors that were written to
             given = [*args, *[kwargs.get(a.name) for a in arguments[len(args) :]]]
             outs = [each for each, changed in zip(given, written, strict=True) if changed]
