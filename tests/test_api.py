@@ -105,6 +105,7 @@ def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
         _ = run.clients
 
 
+@pytest.mark.slow
 def test_a_sweep_is_every_combination(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     frame = fedbench.sweep("method=local,fedavg", *SHORT, seed=[0, 1], runs_dir=runs)
     assert capfd.readouterr() == ("", "")

@@ -154,6 +154,7 @@ def test_sweep_over_methods_reports_what_hydra_cannot_read(
     assert capsys.readouterr().err.startswith("error: cannot read 'method=fedavg,['")
 
 
+@pytest.mark.slow
 def test_a_sweep_says_where_it_stands(toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     runner = FakeRunner()
     monkeypatch.setattr("fedbench.runs.execution.execute", runner.execute)

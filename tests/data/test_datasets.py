@@ -304,6 +304,7 @@ def test_other_samples_are_another_run(tmp_path: Path) -> None:
     assert first.folder != second.folder
 
 
+@pytest.mark.slow
 def test_two_files_of_one_name_stay_two_in_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods import METHODS
 from fedbench.metrics import Tally
 from tests.helpers import pair
+from tests.helpers.tiers import tiered
 from tests.methods.toys import federation, models, setup, simulate
 
 SIZES = (6, 13, 8, 21)
@@ -104,7 +105,10 @@ def alike(one: State, other: State) -> None:
             assert each.correct.tolist() == b.tallies[name].correct.tolist()
 
 
-@pytest.mark.parametrize(("name", "score"), [("fedavg", "received"), ("fedper", "trained"), ("finetune", "both")])
+@pytest.mark.parametrize(
+    ("name", "score"),
+    tiered([("fedavg", "received"), ("fedper", "trained"), ("finetune", "both")], quick=[("fedavg", "received")]),
+)
 def test_engines_and_interrupted_runs_agree(name: str, score: str, tmp_path: Path) -> None:
     chosen = toy(name, score=score, **({"report": "best_val"} if score == "both" else {}))
     expected = simulate(chosen)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tests.helpers.examples import tried
@@ -164,4 +164,5 @@ def test_two_commands_on_one_leaderboard(tmp_path: Path) -> None:
 @given(fault=st.sampled_from(FAULTS), moment=st.floats(0, 5))
 @tried(0.25)
 def test_any_fault(fault: str, moment: float, tmp_path_factory: pytest.TempPathFactory, two_seeds: bytes) -> None:
+    event(fault)  # --hypothesis-show-statistics tells how often each was tried
     tried_with(fault, moment, tmp_path_factory.mktemp("any"), two_seeds)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedbench.report.build import build
+from fedbench.tables import standings
 from tests.helpers.tiers import tiered
 from tests.report import browsing
 
@@ -54,7 +55,7 @@ ROTATED = [(*look, view) for look, view in zip([*LOOKS, *LOOKS], VIEWS, strict=F
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme", "view"), tiered(CASES, ROTATED[::2]), ids=lambda each: getattr(each, "__name__", str(each))
+    ("width", "scheme", "view"), tiered(CASES, ROTATED[::4]), ids=lambda each: getattr(each, "__name__", str(each))
 )
 def test_axe_finds_nothing(browser: Any, results: Path, width: int, scheme: str, view: Callable[[Any], None]) -> None:
     size = {"width": width, "height": 900}
@@ -80,3 +81,23 @@ def test_the_committed_results_are_judged_in_one_screen(browser: Any, tmp_path: 
             assert boxes
             assert max(box["y"] + box["height"] for box in boxes) < 900, "every line with a verdict"
             assert axe.Axe().run(page).response["violations"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_the_committed_leaderboard_is_reached_and_stays_in_its_box(
+    browser: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    root = Path(__file__).parents[2] / "results"
+    build(root, tmp_path / "index.html")
+    board = standings.read(root / "leaderboard" / "mini")
+    size = {"width": width, "height": 900}
+    for page in browsing.opened(browser, tmp_path, viewport=size, color_scheme=scheme, reduced_motion="reduce"):
+        page.click("nav[aria-label=Leaderboards] a")
+        section = page.locator("#board-mini")
+        assert section.bounding_box()["y"] < 100, "it is what the page scrolled to"
+        rows = section.locator("tbody tr")
+        assert rows.count() == sum(len(each.lines) for each in board.federations)
+        assert rows.first.locator("th").inner_text() == board.federations[0].lines[0].row
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert axe.Axe().run(page).response["violations"] == []

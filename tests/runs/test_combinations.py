@@ -55,7 +55,7 @@ NO_PARTITION = {  # (data set, partition): why not; "*" any other
 PAIRS = list(itertools.product(CLASSES, options("partition")))
 
 
-@pytest.mark.parametrize(("dataset", "partition"), tiered(PAIRS, quick=[*PAIRS[::7], ("emnist", "pathological")]))
+@pytest.mark.parametrize(("dataset", "partition"), tiered(PAIRS, quick=[*PAIRS[::14], ("emnist", "pathological")]))
 def test_every_partition_divides_every_data_set_or_says_why_not(dataset: str, partition: str, tmp_path: Path) -> None:
     reason = NO_PARTITION.get((dataset, partition))
     if reason is not None:  # as it stands, with the papers' parameters

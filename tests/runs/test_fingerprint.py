@@ -44,6 +44,7 @@ def of_files(tmp_path: Path, name: str, shift: int, *overrides: str) -> RunConfi
     return config(tmp_path / "runs", *data, "protocol.rounds=2", *overrides)
 
 
+@pytest.mark.slow
 def test_other_samples_make_another_run(tmp_path: Path) -> None:
     """Two folders of files under one name: neither the result nor Local of one is shown for the other."""
     runs = [of_files(tmp_path, name, shift, "method=fedavg") for name, shift in (("a", 0), ("b", 3))]

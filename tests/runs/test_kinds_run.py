@@ -103,7 +103,7 @@ def test_keys_tell_networks_and_readings_apart() -> None:
 ROWS = [row.label for row in spec.load("fedsac_t2").rows]
 
 
-@pytest.mark.parametrize("row", tiered(ROWS, quick=["FedIoT"]))
+@pytest.mark.parametrize("row", tiered(ROWS, quick=[]))
 def test_table_2_runs_on_files_of_cub(row: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     LABELLED["cub"](tmp_path, rng.permutation(np.arange(160) % 200), np.arange(40))

@@ -56,7 +56,7 @@ TRAINED = [
 ]
 
 
-@pytest.mark.parametrize(("dataset", "model"), tiered(TRAINED, quick=TRAINED[::8]))
+@pytest.mark.parametrize(("dataset", "model"), tiered(TRAINED, quick=TRAINED[::16]))
 def test_every_model_trains_on_every_shape_or_says_why_not(dataset: str, model: str) -> None:
     partition = {**option("partition", "homo"), "num_clients": 20}
     reason = NO_MODEL.get((dataset, model))

@@ -39,6 +39,7 @@ def test_a_text_must_be_there_once(script: Any) -> None:
     assert found[3] == "tests/nowhere.py: no such file"
 
 
+@pytest.mark.slow
 def test_an_error_is_caught_or_not(script: Any, tmp_path: Path) -> None:
     (tmp_path / "doubled.py").write_text("def double(x):\n    return 2 * x\n")
     (tmp_path / "test_it.py").write_text(
@@ -104,6 +105,7 @@ def test_every_change_is_python_and_differs(load: Callable[[str], Any]) -> None:
             assert changed != text
 
 
+@pytest.mark.slow
 def test_a_sample_is_of_its_seed_and_a_change_a_line(load: Callable[[str], Any]) -> None:
     script = load("random_mutants")
     one, same, other = (script.drawn(30, seed, ["metrics.py", "engine/"]) for seed in (1, 1, 2))

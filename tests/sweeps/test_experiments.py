@@ -19,6 +19,7 @@ from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import fixed, folder_name, markdown, remaining, swept, table, tidy
+from tests.helpers.tiers import tiered
 
 FOLDER = groups.conf_dir() / "experiment"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -50,7 +51,7 @@ def corners(name: str, extra: list[str]) -> list[list[str]]:
     return [[f"experiment={name}", *job] for job in jobs]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, quick=NAMES[::4]))
 def test_every_experiment_composes_and_says_what_it_mirrors(name: str) -> None:
     config = content(name)
     assert config["sweep"]["name"] == name
