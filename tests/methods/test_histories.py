@@ -7,7 +7,7 @@ that use neither the engine nor the method's own code. Local work is one full ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedbabu import FedBABU
 from fedbench.methods.feddistill import FedDistill
 from fedbench.methods.fedper import FedPer
-from fedbench.methods.fedprox import FedProx
 from fedbench.methods.fedproto import FedProto
+from fedbench.methods.fedprox import FedProx
 from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedsac import FedSaC
@@ -46,7 +46,6 @@ from tests.methods.toys import (
     HEAD,
     close,
     cross_entropy,
-    derivative,
     descend,
     features,
     federation,
@@ -393,7 +392,7 @@ def test_rounds_of_graphs_by_cosine(method: FedSaC | PFedGraph) -> None:
     ],
     ids=str,
 )
-def test_rounds_of_fedrema(fields: dict[str, Any]) -> None:
+def test_rounds_of_fedrema(fields: dict[str, Any]) -> None:  # noqa: C901 - rounds, read from top to bottom
     """Probes, choices, the period, class means and mixtures, by loops."""
     method = FedReMa(classifier=("@head",), **fields)
     chosen, found = played(method, rounds=4)
@@ -499,7 +498,7 @@ def test_rounds_of_fedrema(fields: dict[str, Any]) -> None:
         FedDistill(lam=0.7, distance="mse", own=True),
     ],
 )
-def test_rounds_of_class_means(method: FedProto | FedDistill) -> None:
+def test_rounds_of_class_means(method: FedProto | FedDistill) -> None:  # noqa: C901 - rounds, read from top to bottom
     """Sums and counts of each client's latest upload, means of them, and the pull of the classes that have one."""
     labels = [[0, 1], [1, 2], [1], [2, 0]]
     chosen, found = played(method, data=federation(SIZES, labels=labels), cohort=2, rounds=4)
