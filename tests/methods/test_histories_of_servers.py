@@ -12,28 +12,44 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbench.config.schema import LocalConfig
 from fedbench.core import rng, trees
 from fedbench.core.trees import Tree
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.method import Method
 from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.apfl import APFL
 from fedbench.methods.cfl import CFL
+from fedbench.methods.ditto import Ditto
+from fedbench.methods.fedala import FedALA
 from fedbench.methods.fedas import FedAS
+from fedbench.methods.fedbabu import FedBABU
+from fedbench.methods.fedcollab import distances
+from fedbench.methods.fedcp import FedCP
 from fedbench.methods.feddbe import FedDBE
 from fedbench.methods.feddyn import FedDyn
+from fedbench.methods.fedem import FedEM
 from fedbench.methods.fedfomo import FedFomo
 from fedbench.methods.fedgen import FedGen
 from fedbench.methods.fediot import FedIoT
+from fedbench.methods.fedpac import FedPAC
+from fedbench.methods.fedphp import FedPHP
 from fedbench.methods.fedrema import FedReMa, segment
+from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
+from fedbench.methods.fedselect import FedSelect
 from fedbench.methods.fedtgp import FedTGP
 from fedbench.methods.fesem import FeSEM
+from fedbench.methods.finetune import Finetune
+from fedbench.methods.gpfl import GPFL
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.moon import Moon
+from fedbench.methods.parts import simplex
 from fedbench.methods.perfedavg import PerFedAvg
 from fedbench.methods.pfedme import PFedMe
 from fedbench.methods.scaffold import Scaffold
+from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
 from fedbench.models.small import LeNet5
 from fedbench.testing.toys import Meter
 from tests.helpers.pair import KIND, pair, personal, trainer
@@ -710,3 +726,135 @@ def test_rounds_of_fedfomo() -> None:
         same(each.server, {**joined(model=stacked(stored)), "P": torch.from_numpy(P)})
         same(each.scored, stacked(stored))
     assert (P > 0).any()
+
+
+# ---- endpoints
+
+
+@pytest.mark.parametrize("method", [SosicFL(samples=1, rho=0.9), SosicFLPlus(samples=2, lam=0.6, personal_samples=1)])
+def test_rounds_of_sosicfl(method: SosicFL) -> None:
+    """Two steps a round on endpoints at drawn alphas, one alpha used in turn; scored in the middle of the subregion."""
+    chosen, found = played(method, epochs=2, data=federation(SIZES, labels=[[0], [1], [2, 3], [0, 1]]))
+    data = [samples(chosen, k) for k in FOUR]
+    start = begun(chosen).server
+    region = {n: v for n, v in start.items() if n.startswith("region/")}
+    w = {n: v for n, v in start.items() if n not in region}
+    names, plus = sorted(w), isinstance(method, SosicFLPlus)
+    mine = [w] * 4
+    assert names == [*(f"endpoints/{n}" for n in HEAD), *BODY]
+
+    def at(work: Tree, alpha: Tensor) -> Tree:
+        return {**work, **{n: sum(a * v for a, v in zip(alpha, work[f"endpoints/{n}"], strict=True)) for n in HEAD}}  # type: ignore[misc]
+
+    def steps(work: Tree, k: int, alphas: Tensor, lam: float, received: Tree) -> Tree:
+        for alpha in alphas:
+
+            def loss(v: Tree, alpha: Tensor = alpha) -> Tensor:
+                pull = sum((v[n] - received[n]).square().sum() for n in names)
+                return loss_on(data[k])(at(v, alpha)) + lam / 2 * pull
+
+            slope = derivative(loss, work)
+            work = {n: v - LR * slope[n] for n, v in work.items()}
+        return work
+
+    for done, each in enumerate(found):
+        trained = {}
+        for i, k in enumerate(each.ids):
+            message = trees.row(each.message, i)
+            same(message, {**w, "region/center": region["region/center"][k], "region/radius": region["region/radius"]})
+            view = chosen.client(k, message, trees.row(each.memory, k), Clock(done, 3))
+            noise = chosen.batches(k, Stage(), view, "batches")[1]
+            assert len(noise["alpha"].unique(dim=0)) == method.samples
+            trained[k] = steps(w, k, noise["alpha"], 0.0, w)
+            if isinstance(method, SosicFLPlus):
+                assert len(noise["personal"].unique(dim=0)) == 1
+                fresh = steps(mine[k], k, noise["personal"], method.lam, w)
+                mine = [fresh if j == k else mine[j] for j in FOUR]
+        same(each.uploads, stacked([trained[k] for k in each.ids], names))
+        w = average(trained, names)
+        same(each.server, {**w, **region})
+        same(each.memory, joined(personal=stacked(mine, names)) if plus else {})
+        scored = [at(mine[k] if plus else w, region["region/center"][k]) for k in FOUR]
+        same({n: each.scored[n] for n in PARAMETERS}, stacked(scored))
+        common = chosen.method.common(each.server, chosen.task)
+        assert common is not None
+        thirds = torch.full((3,), 1 / 3, dtype=torch.float64)
+        same(common, {n: at(w, thirds)[n] for n in PARAMETERS})
+
+
+def test_the_codes_draws_are_a_point_of_the_cube_over_its_length() -> None:
+    centre = torch.tensor([0.2, 0.5, 0.3])
+    found = simplex.unprojected(5, centre, 0.4, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    cube = torch.rand(5, 3, dtype=torch.float64, generator=generator)
+    length = torch.rand(5, 1, dtype=torch.float64, generator=generator)
+    for point, u, r in zip(found, cube, length, strict=True):
+        u, size = 2 * u - 1, float((2 * u - 1).abs().sum())
+        expected = [float(c) + 0.4 * float(r) * float(v) / size for c, v in zip(centre.double(), u, strict=True)]
+        assert point.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_energy_of_points_by_loops() -> None:
+    """The mean over pairs of one over their squared distance; those that are too near count as if they were not."""
+    points = np.random.default_rng(0).random((6, 3))
+    points[1] = points[0]
+    terms = []
+    for i in range(6):
+        for j in range(i):
+            squared = sum((points[i, c] - points[j, c]) ** 2 for c in range(3))
+            terms.append(1 / max(squared, simplex.NEAREST**2))
+    assert simplex.riesz_energy(points) == pytest.approx(sum(terms) / len(terms))
+    assert simplex.riesz_energy(points[:1]) == 0.0
+
+
+# ---- which mini-batches stages see
+
+
+def stages_of(method: Method, round_: int = 2, *, adapts: bool = False, **local: int | None) -> list[Any]:
+    """Of each stage its order, epochs, iterations, and the rate that is its own."""
+    work = (LocalConfig(**{"epochs": 2, "iterations": None, **local}), Clock(round_, 9))  # type: ignore[arg-type]
+    found = method.adapt(*work) if adapts else method.stages(*work)
+    return [(s.order, s.epochs, s.iterations, s.optimizer.lr if s.optimizer else s.lr) for s in found]
+
+
+def test_stages_of_one_order_see_the_same_mini_batches_and_others_do_not() -> None:
+    """What stages draw by is part of a run's numbers."""
+    once = (0, None, None, None)
+    assert stages_of(Ditto(personal_epochs=3)) == [once, (0, 3, None, None)]
+    assert stages_of(SosicFLPlus(personal_epochs=3)) == [once, (0, 3, None, None)]
+    assert stages_of(FedRep(head_epochs=4)) == [(0, 4, None, None), (1, 1, None, None)]
+    assert stages_of(FedAS(align_epochs=3, align_lr=0.7)) == [(1, 3, None, 0.7), once]
+    assert stages_of(FedReMa(alternate=True, classifier_epochs=3)) == [(0, 3, None, None), (1, None, None, None)]
+    assert stages_of(FedPAC(classifier_epochs=2, classifier_lr=0.6)) == [(0, 2, None, 0.6), (1, None, None, None)]
+    assert stages_of(APFL(alpha_lr=0.6)) == [(0, None, 1, 0.6), once]
+    by_order = [(order, 1, None, None) for order in (1, 0, 3, 2)]
+    assert stages_of(FedSelect()) == by_order
+    assert stages_of(FedSelect(alternations=1)) == by_order[:2]
+    assert stages_of(FedSelect(), epochs=None, iterations=7) == [(order, None, None, None) for order in (1, 0)]
+    assert stages_of(PerFedAvg(beta=0.6)) == [(0, None, None, 0.6)]
+    for method in (FedPHP(), FedEM(), FedCP(), GPFL(), Moon(), FedGen(), FedIoT(), FedTGP()):
+        assert stages_of(method) == [once], type(method).__name__
+    for round_, learns in ((0, []), (1, [(1, 7, None, None)]), (2, [(1, 1, None, None)])):
+        assert stages_of(FedALA(start_epochs=7), round_) == [*learns, once]
+        assert stages_of(FedALA(start_epochs=7), round_, adapts=True) == learns
+    assert stages_of(FedBABU(tune_epochs=3, tune_lr=0.6), adapts=True) == [(0, 3, None, 0.6)]
+    assert stages_of(Finetune(steps=4), adapts=True) == [(0, None, 4, None)]
+    assert stages_of(PerFedAvg(alpha=0.3, adapt_steps=4), adapts=True) == [(0, None, 4, 0.3)]
+    probed = Finetune(steps=None, epochs=3, lr=0.2, probed=("@head",))
+    assert stages_of(probed, adapts=True) == [(1, 3, None, 0.2), (0, 3, None, 0.2)]
+
+
+# ---- discriminators in chunks
+
+
+def test_as_many_pairs_are_trained_at_once_as_fit() -> None:
+    """Of a pair: its basis, training and validation rows in it and weights; hidden layers of a step, four times."""
+    for features_, m in ((40, 10), (40, 11), (12, 5)):
+        phi = torch.zeros(3, features_, dtype=torch.float64)
+        embedding = distances.Embedding(phi, torch.zeros(3, 6), torch.zeros(6), torch.zeros(()))
+        reduced = 4 * m <= features_
+        width = 2 * m if reduced else features_
+        numbers = width * 6 + 4 * (2 * m) * 6
+        if reduced:
+            numbers += features_ * width + (2 * m) * width + 9 * width
+        assert distances._chunk(embedding, m, 9) == distances.WORK_BYTES // (8 * numbers)
