@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbench.config.schema import LocalConfig
+from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.trees import Tree
 from fedbench.engine import schedule
@@ -20,11 +20,14 @@ from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.method import Method
 from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.apfl import APFL
+from fedbench.methods.apple import APPLE
 from fedbench.methods.cfl import CFL
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedala import FedALA
+from fedbench.methods.fedamp import FedAMP
 from fedbench.methods.fedas import FedAS
 from fedbench.methods.fedbabu import FedBABU
+from fedbench.methods.fedbn import FedBN
 from fedbench.methods.fedcollab import distances
 from fedbench.methods.fedcp import FedCP
 from fedbench.methods.feddbe import FedDBE
@@ -33,8 +36,10 @@ from fedbench.methods.fedem import FedEM
 from fedbench.methods.fedfomo import FedFomo
 from fedbench.methods.fedgen import FedGen
 from fedbench.methods.fediot import FedIoT
+from fedbench.methods.fednova import FedNova
 from fedbench.methods.fedpac import FedPAC
 from fedbench.methods.fedphp import FedPHP
+from fedbench.methods.fedrc import FedRC
 from fedbench.methods.fedrema import FedReMa, segment
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedrod import FedRoD
@@ -44,6 +49,7 @@ from fedbench.methods.fesem import FeSEM
 from fedbench.methods.finetune import Finetune
 from fedbench.methods.gpfl import GPFL
 from fedbench.methods.ifca import IFCA
+from fedbench.methods.kmeans import KMeans
 from fedbench.methods.moon import Moon
 from fedbench.methods.parts import simplex
 from fedbench.methods.perfedavg import PerFedAvg
@@ -53,6 +59,7 @@ from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
 from fedbench.models.small import LeNet5
 from fedbench.testing.toys import Meter
 from tests.helpers.pair import KIND, pair, personal, trainer
+from tests.methods.quadratics import CURVED, POINTS, UNEQUAL, attraction, bias, counted, local_steps, minima, quadratic
 from tests.methods.test_histories import (
     LR,
     PARAMETERS,
@@ -858,3 +865,287 @@ def test_as_many_pairs_are_trained_at_once_as_fit() -> None:
         if reduced:
             numbers += features_ * width + (2 * m) * width + 9 * width
         assert distances._chunk(embedding, m, 9) == distances.WORK_BYTES // (8 * numbers)
+
+
+# ---- valves, policies and components
+
+
+def over(h: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Layer normalisation of the last axis."""
+    return (h - h.mean(-1, keepdim=True)) / (h.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * scale + shift
+
+
+def moved_by(loss: Any, w: Tree, still: tuple[str, ...] = ()) -> Tree:
+    """A step on all leaves but those that begin as `still`."""
+    slope = derivative(loss, w)
+    return {n: v if n.startswith(still) and still else v - LR * slope[n] for n, v in w.items()}
+
+
+@pytest.mark.parametrize("code", [False, True])
+def test_rounds_of_gpfl(code: bool) -> None:
+    lam, mu = 0.3, 0.05
+    fields: dict[str, Any] = (
+        {"conditions": "own", "divided": False, "distance": "batch", "squared": True} if code else {}
+    )
+    chosen, found = played(GPFL(lam=lam, mu=mu, **fields), data=federation(SIZES, labels=[[0], [0, 1], [1, 2], [3, 0]]))
+    data, first = [samples(chosen, k) for k in FOUR], begun(chosen)
+    w, own = first.server, [trees.row(first.memory, k) for k in FOUR]
+    shares = [own[k]["own/shares"] for k in FOUR]
+    for k in FOUR:
+        assert close(shares[k], torch.stack([(data[k][1] == c).double().mean() for c in FOUR]), 1e-7)
+
+    def turned(v: Tree, z: Tensor, condition: Tensor) -> Tensor:
+        gamma, beta = (
+            over(
+                torch.relu(v[f"valve/{n}.weight"] @ condition + v[f"valve/{n}.bias"]),
+                v[f"valve/{n}.scale"],
+                v[f"valve/{n}.shift"],
+            )
+            for n in ("gamma", "beta")
+        )
+        return torch.relu(z * (gamma + 1) + beta)
+
+    def averages(E: Tensor, k: int) -> Tensor:
+        return torch.stack([E.mean(0), (shares[k] @ E) / (1 if code else 4)])
+
+    for each in found:
+        same(trees.row(each.message, 0), w)
+        trained, E = {}, w["classes/embeddings"]
+        for k in each.ids:
+            x, y = data[k]
+            c = own[k]["own/conditions"] if code else averages(E, k)
+
+            def loss(v: Tree, x: Tensor = x, y: Tensor = y, c: Tensor = c, E: Tensor = E) -> Tensor:
+                z, e = features(v, x), v["classes/embeddings"]
+                common, mine = turned(v, z, c[0]), turned(v, z, c[1])
+                cosines = (common / common.norm(dim=1, keepdim=True)) @ (e / e.norm(dim=1, keepdim=True)).t()
+                apart = common - E[y]
+                distance = apart.norm() if code else apart.norm(dim=1).mean()
+                valve = torch.cat([leaf.flatten() for n, leaf in v.items() if n.startswith("valve/")])
+                size = (valve @ valve + e.square().sum()) / 2 if code else valve.norm() + e.norm()
+                said = mine @ v["head.weight"].t() + v["head.bias"]
+                return cross_entropy(said, y) + cross_entropy(cosines, y) + lam * distance + mu * size
+
+            v = moved_by(loss, {**w, **{n: own[k][n] for n in HEAD}})
+            trained[k] = v
+            mine = {**own[k], **{n: v[n] for n in HEAD}}
+            if code:
+                mine["own/conditions"] = averages(v["classes/embeddings"], k)
+            own = [mine if j == k else own[j] for j in FOUR]
+        same(each.uploads, stacked([trained[k] for k in each.ids], sorted(w)))
+        w = average(trained, sorted(w))
+        same(each.server, w)
+        same(each.memory, stacked(own, sorted(own[0])))
+        conditions = [own[k]["own/conditions"] if code else averages(w["classes/embeddings"], k) for k in FOUR]
+        x = data[0][0]
+        for k in FOUR:
+            v = {**w, **own[k]}
+            shown = chosen.method.predict(trees.row(each.scored, k), x, chosen.task)
+            said = turned(v, features(v, x), conditions[k][1]) @ v["head.weight"].t() + v["head.bias"]
+            same({"": shown}, {"": said})
+
+
+def test_rounds_of_fedcp() -> None:
+    lam = 2.0
+    chosen, found = played(FedCP(lam=lam, noise=4))
+    data, first = [samples(chosen, k) for k in FOUR], begun(chosen)
+    w, own = first.server, [trees.row(first.memory, k) for k in FOUR]
+
+    def said(v: Tree, z: Tensor, context: Tensor, gumbel: Tensor) -> Tensor:
+        h = (z * context) @ v["policy/fc.weight"].t() + v["policy/fc.bias"]
+        odds = (torch.relu(over(h, v["policy/scale"], v["policy/shift"])).view(len(z), 2, 7) + gumbel).exp()
+        r = odds[:, 0] / (odds[:, 0] + odds[:, 1])
+        mine = (r * z) @ v["head.weight"].t() + v["head.bias"]
+        return mine + ((1 - r) * z) @ v["head/head.weight"].t() + v["head/head.bias"]
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        squared = (a[:, None] - b[None]).square().sum(2)
+        return sum((-squared / (2 * width)).exp().mean() for width in (10, 15, 20, 50))  # type: ignore[return-value]
+
+    none = torch.zeros(1, 2, 7, dtype=torch.float64)
+    for done, each in enumerate(found):
+        same(trees.row(each.message, 1), w)
+        trained = {}
+        for k in each.ids:
+            keyed = rng.torch_rng(0, "batches", done, k, 0)
+            (rows,) = schedule.batches(SIZES[k], chosen.protocol.local, Stage(), keyed)
+            x, y = data[k][0][rows], data[k][1][rows]
+            drawn = torch.empty(1, 4, 2, 7).exponential_(generator=rng.torch_rng(0, "batches/noise", done, k, 0))
+            gumbel = -drawn[0].log().double()[torch.arange(len(y)) % 4]
+            v = own[k]["head.weight"].sum(0)
+            context = v / v.norm()
+
+            def loss(
+                v: Tree, x: Tensor = x, y: Tensor = y, gumbel: Tensor = gumbel, c: Tensor = context, w: Tree = w
+            ) -> Tensor:
+                z, given = features(v, x), features(w, x)
+                apart = kernel(z, z) + kernel(given, given) - 2 * kernel(z, given)
+                return cross_entropy(said(v, z, c, gumbel), y) + lam * apart
+
+            v = moved_by(loss, {**w, **own[k]}, ("head/",))
+            own = [{n: v[n] for n in HEAD} if j == k else own[j] for j in FOUR]
+            trained[k] = {n: (v[n.removeprefix("head/")] + v[n]) / 2 if n.startswith("head/") else v[n] for n in w}
+        same(each.uploads, stacked([trained[k] for k in each.ids], sorted(w)))
+        w = average(trained, sorted(w))
+        same(each.server, w)
+        same(each.memory, stacked(own, HEAD))
+        x = data[2][0]
+        for k in FOUR:
+            v = {**w, **own[k]}
+            context = v["head.weight"].sum(0) / v["head.weight"].sum(0).norm()
+            shown = chosen.method.predict(trees.row(each.scored, k), x, chosen.task)
+            same({"": shown}, {"": said(v, features(v, x), context, none)})
+
+
+@pytest.mark.parametrize("method", [FedEM(components=2), FedEM(components=4, damped=True), FedRC(components=2)])
+def test_rounds_of_fedem(method: FedEM) -> None:
+    chosen, found = played(method, epochs=2, data=federation(SIZES, labels=[[0, 1], [0, 1, 2, 3], [1, 2], [0, 3]]))
+    M, rc = method.components, isinstance(method, FedRC)
+    data, first = [samples(chosen, k) for k in FOUR], begun(chosen)
+    theta = [trees.row(trees.part(first.server, "component"), m) for m in range(M)]
+    pi = torch.full((4, M), 1 / M, dtype=torch.float64)
+    mass = torch.zeros(4, M, 4, dtype=torch.float64)
+
+    def losses(w: Tree, k: int) -> Tensor:
+        x, y = data[k]
+        return -logits(w, x).log_softmax(1)[torch.arange(len(y)), y]
+
+    for each in found:
+        P = mass.sum(0).clamp(min=1e-8)
+        P = P / P.sum(1, keepdim=True)
+        sent = joined(component=stacked(theta)) | ({"labels": P} if rc else {})
+        same(trees.row(each.message, 2), sent)
+        trained: dict[int, list[Tree]] = {}
+        for k in each.ids:
+            y = data[k][1]
+            odds = [pi[k, m] * (-losses(theta[m], k)).exp() / (P[m, y] if rc else 1) for m in range(M)]
+            q = [one / sum(odds) for one in odds]
+            pi[k] = torch.stack([one.mean() for one in q])
+            for m in range(M):
+                mass[k, m] = torch.stack([q[m][y == c].sum() for c in FOUR])
+            trained[k] = theta
+            for _ in range(2):
+                trained[k] = [
+                    descend(lambda w, k=k, q=q[m]: (q * losses(w, k)).mean(), trained[k][m], LR)  # type: ignore[misc]
+                    for m in range(M)
+                ]
+        labels = {"labels": mass[each.ids]} if rc else {}
+        up = [joined(component=stacked(trained[k])) for k in each.ids]
+        same(each.uploads, stacked(up, sorted(up[0])) | labels)
+        share = sum(SIZES[k] for k in each.ids) / sum(SIZES) if method.damped else 1.0
+        means = [average({k: trained[k][m] for k in each.ids}) for m in range(M)]
+        theta = [combined([1 - share, share], [theta[m], means[m]]) for m in range(M)]
+        same(each.server, joined(component=stacked(theta)) | ({"labels": mass} if rc else {}))
+        same(each.memory, {"pi": pi})
+        same(each.scored, {**{n: v.expand(4, *v.shape) for n, v in joined(component=stacked(theta)).items()}, "pi": pi})
+
+
+@pytest.mark.parametrize("similarity", ["parameters", "updates"])
+def test_rounds_of_fedamp(similarity: str) -> None:
+    """Attention by cosine, the client itself apart; a client that is away keeps the u that it had."""
+    method = FedAMP(lam=0.5, alpha=2.0, sigma=3.0, self_weight=0.4, similarity=similarity, from_round=1)
+    chosen, found = played(method)
+    data, start = [samples(chosen, k) for k in FOUR], initial(chosen)
+    u, mine, kept = [start] * 4, [start] * 4, np.eye(4)
+    for done, each in enumerate(found):
+        same(each.message, stacked([u[k] for k in each.ids]))
+        for k in each.ids:
+
+            def loss(w: Tree, k: int = k, u: Tree = u[k], on: float = float(done >= 1)) -> Tensor:
+                return loss_on(data[k])(w) + on * 0.5 / (2 * 2.0) * inner(less(w, u), less(w, u))  # type: ignore[no-any-return]
+
+            trained = descend(loss, mine[k], LR)
+            mine = [trained if j == k else mine[j] for j in FOUR]
+        rows = [flat(mine[k]) - (flat(start) if similarity == "updates" else 0) for k in each.ids]
+        fresh = {}
+        for i, k in enumerate(each.ids):
+            odds = {
+                j: np.exp(3.0 * rows[i] @ rows[j] / np.linalg.norm(rows[i]) / np.linalg.norm(rows[j]))
+                for j in range(3)
+                if j != i
+            }
+            row = [0.4 if j == i else 0.6 * odds[j] / sum(odds.values()) for j in range(3)]
+            kept[k] = 0
+            kept[k, each.ids] = row
+            fresh[k] = combined(row, [mine[j] for j in each.ids])
+        u = [fresh.get(k, u[k]) for k in FOUR]
+        same(each.uploads, stacked([mine[k] for k in each.ids]))
+        same(each.memory, stacked(mine))
+        same(each.server, {**joined(model=stacked(u), initial=start), "W": torch.from_numpy(kept)})
+        same(each.scored, stacked(mine))
+
+
+def test_rounds_of_fednova() -> None:
+    """Clients with one, two and three steps, two of them in a round."""
+    chosen = quadratic(
+        FedNova(),
+        UNEQUAL,
+        POINTS,
+        CURVED,
+        rounds=4,
+        epochs=2,
+        cohort=2,
+        optimizer=OptimizerConfig(lr=0.1, momentum=0.4),
+    )
+    w, e = initial(chosen)["head.bias"].numpy(), minima(chosen).numpy()
+    meter = Meter(chosen)
+    simulation = Simulation(chosen, meter)
+    state, seen = simulation.begin(), set()
+    for done in range(4):
+        ids = chosen.draw_cohort(Clock(done, 4)).tolist()
+        seen.add(tuple(ids))
+        simulation.step(state)
+        taken = [2 * -(-UNEQUAL[k] // 8) for k in ids]
+        passed = np.array([counted(steps, 0.4) for steps in taken])
+        trained = [local_steps(w, attraction(CURVED[k], e[k]), n, 0.1, 0.4) for k, n in zip(ids, taken, strict=True)]
+        per_step = (w - np.stack(trained)) / passed[:, None]
+        share = np.array([UNEQUAL[k] for k in ids]) / sum(UNEQUAL[k] for k in ids)
+        w = w - (share @ passed) * (share @ per_step)
+        same({"": meter.outcome.uploads["change/head.bias"]}, {"": torch.from_numpy(per_step)})
+        same({"": meter.outcome.uploads["steps"]}, {"": torch.from_numpy(passed)})
+        same({"": bias(state)}, {"": torch.from_numpy(w)})
+    assert len(seen) > 1
+
+
+def test_groups_of_models_trained_alone() -> None:
+    """KMeans: two rounds alone, then the partition of least squared distance from its means, of all there are."""
+    chosen, found = played(KMeans(k=2, pretrain_rounds=2), data=federation(SIZES, labels=[[0], [1, 2], [0, 3], [1]]))
+    F = [loss_on(samples(chosen, k)) for k in FOUR]
+    alone = [flat(descend(f, descend(f, initial(chosen), LR), LR)) for f in F]
+
+    def inertia(labels: tuple[int, ...]) -> float:
+        total = 0.0
+        for j in set(labels):
+            own = np.stack([alone[k] for k in FOUR if labels[k] == j])
+            total += float(((own - own.mean(0)) ** 2).sum())
+        return total
+
+    best = min(itertools.product((0, 1), repeat=4), key=inertia)
+    arrays = begun(chosen).arrays
+    groups = arrays["coalition"].tolist()
+    assert [a == groups[0] for a in groups] == [a == best[0] for a in best]
+    apart = [[float(np.linalg.norm(a - b)) for b in alone] for a in alone]
+    np.testing.assert_allclose(arrays["distances"], apart, atol=1e-6)
+    centres = [initial(chosen)] * 2
+    for each in found:
+        trained = {k: descend(F[k], centres[groups[k]], LR) for k in each.ids}
+        for j in (0, 1):
+            members = {k: w for k, w in trained.items() if groups[k] == j}
+            centres[j] = average(members) if members else centres[j]
+        same(
+            each.server | {"coalition": torch.zeros(1)}, {**joined(base=stacked(centres)), "coalition": torch.zeros(1)}
+        )
+        same(each.scored, stacked([centres[groups[k]] for k in FOUR]))
+
+
+# ---- what methods declare to the checks
+
+
+def test_settings_are_declared_where_a_network_without_batch_normalisation_needs_them() -> None:
+    assert Finetune().conformance.settings == {}
+    assert Finetune(tuned=("@norm",)).conformance.settings == {"tuned": ("@norm", "@head")}
+    assert FedBN().conformance.settings == {"private": ("@norm", "@head")}
+    assert [SosicFL(start_round=n).conformance.settings for n in (0, 1, 5)] == [{"start_round": n} for n in (0, 1, 1)]
+    drawn = [APPLE(), FedReMa(), FedGen()], [APPLE(apart=True), FedReMa(shuffle=True), FedReMa(probe_per_client=True)]
+    for methods, declared in zip(drawn, (False, True), strict=True):
+        assert all(bool(each.conformance.draws_by_position) is declared for each in methods)
