@@ -59,7 +59,7 @@ from tests.methods.toys import (
 
 SIZES, LR = (5, 13, 8, 21), 0.3
 PARAMETERS = sorted([*BODY, *HEAD])
-CLOSE = 1e-9
+CLOSE = 1e-11
 
 
 @dataclass

@@ -327,42 +327,37 @@ def test_rounds_of_fedrod(alone: bool, stays: bool) -> None:
     labels = [[0, 1], [0, 1, 2, 3], [1, 2], [0, 3]]
     chosen, found = played(FedRoD(alone=alone, generic_stays=stays), data=federation(SIZES, labels=labels))
     data = [samples(chosen, k) for k in FOUR]
-    shared = BODY if stays else PARAMETERS
+    shared, kept = BODY if stays else PARAMETERS, begun(chosen).memory["log_counts"]  # in single precision
+    for k in FOUR:
+        counts = torch.tensor([float((data[k][1] == c).sum()) for c in FOUR])
+        assert close(kept[k].exp(), counts.double(), 1e-5)
     server, generic = initial(chosen), [initial(chosen)] * 4
     own = [{n: v if alone or stays else torch.zeros_like(v) for n, v in initial(chosen).items() if n in HEAD}] * 4
     for each in found:
         trained = {}
         for k in each.ids:
             x, y = data[k]
-            log_counts = torch.tensor([float((y == c).sum()) for c in FOUR]).clamp(min=1e-8).log().double()
             start = {n: (generic[k] if n in HEAD and stays else server)[n] for n in PARAMETERS}
             work = {**start, **{f"own.{n}": v for n, v in own[k].items()}}
 
-            def loss(v: Tree, x: Tensor = x, y: Tensor = y, log_counts: Tensor = log_counts) -> Tensor:
+            def loss(v: Tree, x: Tensor = x, y: Tensor = y, log_counts: Tensor = kept[k]) -> Tensor:
                 z, said = features(v, x), logits(v, x)
                 body = z if alone else z.detach()
                 mine = body @ v["own.head.weight"].t() + v["own.head.bias"]
                 mine = mine if alone else said.detach() + mine
-                real = log_counts > -10  # other classes have no part in the balanced loss
-                balanced = (said + log_counts).masked_fill(~real, -torch.inf)
-                return cross_entropy(balanced, y) + cross_entropy(mine, y)
+                return cross_entropy(said + log_counts, y) + cross_entropy(mine, y)
 
             work = descend(loss, work, LR, ("fc", "head", "own"))
             trained[k] = {n: work[n] for n in PARAMETERS}
             own = [{n: work[f"own.{n}"] for n in HEAD} if j == k else own[j] for j in FOUR]
             generic = [trained[k] if j == k else generic[j] for j in FOUR]
-        for i, k in enumerate(each.ids):
-            for n in shared:
-                assert close(each.uploads[n][i], trained[k][n], 1e-6)
-        server = {n: each.server[n] if n in shared else initial(chosen)[n] for n in PARAMETERS}
-        for n in shared:
-            assert close(server[n], average(trained)[n], 1e-6)
-        for n in HEAD:
-            assert close(each.memory[f"own/{n}"], torch.stack([own[k][n] for k in FOUR]), 1e-6)
-            own = [{**own[k], n: each.memory[f"own/{n}"][k]} for k in FOUR]
-            if stays:
-                assert close(each.memory[n], torch.stack([generic[k][n] for k in FOUR]), 1e-6)
-                generic = [{**generic[k], n: each.memory[n][k]} for k in FOUR]
+        same(each.message, stacked([server] * 3, shared))
+        same(each.uploads, stacked([trained[k] for k in each.ids], shared))
+        server = average(trained)
+        heads = joined(own=stacked(own, HEAD)) | (stacked(generic, HEAD) if stays else {})
+        same(each.memory, heads | {"log_counts": kept})
+        whole = [{**server, **{n: generic[k][n] for n in HEAD}} if stays else server for k in FOUR]
+        same(each.scored, stacked(whole) | joined(own=stacked(own, HEAD)))
 
 
 # ---- servers that learn
