@@ -19,6 +19,7 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.method import Method
 from fedbench.engine.simulation import Simulation, State
+from fedbench.methods import fedpac
 from fedbench.methods.apfl import APFL
 from fedbench.methods.apple import APPLE
 from fedbench.methods.cfl import CFL
@@ -28,6 +29,7 @@ from fedbench.methods.fedamp import FedAMP
 from fedbench.methods.fedas import FedAS
 from fedbench.methods.fedbabu import FedBABU
 from fedbench.methods.fedbn import FedBN
+from fedbench.methods.fedcac import FedCAC
 from fedbench.methods.fedcollab import distances
 from fedbench.methods.fedcp import FedCP
 from fedbench.methods.feddbe import FedDBE
@@ -1144,3 +1146,139 @@ def test_settings_are_declared_where_a_network_without_batch_normalisation_needs
     drawn = [APPLE(), FedReMa(), FedGen()], [APPLE(apart=True), FedReMa(shuffle=True), FedReMa(probe_per_client=True)]
     for methods, declared in zip(drawn, (False, True), strict=True):
         assert all(bool(each.conformance.draws_by_position) is declared for each in methods)
+
+
+# ---- entries and cores
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_rounds_of_apple(apart: bool) -> None:
+    """Steps on the own core and p together, with the pull of the first rounds; cores of absent clients stay."""
+    p_lr, mu = 0.3, 2.0
+    chosen, found = played(APPLE(p_lr=p_lr, mu=mu, pulled=0.7, schedule="cosine", apart=apart), epochs=2)
+    data, first = [samples(chosen, k) for k in FOUR], begun(chosen)
+    cores = [trees.row(trees.part(first.server, "core"), k) for k in FOUR]
+    assert (float((cores[0]["head.weight"] - cores[1]["head.weight"]).abs().max()) > 1e-2) is apart
+    p0 = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
+    moved = [torch.zeros(4, dtype=torch.float64)] * 4
+
+    def mixed(p: Tensor, own: Tree, k: int, others: list[Tree]) -> Tree:
+        each = [own if j == k else others[j] for j in FOUR]
+        return {n: sum(p[j] * each[j][n] for j in FOUR) for n in PARAMETERS}  # type: ignore[misc]
+
+    for done, each in enumerate(found):
+        for i, k in enumerate(each.ids):
+            place = {"place": torch.tensor([k]), "p0": p0}
+            same(trees.row(each.message, i), joined(core=stacked(cores)) | place)
+        received, pull = list(cores), mu * ((1 + np.cos(np.pi * done / 2)) / 2 if done < 2 else 0.0)
+        for k in each.ids:
+            work = {**received[k], "moved": moved[k]}
+            for _ in range(2):
+
+                def loss(v: Tree, k: int = k, received: list[Tree] = received, pull: float = pull) -> Tensor:
+                    w = mixed(p0 + v["moved"], v, k, received)
+                    return loss_on(data[k])(w) + pull / 2 * v["moved"].square().sum()
+
+                slope = derivative(loss, work)
+                work = {n: v - (p_lr if n == "moved" else LR) * slope[n] for n, v in work.items()}
+            cores[k], moved[k] = {n: work[n] for n in PARAMETERS}, work["moved"]
+        same(each.uploads, stacked([cores[k] for k in each.ids]))
+        same(each.server, joined(core=stacked(cores)))
+        same(each.memory, {"moved": torch.stack(moved)})
+        scored = {n: each.scored[n] for n in PARAMETERS}
+        same(scored, stacked([mixed(p0 + moved[k], cores[k], k, cores) for k in FOUR]))
+
+
+@pytest.mark.parametrize("collaborate", [True, False])
+def test_rounds_of_fedpac(collaborate: bool) -> None:
+    """A step on the head, one on the body towards centroids; what each client says of its received features."""
+    method = FedPAC(lam=0.7, classifier_epochs=2, classifier_lr=0.2, collaborate=collaborate)
+    chosen, found = played(method, data=federation(SIZES, labels=[[0], [0, 1], [1, 2], [2, 0]]))
+    data = [samples(chosen, k) for k in FOUR]
+    body, heads, kept = initial(chosen), [initial(chosen)] * 4, np.eye(4)
+    centroids, seen = torch.zeros(4, 7, dtype=torch.float64), [False] * 4
+    for each in found:
+        given = [{**body, **{n: heads[k][n] for n in HEAD}} for k in FOUR]
+        common = {"centroids": centroids, "seen": torch.tensor(seen)}
+        for i, k in enumerate(each.ids):
+            same(trees.row(each.message, i), {**given[k], **common})
+        trained, hs, Vs = {}, [], []
+        sums, counts = torch.zeros(4, 7, dtype=torch.float64), [0] * 4
+        for i, k in enumerate(each.ids):
+            x, y = data[k]
+
+            def aligned(w: Tree, k: int = k, c: Tensor = centroids, known: list[bool] = seen) -> Tensor:
+                x, y = data[k]
+                pulls = [
+                    (z - c[t]).square().mean() for z, t in zip(features(w, x), y.tolist(), strict=True) if known[t]
+                ]
+                return loss_on(data[k])(w) + 0.7 * trees.sum_of(pulls) / len(y)
+
+            w = given[k]
+            for _ in range(2):
+                w = descend(loss_on(data[k]), w, 0.2, ("head",))
+            w = descend(aligned, w, LR, ("fc",))
+            z = features(given[k], x)
+            h = torch.stack([z[y == c].sum(0) / len(y) for c in FOUR])
+            V = (z.square().sum() / len(y) - h.square().sum()) / len(y)
+            after = features(w, x)
+            own = torch.stack([after[y == c].sum(0) for c in FOUR])
+            number = [int((y == c).sum()) for c in FOUR]
+            up = {"sums": own, "counts": torch.tensor(number).double(), "h": h, "V": V}
+            parts = joined(body={n: w[n] for n in BODY}, heads={n: w[n] for n in HEAD})
+            same(trees.row(each.uploads, i), parts | up)
+            sums, counts = sums + own, [a + b for a, b in zip(counts, number, strict=True)]
+            trained[k] = w
+            hs.append(h)
+            Vs.append(V)
+        W = fedpac.weights(torch.stack(hs), torch.stack(Vs)).numpy() if collaborate else np.eye(3)
+        for i, k in enumerate(each.ids):
+            heads[k] = combined(W[i], [trained[j] for j in each.ids])
+            kept[k] = 0
+            kept[k, each.ids] = W[i]
+        body = average(trained)
+        rows = [sums[c] / counts[c] if counts[c] else centroids[c] for c in FOUR]
+        centroids, seen = torch.stack(rows), [s or n > 0 for s, n in zip(seen, counts, strict=True)]
+        common = {"centroids": centroids, "seen": torch.tensor(seen), "W": torch.from_numpy(kept)}
+        same(each.server, joined(body={n: body[n] for n in BODY}, heads=stacked(heads, HEAD)) | common)
+        whole = [{**body, **{n: heads[k][n] for n in HEAD}} for k in FOUR]
+        same({n: each.scored[n] for n in PARAMETERS}, stacked(whole))
+    assert collaborate is bool(((kept > 1e-3).sum(1) > 1).any())
+    assert seen == [True, True, True, False]
+
+
+def test_rounds_of_fedcac() -> None:
+    """Critical entries by the client's own step, overlaps in the round, u of the cohort and w of all in the round."""
+    tau, beta = 0.3, 5.0
+    chosen, found = played(FedCAC(tau=tau, beta=beta), data=federation(SIZES, labels=[[0, 1], [0, 1], [2, 3], [1, 2]]))
+    data = [samples(chosen, k) for k in FOUR]
+    w, u = initial(chosen), [initial(chosen)] * 4
+    Q = [{n: torch.zeros_like(v, dtype=torch.bool) for n, v in w.items()}] * 4
+    for done, each in enumerate(found):
+        starts = [{n: torch.where(Q[k][n], u[k][n], w[n]) for n in PARAMETERS} for k in FOUR]
+        same(each.message, stacked([u[k] for k in each.ids]) | joined(common=stacked([w] * 3)))
+        ends = {k: descend(loss_on(data[k]), starts[k], LR) for k in each.ids}
+        for k in each.ids:
+            worth = {n: ((v - starts[k][n]) * v).abs() for n, v in ends[k].items()}
+            mine = {}
+            for n, v in worth.items():
+                ranked, marked = (-v).flatten().argsort(), torch.zeros(v.numel(), dtype=torch.bool)
+                marked[ranked[: int(tau * v.numel())]] = True
+                mine[n] = marked.view_as(v) & (v > 1e-10)
+            Q = [mine if j == k else Q[j] for j in FOUR]
+        same(each.uploads, stacked([ends[k] for k in each.ids]) | joined(critical=stacked([Q[k] for k in each.ids])))
+        marks = [np.concatenate([Q[k][n].flatten().numpy() for n in PARAMETERS]).astype(float) for k in each.ids]
+        overlap = np.array([[1 - np.abs(a - b).sum() / (2 * a.sum()) for b in marks] for a in marks])
+        pairs = [overlap[i, j] for i in range(3) for j in range(3) if i != j]
+        threshold = np.mean(pairs) + (done + 1) / beta * (max(pairs) - np.mean(pairs))
+        for i, k in enumerate(each.ids):
+            partners = [j for m, j in enumerate(each.ids) if m == i or overlap[i, m] >= threshold]
+            u = [
+                combined([1 / len(partners)] * len(partners), [ends[j] for j in partners]) if m == k else u[m]
+                for m in FOUR
+            ]
+        w = average(ends)
+        same(trees.part(each.server, "model"), stacked(u))
+        same(trees.part(each.server, "common"), w)
+        same(each.memory, joined(critical=stacked(Q)))
+        same(each.scored, stacked([{n: torch.where(Q[k][n], u[k][n], w[n]) for n in PARAMETERS} for k in FOUR]))
