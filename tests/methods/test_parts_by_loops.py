@@ -31,12 +31,16 @@ from fedbench.methods.fedproto import FedProto
 from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedsac import FedSaC
+from fedbench.methods.oracle import Oracle
 from fedbench.methods.parts import clustered, simplex
 from fedbench.methods.parts.layers import linear
+from fedbench.methods.per_kind import PerKind
 from fedbench.methods.sosicfl import SosicFL
 from fedbench.models.small import LeNet5
 from fedbench.testing.toys import with_settings
-from tests.methods.literal import L, Literal
+from tests.helpers.pair import KIND, pair
+from tests.helpers.pair import simulate as pair_simulate
+from tests.methods.literal import L
 from tests.methods.literal import federation as labelled
 from tests.methods.toys import federation, setup, simulate
 
@@ -273,7 +277,6 @@ def test_validation_in_blocks_is_validation_at_once(d: int, monkeypatch: pytest.
     parts = distances.train_discriminators(x, y, L, clients, config, 0)
     np.testing.assert_array_equal(whole.matrix, parts.matrix)
     np.testing.assert_array_equal(whole.rounds_used, parts.rounds_used)
-    assert isinstance(Literal(distances.initial(d, L, 16, torch_rng(0, "test"))), torch.nn.Module)
 
 
 def test_a_split_has_each_labels_share_and_all_samples_once() -> None:
@@ -326,11 +329,11 @@ def test_what_is_refused_and_what_is_just_allowed() -> None:
     told("must be different clients, got [1, 1]", lambda: FedCollab(newcomers=(1, 1), join_round=1))
     told("method.join_round=3 is for newcomers", lambda: FedCollab(join_round=3))
     assert FedCollab(newcomers=(1, 0), join_round=1).join_round == 1
-    for pair, allowed in (((0, 2), True), ((0, 3), False), ((-1, 1), False), ((1, 1), False)):
+    for two, allowed in (((0, 2), True), ((0, 3), False), ((-1, 1), False), ((1, 1), False)):
         if allowed:
-            assert distances._checked_pairs(3, [pair]).tolist() == [[0, 2]]
+            assert distances._checked_pairs(3, [two]).tolist() == [[0, 2]]
         else:
-            told("pairs must be two different clients of 0..2", lambda pair=pair: distances._checked_pairs(3, [pair]))
+            told("pairs must be two different clients of 0..2", lambda two=two: distances._checked_pairs(3, [two]))
     assert distances._checked_pairs(3, [(2, 0)]).tolist() == [[0, 2]]
     assert distances._checked_pairs(3, []).shape == (0, 2)
 
@@ -350,3 +353,54 @@ def test_what_is_refused_and_what_is_just_allowed() -> None:
 def begun(method: Method) -> dict[str, Tensor]:
     chosen = setup(method, federation(FOUR, (1, 16, 16)), LeNet5(), optimizer=OptimizerConfig(lr=0.1))
     return method.init(chosen.task, chosen.population, torch.Generator())[0]
+
+
+# ---- several servers of the method inside
+
+
+def test_what_several_servers_keep_is_put_together_under_their_names() -> None:
+    """Rows of W, records and common models, of kinds and of coalitions."""
+    chosen = pair(PerKind(base={"name": "fedrema", "classifier": ["@head"]}))
+    state = pair_simulate(chosen)
+    method, population = chosen.method, chosen.population
+    W, kind = method.collaboration(state.server, population), torch.tensor(KIND)
+    assert W is not None
+    records = method.record(state.server)
+    assert set(records) == {"ccp_rounds:image", "ccp_rounds:text"}
+    for number, name in enumerate(("image", "text")):
+        own = state.server[f"base:{name}/W"]
+        assert torch.equal(W[kind == number], own[kind == number])
+        assert torch.equal(records[f"ccp_rounds:{name}"], state.server[f"base:{name}/chosen"].diagonal())
+    assert W[0, 2:].tolist() == [0, 0, 0]
+    assert method.common(state.server, chosen.task) is None
+    averaged = pair(PerKind())
+    assert averaged.method.collaboration(pair_simulate(averaged).server, averaged.population) is None
+    alone = setup(PerKind(), federation(FOUR), rounds=1)
+    server = simulate(alone).server
+    assert server["kind"].tolist() == [0] * 4
+    common = alone.method.common(server, alone.task)
+    assert common is not None
+    assert {f"base/{n}": v for n, v in common.items()}.keys() == {n for n in server if n != "kind"}
+    assert all(torch.equal(server[f"base/{n}"], leaf) for n, leaf in common.items())
+
+    base = {"name": "fedrema", "classifier": ["@head"]}
+    split = setup(Oracle(base=base, coalition=(0, 1, 0, 1)), federation(FOUR), rounds=2)
+    server = simulate(split).server
+    records, W = split.method.record(server), split.method.collaboration(server, split.population)
+    assert W is not None
+    assert set(records) == {"ccp_rounds:0", "ccp_rounds:1"}
+    for number in (0, 1):
+        members, others = [number, number + 2], [1 - number, 3 - number]
+        assert torch.equal(records[f"ccp_rounds:{number}"], server["base/chosen"][number].diagonal())
+        np.testing.assert_allclose(W[members].numpy(), server["base/W"][number][members].numpy(), atol=1e-12)
+        assert W[members][:, others].tolist() == [[0, 0], [0, 0]]
+    assert split.method.common(server, split.task) is None
+    sizes = setup(Oracle(coalition=(0, 1, 0, 1)), federation(FOUR), rounds=1)
+    W = sizes.method.collaboration(simulate(sizes).server, sizes.population)
+    assert W is not None
+    assert W[2].tolist() == pytest.approx([5 / 13, 0, 8 / 13, 0])
+    whole = setup(Oracle(), federation(FOUR), rounds=1)
+    server = simulate(whole).server
+    common = whole.method.common(server, whole.task)
+    assert common is not None
+    assert all(torch.equal(server[f"base/{n}"][0], leaf) for n, leaf in common.items())
