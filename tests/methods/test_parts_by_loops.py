@@ -37,7 +37,7 @@ from fedbench.methods.parts.layers import linear
 from fedbench.methods.per_kind import PerKind
 from fedbench.methods.sosicfl import SosicFL
 from fedbench.models.small import LeNet5
-from fedbench.testing.toys import with_settings
+from fedbench.testing.toys import Meter, with_settings
 from tests.helpers.pair import KIND, pair
 from tests.helpers.pair import simulate as pair_simulate
 from tests.methods.literal import L
@@ -404,3 +404,63 @@ def test_what_several_servers_keep_is_put_together_under_their_names() -> None:
     common = whole.method.common(server, whole.task)
     assert common is not None
     assert all(torch.equal(server[f"base/{n}"][0], leaf) for n, leaf in common.items())
+
+
+# ---- batch normalisation
+
+TWICE = ("fedpac", "fedrep", "fedselect")  # their stages have a batch each
+VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "fedrema": (1, {"align": 1.0}),
+    "fedrema ": (2, {"alternate": True, "align": 1.0}),
+    "gpfl": (1, {"conditions": "own"}),
+    "fedrod": (1, {"alone": True, "generic_stays": True}),
+    "fedphp": (1, {"transfer": "mmd"}),
+    "feddbe": (1, {"mu": 0.5}),
+    "fedfomo": (1, {"private": ["@head"]}),
+    "apple": (1, {"apart": True}),
+}
+
+
+def times_moved(method: Method) -> dict[str, list[float]]:
+    """How often the running means of one client moved in a round of one batch at no rate, layer by layer.
+
+    After n times they are 1 - .9^n of the batch's own means, which FedAvg's one time gives.
+    """
+    method = with_settings(method, method.conformance.settings)
+    still = OptimizerConfig(lr=1e-12)
+    data = federation((13,), (1, 16, 16))
+    chosen = setup(method, data, LeNet5(batch_norm=True), rounds=1, epochs=1, batch=50, optimizer=still)
+    meter = Meter(chosen)
+    simulation = Simulation(chosen, meter)
+    state = simulation.begin()
+    simulation.step(state)
+    found: dict[str, list[float]] = {}
+    memory = {name: state.memory[name] for name in state.memory}
+    for name, leaf in (*meter.outcome.uploads.items(), *memory.items()):
+        if name.endswith("running_mean"):
+            found.setdefault(name.rpartition("/")[2], []).append(float(leaf.reshape(-1, leaf.shape[-1])[0].mean()))
+    return found
+
+
+def test_a_step_moves_running_statistics_once() -> None:
+    """Passes in training mode are those of the steps: not of what is received, compared, measured or sent."""
+    whole = times_moved(METHODS.build({"name": "fedavg"}))
+    assert sorted(whole) == ["conv.1.running_mean", "conv.5.running_mean"]
+
+    def passes(method: Method) -> list[float]:
+        found = times_moved(method)
+        assert sorted(found) == sorted(whole)
+        ratios = [value / (10 * whole[layer][0]) for layer, values in found.items() for value in values]
+        return [math.log(1 - ratio) / math.log(0.9) for ratio in ratios]
+
+    for name in METHODS:
+        method = METHODS.build({"name": name})
+        others = name in ("ifca", "pfedhn") or name.startswith("floco")  # of other weights, or another's class
+        if not others and (name == "oracle" or not isinstance(method, clustered.WrapperMethod)):
+            rough = {"fedas": 1.0, "perfedavg": 2.0, "pfedme": 5.0}  # rates of their own
+            expected = rough.get(name, 2.0 if name in TWICE else 1.0)
+            found = passes(method)
+            assert found == pytest.approx([expected] * len(found), abs=0.3 if name in rough else 1e-6), name
+    for name, (expected, fields) in VARIANTS.items():
+        found = passes(METHODS.build({"name": name.strip(), **fields}))
+        assert found == pytest.approx([expected] * len(found), abs=1e-6), (name, fields)
