@@ -178,7 +178,7 @@ def test_rounds_of_feddyn(weighted: bool) -> None:
 
 def test_rounds_of_moon() -> None:
     """The contrast of the received model and the client's last, heads private."""
-    chosen, found = played(Moon(mu=2.0, tau=0.7, private=("@head",)))
+    chosen, found = played(Moon(mu=2.0, tau=0.7, private=("@head",)), epochs=2)
     data = [samples(chosen, k) for k in FOUR]
     body, previous = initial(chosen), [initial(chosen)] * 4
     for each in found:
@@ -195,7 +195,7 @@ def test_rounds_of_moon() -> None:
                 contrast = -(near.exp() / (near.exp() + far.exp())).log().mean()
                 return loss_on(data[k])(w) + 2.0 * contrast
 
-            trained[k] = descend(loss, received, LR)
+            trained[k] = descend(loss, descend(loss, received, LR), LR)
         same(each.message, stacked([body] * 3, BODY))
         same(each.uploads, stacked([trained[k] for k in each.ids], BODY))
         previous = [trained.get(k, previous[k]) for k in FOUR]
@@ -946,7 +946,7 @@ def test_rounds_of_gpfl(code: bool) -> None:
 
 def test_rounds_of_fedcp() -> None:
     lam = 2.0
-    chosen, found = played(FedCP(lam=lam, noise=4))
+    chosen, found = played(FedCP(lam=lam, noise=4), epochs=2)
     data, first = [samples(chosen, k) for k in FOUR], begun(chosen)
     w, own = first.server, [trees.row(first.memory, k) for k in FOUR]
 
@@ -967,21 +967,25 @@ def test_rounds_of_fedcp() -> None:
         trained = {}
         for k in each.ids:
             keyed = rng.torch_rng(0, "batches", done, k, 0)
-            (rows,) = schedule.batches(SIZES[k], chosen.protocol.local, Stage(), keyed)
-            x, y = data[k][0][rows], data[k][1][rows]
-            drawn = torch.empty(1, 4, 2, 7).exponential_(generator=rng.torch_rng(0, "batches/noise", done, k, 0))
-            gumbel = -drawn[0].log().double()[torch.arange(len(y)) % 4]
+            order = schedule.batches(SIZES[k], chosen.protocol.local, Stage(), keyed)
+            drawn = torch.empty(2, 4, 2, 7).exponential_(generator=rng.torch_rng(0, "batches/noise", done, k, 0))
             v = own[k]["head.weight"].sum(0)
             context = v / v.norm()
 
-            def loss(
-                v: Tree, x: Tensor = x, y: Tensor = y, gumbel: Tensor = gumbel, c: Tensor = context, w: Tree = w
-            ) -> Tensor:
-                z, given = features(v, x), features(w, x)
-                apart = kernel(z, z) + kernel(given, given) - 2 * kernel(z, given)
-                return cross_entropy(said(v, z, c, gumbel), y) + lam * apart
+            work = {**w, **own[k]}
+            for rows, noise in zip(order, drawn, strict=True):  # at first the distance to what was received is flat
+                x, y = data[k][0][rows], data[k][1][rows]
+                gumbel = -noise.log().double()[torch.arange(len(y)) % 4]
 
-            v = moved_by(loss, {**w, **own[k]}, ("head/",))
+                def loss(
+                    v: Tree, x: Tensor = x, y: Tensor = y, gumbel: Tensor = gumbel, c: Tensor = context, w: Tree = w
+                ) -> Tensor:
+                    z, given = features(v, x), features(w, x)
+                    apart = kernel(z, z) + kernel(given, given) - 2 * kernel(z, given)
+                    return cross_entropy(said(v, z, c, gumbel), y) + lam * apart
+
+                work = moved_by(loss, work, ("head/",))
+            v = work
             own = [{n: v[n] for n in HEAD} if j == k else own[j] for j in FOUR]
             trained[k] = {n: (v[n.removeprefix("head/")] + v[n]) / 2 if n.startswith("head/") else v[n] for n in w}
         same(each.uploads, stacked([trained[k] for k in each.ids], sorted(w)))
