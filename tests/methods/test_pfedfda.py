@@ -120,6 +120,30 @@ def test_the_weights_are_those_a_general_optimiser_finds(betas: str) -> None:
     assert held_out(chosen, z, y, given, shares) < best.fun + 5e-4
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("betas", ["two", "single"])
+def test_the_weights_are_the_best_of_a_grid_and_of_a_finer_one_around_it(betas: str, seed: int) -> None:
+    """Tenths, then fiftieths within a tenth, cut to [0, 1]; a class of one sample has no part."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.tensor([0, 1, 2, 0, 1, 0, 3, 1, 2, 0, 0])
+    z = torch.randn(4, 3, generator=draw, dtype=torch.float64)[y]
+    z = z + torch.randn(len(y), 3, generator=draw, dtype=torch.float64)
+    means = torch.randn(4, 3, generator=draw, dtype=torch.float64)
+    given, shares = {"means": means, "covariance": torch.eye(3, dtype=torch.float64)}, shares_of(y)
+    method = PFedFDA(betas=betas, ridge=1e-4, shift=0.0)
+    member = torch.nn.functional.one_hot(y, 4).double()
+    found = method.weights(z, member, given, method.log_shares(member.sum(0)))
+
+    def best(first: list[float], second: list[float]) -> tuple[float, float]:
+        pairs = [(b, b) for b in second] if betas == "single" else [(a, b) for b in second for a in first]
+        return min(pairs, key=lambda pair: held_out(np.array(pair), z, y, given, shares))
+
+    tenths = [i / 10 for i in range(11)]
+    coarse = best(tenths, tenths)
+    fine = best(*([min(1.0, max(0.0, b + (i - 5) / 50)) for i in range(11)] for b in coarse))
+    assert [float(b) for b in found] == pytest.approx(fine, abs=1e-9)
+
+
 def test_a_client_with_one_sample_a_class_takes_the_given_statistics() -> None:
     method, z = PFedFDA(), torch.randn(3, 5, dtype=torch.float64)
     given = {"means": torch.zeros(4, 5).double(), "covariance": torch.eye(5).double()}
