@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from fedbench.config.schema import HardwareConfig, LocalConfig, WorkConfig
 from fedbench.core import trees
+from fedbench.core.errors import ConfigError
+from fedbench.core.rng import torch_rng
 from fedbench.core.trees import Tree
-from fedbench.engine import seeds, workers
-from fedbench.engine.contract import Clock, Cohort
+from fedbench.engine import hardware, schedule, seeds, workers
+from fedbench.engine.contract import Clock, Cohort, Stage
 from fedbench.engine.seeds import Answer, MakeProxy, Request, SimulationThread, merged, split, together
 from fedbench.engine.simulation import Newcomers
 from fedbench.engine.stacked import BatchPlan, Program, StackedTrainer
 from fedbench.engine.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
+from fedbench.models.small import MLP, LeNet5
 from tests.helpers.pair import KIND, pair
 from tests.methods.toys import federation, gap, setup
 
@@ -257,3 +261,140 @@ def test_a_program_on_other_tensors_trains_on_those() -> None:
     state = {name: torch.full_like(leaf, 3) for name, leaf in other.state().items()}
     again = first.over(given, state)
     assert all(leaf is state[name] for name, leaf in again.state().items() if name != "count")
+
+
+# ---- schedules, and what fits, by hand
+
+
+def test_a_stage_s_own_work_goes_before_the_protocol_s() -> None:
+    epochs, iterations = LocalConfig(epochs=3, batch_size=8), LocalConfig(iterations=7, batch_size=8)
+    for local, own in ((epochs, (3, None)), (iterations, (None, 7))):
+        assert schedule.local_work(None, local) == schedule.local_work(Stage(), local) == own
+        assert schedule.local_work(Stage(epochs=2), local) == (2, None)
+        assert schedule.local_work(Stage(iterations=4), local) == (None, 4)
+        assert schedule.local_work(Stage(iterations=4, epochs=2), local) == (None, 4)
+    assert [schedule.steps(size, epochs) for size in (1, 8, 9, 16)] == [3, 3, 6, 6]
+    assert schedule.steps(9, epochs, Stage(epochs=0)) == schedule.steps(9, iterations, Stage(iterations=0)) == 0
+    whole = LocalConfig(epochs=3, batch_size=8, drop_last=True)
+    assert [schedule.batches_an_epoch(size, whole) for size in (8, 15, 16)] == [1, 1, 2]
+    assert schedule.all_steps(torch.tensor([8.0, 15.0, 16.0]), whole).tolist() == [3, 3, 6]
+    with pytest.raises(ConfigError, match="a client with 7 training samples in batches of 8; lower"):
+        schedule.batches_an_epoch(7, whole)
+    order = schedule.batches(13, whole, Stage(), torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    assert order.sizes == [8] * 3
+    assert order.positions.tolist() == [
+        k for _ in range(3) for k in torch.randperm(13, generator=generator)[:8].tolist()
+    ]
+    middle = schedule.Order(torch.arange(9), [4, 3, 2])
+    assert [each.tolist() for each in middle.cut(1, 9)] == [[4, 5, 6], [7, 8]]
+    assert [each.tolist() for each in middle.cut(0, 2)] == [[0, 1, 2, 3], [4, 5, 6]]
+
+
+def test_who_falls_short_by_hand() -> None:
+    for client in range(20):
+        stops, lost = torch.rand(2, generator=torch_rng(3, "work", 5, client), dtype=torch.float64).tolist()
+        work = WorkConfig(partial=0.5, fraction=0.25, dropout=0.5)
+        assert schedule.fallen_short(work, 3, 5, client) == (0.25 if stops < 0.5 else 1.0, lost >= 0.5)
+        assert schedule.fallen_short(WorkConfig(dropout=0.5), 3, 5, client) == (1.0, lost >= 0.5)
+        assert schedule.fallen_short(WorkConfig(partial=0.5, fraction=0.25), 3, 5, client)[1]
+        assert schedule.fallen_short(WorkConfig(), 3, 5, client) == (1.0, True)
+    assert [schedule.part_of(count, 0.3) for count in (0, 1, 3, 4, 10)] == [0, 1, 1, 2, 3]
+
+
+def test_cohorts_are_shuffled_from_few_clients_and_streamed_from_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "SHUFFLED", 8)
+    assert schedule.cohort(0, CLOCK, 9, 9).tolist() == list(range(9))
+    for clients, size in ((8, 4), (9, 5), (8, 7)):
+        drawn = torch.randperm(clients, generator=torch_rng(0, "cohort", 1))[:size]
+        assert schedule.cohort(0, CLOCK, clients, size).tolist() == sorted(drawn.tolist())
+    for clients, size in ((9, 4), (10, 5), (90, 3)):
+        generator, chosen = torch_rng(0, "cohort", 1), list[int]()
+        while len(chosen) < size:
+            chosen += [k for k in torch.randint(clients, (size,), generator=generator).tolist() if k not in chosen]
+            chosen = list(dict.fromkeys(chosen))
+        assert schedule.cohort(0, CLOCK, clients, size).tolist() == sorted(chosen[:size])
+
+
+def test_memory_of_a_cohort_from_three_peaks_by_hand() -> None:
+    chosen = setup(FedAvg(), federation((16, 16, 16, 16, 16, 16)))
+    own = sum(trees.leaf_bytes(leaf) for leaf in chosen.task.init(torch.Generator()).values())  # which is on its way
+    own *= 2  # in float64
+    peaks = [10_000 - own, 34_000, 16_000]
+    found = hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0))
+    assert (found.fixed, found.training, found.trained) == (2_000, 8_000, 2_000)
+    assert found.bytes(10, 3) == 2_000 + 3 * 8_000 + 7 * 2_000
+    assert [found.chunk(10, each) for each in (39_999, 40_000, 45_999, 46_000, 10**6, 0)] == [2, 3, 3, 4, 10, 1]
+    peaks = [10_000 - own, 9_000, 8_000]
+    least = hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0))
+    assert (least.training, least.trained) == (1, 0)
+    assert hardware.MemoryModel(0, 5, 5).chunk(4, 21) == 1
+
+
+def test_bytes_of_a_client_are_those_of_its_weights_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = setup(FedAvg(), federation((9, 9), dtype=torch.float32), model=MLP(hidden=(7,)), batch=8)
+    outputs = {"inputs": 16, "hidden": 7, "relu": 7, "scores": 4}
+    net = chosen.task.fresh()
+    seen = hardware.activation_bytes(net, chosen.task.shape, 8)
+    assert seen in {8 * 4 * sum(n for name, n in outputs.items() if name not in left) for left in ((), ("inputs",))}
+    weights = 4 * (16 * 7 + 7 + 7 * 4 + 4)
+    assert hardware.client_bytes(chosen) == 5 * weights + 3 * (seen + 4 * 16 * 8)
+    needed = 5 * MLP(hidden=(7,)).leaf_bytes((1, 4, 4), 4)
+    data: Any = SimpleNamespace(shape=(1, 4, 4), classes=4)
+    monkeypatch.setattr(MLP, "view", lambda _, dataset: dataset)
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: needed)
+    hardware.check_memory(MLP(hidden=(7,)), data, torch.device("cpu"))
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: needed - 1)
+    with pytest.raises(
+        ConfigError, match=r"model mlp7 takes at least 0.0 GB for inputs of shape \[1, 4, 4\], 0.0 GB are"
+    ):
+        hardware.check_memory(MLP(hidden=(7,)), data, torch.device("cpu"))
+
+
+def test_a_convolution_is_computed_another_way_only_where_that_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = setup(FedAvg(), federation((9, 9), (1, 16, 16)), model=LeNet5(), batch=8)
+    found = hardware.layers(chosen.task, 8)
+    assert [shape[0] for _, _, shape in found] == [8] * len(found)
+    assert found[0][2] == (8, 1, 16, 16)
+    names = dict(chosen.task.fresh().named_modules())
+    assert all(isinstance(names[name], type(layer)) for name, layer, _ in found)
+    told: list[tuple[str, str]] = []
+    asked: list[tuple[int, ...]] = []
+    other = next(name for name in hardware.LOWERINGS if name != hardware.NATIVE)
+    monkeypatch.setattr(type(chosen.task), "set_lowering", lambda _, name, way: told.append((name, way)))
+    for seconds, way in ((0.94, other), (0.95, hardware.NATIVE), (2.0, hardware.NATIVE)):
+        times = {hardware.NATIVE: 1.0, other: seconds}
+        monkeypatch.setattr(hardware, "timed", lambda _, shape, __, times=times: asked.append(shape) or times)
+        hardware.choose(chosen, 3)
+        assert not told, "on a CPU torch's own is kept"
+        monkeypatch.setattr(chosen.federation, "device", torch.device("cuda"))
+        hardware.choose(chosen, 3)
+        assert told == [(name, way) for name, _, _ in found]
+        assert asked == [(3, *shape) for _, _, shape in found]
+        monkeypatch.setattr(chosen.federation, "device", torch.device("cpu"))
+        told.clear()
+        asked.clear()
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "gpu", "cards", "expected"),
+    [
+        ("auto", "auto", False, False, False),
+        ("auto", "auto", True, False, True),
+        ("auto", "auto", False, True, True),
+        ("auto", "cpu", True, True, False),
+        ("auto", "cuda", True, False, True),
+        ("stacked", "cpu", False, False, True),
+        ("stacked", "auto", False, False, True),
+        ("looped", "auto", True, True, False),
+        ("workers", "cpu", False, False, False),
+    ],
+)
+def test_seeds_are_joined_where_they_may_be_stacked(
+    engine: Any, device: str, gpu: bool, cards: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(gpu))
+    assert hardware.stacks(HardwareConfig(engine=engine, device=device), cards=cards) is expected
