@@ -19,7 +19,7 @@ from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.partition import held_out, make_partition
 from fedbench.data.partitions import PARTITIONS, groups
-from fedbench.data.partitions.base import Assignment, PartitionSpec, evenly, largest
+from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, evenly, largest
 from fedbench.data.partitions.groups import Fold, FoldCode, LabelShift
 from fedbench.data.partitions.label import Dirichlet
 from fedbench.data.partitions.shifts import permutations
@@ -699,3 +699,110 @@ def test_clients_see_permuted_labels():
         for name, samples in (("train", partition.train), ("local", partition.test)):
             _, y = federation.gather(federation.indices(name, client))
             np.testing.assert_array_equal(y.numpy(), permutations(20)[kind][toy.y[samples[client]]])
+
+
+# --- as many as there are is taken, one more is refused, and both in words
+
+
+@pytest.mark.parametrize(
+    ("spec", "stock", "needed"),
+    [
+        ({"name": "fold", "folds": 2, "num_clients": 4, "size": 11}, [11] * 4, None),
+        (
+            {"name": "fold", "folds": 2, "num_clients": 4, "size": 12},
+            [11] * 4,
+            "4 clients of 12 samples need 48, there",
+        ),
+        ({"name": "fold", "folds": 2, "num_clients": 44, "size": 1}, [11] * 4, None),
+        ({"name": "fold", "folds": 2, "num_clients": 45, "size": 1}, [11] * 4, "num_clients=45 is more than the 44"),
+        ({"name": "fold", "folds": 4, "num_clients": 4, "size": 4}, [11] * 4, None),
+        ({"name": "fold", "folds": 5, "num_clients": 9, "size": 4}, [11] * 4, "4 classes and 9 clients do not make 5"),
+        ({"name": "fold", "folds": 3, "num_clients": 2, "size": 4}, [11] * 4, "4 classes and 2 clients do not make 3"),
+        (
+            {"name": "fold", "folds": 2, "num_clients": 2, "primary": 1.0, "size": 10},
+            [9, 15],
+            "10 samples of label 0, there are 9",
+        ),
+        ({"name": "fold", "folds": 2, "num_clients": 4, "primary": 1.0}, [9, 1], "the rarest class has too few"),
+        ({"name": "label_groups", "starts": (3,), "width": 4}, [5] * 4, None),
+        ({"name": "label_groups", "starts": (4,), "width": 4}, [5] * 4, "need more than the 4 classes"),
+        ({"name": "label_groups", "starts": (0,), "width": 5}, [5] * 4, "need more than the 4 classes"),
+        ({"name": "pathological", "skew": 2, "num_clients": 2}, [1] * 4, None),
+        ({"name": "pathological", "skew": 2, "num_clients": 1}, [9] * 4, "set partition.num_clients to at least 2"),
+        ({"name": "pathological", "skew": 3, "num_clients": 4}, [9] * 4, "blocks of 3; set .* to one of 1, 2, 4"),
+        ({"name": "pathological", "skew": 5, "num_clients": 4}, [9] * 4, "are fewer; set .* to one of 1, 2, 4"),
+        ({"name": "pathological", "skew": 2, "num_clients": 4}, [2] * 4, None),
+        ({"name": "pathological", "skew": 2, "num_clients": 5}, [9, 9, 2, 2], None),
+        (
+            {"name": "pathological", "skew": 2, "num_clients": 6},
+            [9, 9, 9, 2],
+            "3 clients share the 2 samples of class 3",
+        ),
+    ],
+)
+def test_just_what_there_is_is_divided_and_one_more_is_refused(spec, stock, needed):
+    made, stock = PARTITIONS.build(spec), np.array(stock)
+    if needed is not None:
+        with pytest.raises(ConfigError, match=needed):
+            made.counts(stock)
+        return
+    counts = made.counts(stock)
+    assert (counts.sum(0) <= stock).all()
+    assert (counts.sum(1) >= 1).all()
+    if "size" in spec:
+        assert (counts.sum(1) == spec["size"]).all()
+
+
+def test_just_enough_samples_are_enough():
+    assert Dirichlet(alpha=1e6, num_clients=4, min_size=5).counts(
+        np.array([20]), np.random.default_rng(0)
+    ).tolist() == [[5, 5, 5, 5]]
+    assert build("dir_prior", num_clients=4, size=5).counts(np.array([10, 10]), np.random.default_rng(0)).sum() == 20
+    assert build("feature_shift", large=3, small=2, test=1, scale=1.0).counts(70)[0].sum() == 50
+    with pytest.raises(ConfigError, match="feature_shift needs 70 samples, there are 69"):
+        build("feature_shift", large=3, small=2, test=1, scale=1.0).counts(69)
+    assert build("feature_shift", large=3, small=2, test=1).counts(69)[0][[0, 19]].tolist() == [2, 1]
+    assert build("feature_shift", large=3, small=2, test=1).counts(40)[0][[0, 19]].tolist() == [1, 1]
+    with pytest.raises(ConfigError, match="needs 40 samples, there are 39"):
+        build("feature_shift", large=3, small=2, test=1).counts(39)
+    four = make_partition(build("concept_shift"), data(300, 100, 4), Protocol(), 0)
+    np.testing.assert_array_equal(four.label_map, permutations(4)[np.arange(20) // 5])
+    pool = Pool(np.arange(40), np.zeros(40, dtype=np.int64), 1, np.repeat([0, 1], [20, 20]))
+    owned = build("domain", clients_per_domain=20).assign(pool, np.random.default_rng(0)).clients
+    assert [len(part) for part in owned or ()] == [1] * 40
+    with pytest.raises(ConfigError, match="domain 0 has 20 samples for 21 clients"):
+        build("domain", clients_per_domain=21).assign(pool, np.random.default_rng(0))
+
+
+HALVED = Protocol(fraction=0.5)
+
+
+def test_domains_made_by_angles_are_random_parts_turned_by_them():
+    toy = data(60, 0, 3)
+    made = make_partition(build("domain", angles=(10.0, -20.0), clients_per_domain=2), toy, HALVED, 0)
+    assert made.rotation.tolist() == [10.0, 10.0, -20.0, -20.0]
+    assert [len(a) + len(b) for a, b in zip(made.train, made.test, strict=True)] == [15] * 4
+    assert make_partition(build("homo", num_clients=2), toy, HALVED, 0).rotation is None
+
+
+def test_further_clients_of_a_shift_are_large_and_of_types_in_turn():
+    spec = build("feature_shift", large=4, small=2, test=2, further=5)
+    train, test = spec.counts(1000)
+    assert train.tolist() == [4] * 10 + [2] * 10 + [4] * 5
+    assert test.tolist() == [2] * 25
+    assert spec.types.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5 + [0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_file_may_share_samples_where_it_is_told_to(tmp_path, fixed):
+    lists = {"train_0": [0, 1, 2, 3], "train_1": [2, 3, 4, 5]} | ({"test_0": [6], "test_1": [6, 7]} if fixed else {})
+    path = tmp_path / "split.npz"
+    np.savez(path, **{name: np.array(each) for name, each in lists.items()})
+    if fixed:
+        made = make_partition(build("file", path=str(path), shared=True), data(8, 2, 2), Protocol(), 0)
+        assert [each.tolist() for each in (*made.train, *made.test)] == list(lists.values())
+    with pytest.raises(ConfigError, match="more than once"):
+        make_partition(build("file", path=str(path)), data(8, 2, 2), Protocol(sets="local"), 0)
+    np.savez(path, **{name: np.array(each) for name, each in lists.items()}, rotation=np.zeros(2))
+    with pytest.raises(ConfigError, match="cannot share it"):
+        make_partition(build("file", path=str(path), shared=True), data(8, 2, 2), Protocol(sets="local"), 0)

@@ -1,0 +1,405 @@
+"""Pieces of the engines on their own: processes that hang, simulations that never began, programs on other tensors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedbench.config.schema import HardwareConfig, LocalConfig, WorkConfig
+from fedbench.core import trees
+from fedbench.core.errors import ConfigError
+from fedbench.core.rng import torch_rng
+from fedbench.core.trees import Tree
+from fedbench.engine import hardware, schedule, seeds, workers
+from fedbench.engine.contract import Clock, Cohort, Stage
+from fedbench.engine.seeds import Answer, MakeProxy, Request, SimulationThread, merged, split, together
+from fedbench.engine.simulation import Newcomers
+from fedbench.engine.stacked import BatchPlan, Program, StackedTrainer
+from fedbench.engine.trainer import Outcome
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.small import MLP, LeNet5
+from tests.helpers.pair import KIND, pair
+from tests.methods.toys import federation, gap, setup
+
+CLOCK = Clock(1, 3)
+
+
+class Process:
+    """One that ends by itself, or only when it is killed."""
+
+    def __init__(self, *, hangs: bool) -> None:
+        self.alive, self.told = True, list[Any]()
+        self.hangs = hangs
+
+    def join(self, timeout: float | None = None) -> None:
+        self.told.append(("join", timeout))
+        self.alive = self.alive and self.hangs and timeout is not None
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def kill(self) -> None:
+        self.told.append("kill")
+
+
+def test_a_process_that_does_not_end_by_itself_is_killed_and_waited_for() -> None:
+    order: list[str] = []
+    links: list[Any] = [SimpleNamespace(close=lambda: order.append("closed")) for _ in range(2)]
+    good, hung = Process(hangs=False), Process(hangs=True)
+    processes: list[Any] = [good, hung]
+    workers.end(processes, links)
+    assert order == ["closed"] * 2
+    assert good.told == [("join", 5)]
+    assert hung.told == [("join", 5), "kill", ("join", None)]
+    assert processes == links == []
+
+
+def test_a_shared_tree_lays_its_leaves_out_apart_and_keeps_their_types() -> None:
+    spec = {
+        "a": ((2, 3), torch.float32),
+        "b": ((1,), torch.int64),
+        "c": ((0, 4), torch.float64),
+        "d": ((33,), torch.bool),
+    }
+    shared = workers.SharedTree.like(spec)
+    assert shared.buffer.dtype == torch.uint8
+    assert shared.buffer.is_shared()
+    assert len(shared.buffer) == 64 + 64 + 0 + 64
+    filled = {
+        name: torch.arange(torch.Size(shape).numel()).view(shape).to(dtype) + True
+        for name, (shape, dtype) in spec.items()
+    }
+    for name, leaf in shared.leaves().items():
+        leaf.copy_(filled[name])
+    for name, leaf in shared.leaves().items():
+        assert (tuple(leaf.shape), leaf.dtype) == spec[name]
+        assert torch.equal(leaf, filled[name].to(leaf.dtype))
+        assert leaf.data_ptr() % 64 == shared.buffer.data_ptr() % 64 or not leaf.numel()
+    tree = {"own": torch.zeros(5, 2), **trees.expand({"same": torch.zeros(3)}, 5)}
+    assert workers.spec_of(tree) == {"own": ((5, 2), torch.float32), "same": ((1, 3), torch.float32)}
+    assert workers.spec_of(tree, 4) == {"own": ((4, 2), torch.float32), "same": ((4, 3), torch.float32)}
+
+
+# ---- several simulations as one
+
+
+def request(first: int, count: int, *, training: bool = True, score: tuple[str, ...] = (), at: int = 1) -> Request:
+    ids = torch.arange(first, first + count)
+    return Request(training, ids, {"w": ids.double()[:, None]}, {"m": -ids.float()}, Clock(at, 3), score)
+
+
+def test_requests_are_put_together_and_their_outcome_is_taken_apart() -> None:
+    one, two = request(1, 2, score=("local",)), request(0, 3, score=("local",))
+    whole = merged([one, two], [0, 7])
+    assert whole.ids.tolist() == [1, 2, 7, 8, 9]
+    assert whole.message["w"].flatten().tolist() == [1, 2, 0, 1, 2]
+    assert whole.memory["m"].tolist() == [-1, -2, 0, -1, -2]
+    assert (whole.training, whole.clock, whole.score) == (True, CLOCK, ("local",))
+    numbers = torch.arange(5.0)
+    counts = {"local": (numbers[:, None], numbers[:, None] + 10)}
+    parts = split(Outcome({"u": numbers}, {"k": numbers + 1}, numbers + 2, counts), [2, 3])
+    for part, own in zip(parts, ([0.0, 1.0], [2.0, 3.0, 4.0]), strict=True):
+        assert part.uploads["u"].tolist() == own
+        assert part.memory["k"].tolist() == [each + 1 for each in own]
+        assert part.loss.tolist() == [each + 2 for each in own]
+        assert [leaf.flatten().tolist() for leaf in part.counts["local"]] == [own, [each + 10 for each in own]]
+
+
+def test_requests_are_alike_that_ask_for_the_same_of_leaves_of_one_shape() -> None:
+    one = request(0, 2)
+    assert one.kind == request(3, 4).kind
+    others = [request(0, 2, training=False), request(0, 2, score=("val",)), request(0, 2, at=2)]
+    for part in ("message", "memory"):
+        own = (
+            {"other": torch.zeros(2)},
+            {"w": torch.zeros(2, 9), "m": torch.zeros(2, 9)},
+            {"w": torch.zeros(2, 1).int()},
+        )
+        others += [Request(**{**vars(one), part: tree}) for tree in own]
+    assert all(one.kind != other.kind for other in others)
+
+
+def test_the_run_that_is_furthest_behind_goes_first_and_is_scored_before_the_next_trains() -> None:
+    def waiting(*requests: Request | None) -> list[int]:
+        threads: list[Any] = [SimpleNamespace(request=each, place=place) for place, each in enumerate(requests)]
+        threads = [type("Seat", (), vars(each))() for each in threads]
+        return [threads.index(each) for each in seeds._furthest_behind(threads)]
+
+    assert waiting(request(0, 2, at=2), request(0, 2, at=1), request(5, 1, at=1)) == [1, 2]
+    assert waiting(request(0, 2, at=1), request(0, 2, at=1, training=False), None) == [1]
+
+
+def test_a_simulation_that_never_began_needs_no_end() -> None:
+    begun: list[int] = []
+
+    def interrupted(_: MakeProxy) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        together([interrupted, lambda _: begun.append(1)], lambda _: pytest.fail("no engine is needed"))
+    assert not begun
+    thread: SimulationThread[int] = SimulationThread(lambda _: 3)
+    assert (thread.request, thread.seat, thread.stopped) == (None, None, None)
+    thread.stop()
+    thread.start()
+    assert thread.result() == 3
+    thread.stop()
+
+
+def test_a_simulation_that_is_stopped_asks_no_more_however_often_it_tries() -> None:
+    asked: list[int] = []
+
+    def stubborn(_: MakeProxy) -> str:
+        for attempt in range(3):
+            try:
+                found = thread._ask(request(attempt, 1)).outcome
+                if isinstance(found, BaseException):
+                    raise found
+            except KeyboardInterrupt:  # noqa: PERF203 - what is tried again
+                asked.append(attempt)
+        return "done"
+
+    thread: SimulationThread[str] = SimulationThread(stubborn)
+    thread.start()
+    assert thread.request is not None
+    thread.go_on(Answer(KeyboardInterrupt()))
+    assert thread.request.ids.tolist() == [1]
+    thread.stop()
+    assert asked == [0, 1, 2]
+    assert [thread.request] == [None]
+    assert not thread._thread.is_alive()
+    assert thread.result() == "done"
+
+
+# ---- the clients of a kind, and rows of clients that no round met
+
+
+def test_a_kind_s_cohort_is_served_as_its_clients_are() -> None:
+    chosen = pair(FedAvg())
+    cohort = chosen.cohort(torch.tensor([1, 2, 4]), CLOCK)
+    found = list(cohort.by_kind())
+    assert [mask.tolist() for mask, _ in found] == [[True, False, False], [False, True, True]]
+    for place, (_, part) in enumerate(found):
+        assert part.served.tolist() == [client for client, kind in enumerate(KIND) if kind == place]
+        assert part.ids.tolist() == [[1], [2, 4]][place]
+        assert part.steps.tolist() == cohort.steps[[[0], [1, 2]][place]].tolist()
+        assert part.task is chosen.task.kinds[place]
+    (only,) = chosen.cohort(torch.tensor([3]), CLOCK).by_kind()
+    assert only[1].served.tolist() == [2, 3, 4], "also those that are not in the cohort"
+    alike = setup(FedAvg())
+    whole = alike.cohort(torch.tensor([0, 3]), CLOCK)
+    ((mask, same),) = whole.by_kind()
+    assert mask.all()
+    assert isinstance(same, Cohort)
+    assert same.served.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rows_of_unseen_clients_are_as_they_began_and_leaves_of_other_axes_stay() -> None:
+    whole = setup(FedAvg(), federation((9, 13, 8, 7, 12)), unseen=2)
+    newcomers = Newcomers(whole, whole.seen)
+    begun: list[dict[str, Tree]] = [{"server": {}, "memory": {}} for _ in range(2)]
+    for count, each in zip((3, 5), begun, strict=True):
+        each["server"] |= {"rows": torch.zeros(count, 2), "square": torch.zeros(count, count), "one": torch.zeros(4)}
+    newcomers._begun = begun
+    moved = torch.tensor([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]])
+    rows = newcomers._rows("server", "rows", moved, lend=False)
+    assert rows.tolist() == [*moved.tolist(), [0.0, 0.0], [0.0, 0.0]]
+    lent = newcomers._rows("server", "rows", moved, lend=True)
+    assert lent.tolist() == [*moved.tolist(), [1.0, 2.0], [1.0, 2.0]], "of the first that moved and differs"
+    square = newcomers._rows("server", "square", torch.ones(3, 3), lend=False)
+    assert square.sum() == 9
+    assert square.shape == (5, 5)
+    for name, leaf in (
+        *(("rows", torch.ones(shape)) for shape in ((3, 2, 2), (4, 2), (3, 3))),
+        ("one", torch.ones(4)),
+        ("new", torch.ones(3, 7)),
+    ):
+        assert newcomers._rows("server", name, leaf, lend=True) is leaf, "it has no place for clients, or another one"
+
+
+# ---- a program on other tensors
+
+
+def test_a_program_on_other_tensors_trains_on_those() -> None:
+    """Other weights, messages, batches, masks and sizes: as the program that was made of them."""
+    chosen = setup(FedAvg(), federation((8, 16, 16)), batch=8)
+    trainer = StackedTrainer(chosen, 9)
+    made: list[Program] = []
+
+    def program(ids: list[int], clock: Clock, seed: int) -> Program:
+        model = chosen.federation.placed(chosen.task.init(torch.Generator().manual_seed(seed)))
+        found: list[Program] = []
+
+        def keep(chunk: Any) -> Outcome:
+            (stage,) = chosen.method.stages(chosen.protocol.local, clock)
+            work = trees.clone(trainer.map("start", "start", chosen.method.start, chunk))
+            plan = trainer._plan(chunk, stage, "batches")
+            found.append(Program(trainer, stage, chunk, work, plan, {}))
+            return Outcome({}, {}, torch.zeros(len(ids)))
+
+        trainer.in_chunks(torch.tensor(ids), trees.expand(model, len(ids)), {}, clock, keep)
+        made.extend(found)
+        return found[0]
+
+    first, second = program([1, 2], CLOCK, 0), program([2, 1], Clock(2, 3), 1)
+    assert isinstance(first.plan, BatchPlan)
+    assert not torch.equal(first.plan.indices, second.plan.indices)
+    given = {name: leaf.clone() for name, leaf in second.inputs().items()}
+    assert {"own/indices", "own/mask", "own/sizes", "own/steps"} <= given.keys()
+    other = first.over(given)
+    for name, leaf in other.inputs().items():
+        assert leaf is given[name] or leaf.data_ptr() == given[name].data_ptr(), name
+    before = trees.clone(first.work)
+    other.run()
+    second.run()
+    assert gap(other.work, second.work) == 0
+    assert torch.equal(other.total, second.total)
+    assert gap(first.work, before) == 0
+    state = {name: torch.full_like(leaf, 3) for name, leaf in other.state().items()}
+    again = first.over(given, state)
+    assert all(leaf is state[name] for name, leaf in again.state().items() if name != "count")
+
+
+# ---- schedules, and what fits, by hand
+
+
+def test_a_stage_s_own_work_goes_before_the_protocol_s() -> None:
+    epochs, iterations = LocalConfig(epochs=3, batch_size=8), LocalConfig(iterations=7, batch_size=8)
+    for local, own in ((epochs, (3, None)), (iterations, (None, 7))):
+        assert schedule.local_work(None, local) == schedule.local_work(Stage(), local) == own
+        assert schedule.local_work(Stage(epochs=2), local) == (2, None)
+        assert schedule.local_work(Stage(iterations=4), local) == (None, 4)
+        assert schedule.local_work(Stage(iterations=4, epochs=2), local) == (None, 4)
+    assert [schedule.steps(size, epochs) for size in (1, 8, 9, 16)] == [3, 3, 6, 6]
+    assert schedule.steps(9, epochs, Stage(epochs=0)) == schedule.steps(9, iterations, Stage(iterations=0)) == 0
+    whole = LocalConfig(epochs=3, batch_size=8, drop_last=True)
+    assert [schedule.batches_an_epoch(size, whole) for size in (8, 15, 16)] == [1, 1, 2]
+    assert schedule.all_steps(torch.tensor([8.0, 15.0, 16.0]), whole).tolist() == [3, 3, 6]
+    with pytest.raises(ConfigError, match="a client with 7 training samples in batches of 8; lower"):
+        schedule.batches_an_epoch(7, whole)
+    order = schedule.batches(13, whole, Stage(), torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    assert order.sizes == [8] * 3
+    assert order.positions.tolist() == [
+        k for _ in range(3) for k in torch.randperm(13, generator=generator)[:8].tolist()
+    ]
+    middle = schedule.Order(torch.arange(9), [4, 3, 2])
+    assert [each.tolist() for each in middle.cut(1, 9)] == [[4, 5, 6], [7, 8]]
+    assert [each.tolist() for each in middle.cut(0, 2)] == [[0, 1, 2, 3], [4, 5, 6]]
+
+
+def test_who_falls_short_by_hand() -> None:
+    for client in range(20):
+        stops, lost = torch.rand(2, generator=torch_rng(3, "work", 5, client), dtype=torch.float64).tolist()
+        work = WorkConfig(partial=0.5, fraction=0.25, dropout=0.5)
+        assert schedule.fallen_short(work, 3, 5, client) == (0.25 if stops < 0.5 else 1.0, lost >= 0.5)
+        assert schedule.fallen_short(WorkConfig(dropout=0.5), 3, 5, client) == (1.0, lost >= 0.5)
+        assert schedule.fallen_short(WorkConfig(partial=0.5, fraction=0.25), 3, 5, client)[1]
+        assert schedule.fallen_short(WorkConfig(), 3, 5, client) == (1.0, True)
+    assert [schedule.part_of(count, 0.3) for count in (0, 1, 3, 4, 10)] == [0, 1, 1, 2, 3]
+
+
+def test_cohorts_are_shuffled_from_few_clients_and_streamed_from_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "SHUFFLED", 8)
+    assert schedule.cohort(0, CLOCK, 9, 9).tolist() == list(range(9))
+    for clients, size in ((8, 4), (9, 5), (8, 7)):
+        drawn = torch.randperm(clients, generator=torch_rng(0, "cohort", 1))[:size]
+        assert schedule.cohort(0, CLOCK, clients, size).tolist() == sorted(drawn.tolist())
+    for clients, size in ((9, 4), (10, 5), (90, 3)):
+        generator, chosen = torch_rng(0, "cohort", 1), list[int]()
+        while len(chosen) < size:
+            chosen += [k for k in torch.randint(clients, (size,), generator=generator).tolist() if k not in chosen]
+            chosen = list(dict.fromkeys(chosen))
+        assert schedule.cohort(0, CLOCK, clients, size).tolist() == sorted(chosen[:size])
+
+
+def test_memory_of_a_cohort_from_three_peaks_by_hand() -> None:
+    chosen = setup(FedAvg(), federation((16, 16, 16, 16, 16, 16)))
+    own = sum(trees.leaf_bytes(leaf) for leaf in chosen.task.init(torch.Generator()).values())  # which is on its way
+    own *= 2  # in float64
+    peaks = [10_000 - own, 34_000, 16_000]
+    found = hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0))
+    assert (found.fixed, found.training, found.trained) == (2_000, 8_000, 2_000)
+    assert found.bytes(10, 3) == 2_000 + 3 * 8_000 + 7 * 2_000
+    assert [found.chunk(10, each) for each in (39_999, 40_000, 45_999, 46_000, 10**6, 0)] == [2, 3, 3, 4, 10, 1]
+    peaks = [10_000 - own, 9_000, 8_000]
+    least = hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0))
+    assert (least.training, least.trained) == (1, 0)
+    assert hardware.MemoryModel(0, 5, 5).chunk(4, 21) == 1
+
+
+def test_bytes_of_a_client_are_those_of_its_weights_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = setup(FedAvg(), federation((9, 9), dtype=torch.float32), model=MLP(hidden=(7,)), batch=8)
+    outputs = {"inputs": 16, "hidden": 7, "relu": 7, "scores": 4}
+    net = chosen.task.fresh()
+    seen = hardware.activation_bytes(net, chosen.task.shape, 8)
+    assert seen in {8 * 4 * sum(n for name, n in outputs.items() if name not in left) for left in ((), ("inputs",))}
+    weights = 4 * (16 * 7 + 7 + 7 * 4 + 4)
+    assert hardware.client_bytes(chosen) == 5 * weights + 3 * (seen + 4 * 16 * 8)
+    needed = 5 * MLP(hidden=(7,)).leaf_bytes((1, 4, 4), 4)
+    data: Any = SimpleNamespace(shape=(1, 4, 4), classes=4)
+    monkeypatch.setattr(MLP, "view", lambda _, dataset: dataset)
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: needed)
+    hardware.check_memory(MLP(hidden=(7,)), data, torch.device("cpu"))
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: needed - 1)
+    with pytest.raises(
+        ConfigError, match=r"model mlp7 takes at least 0.0 GB for inputs of shape \[1, 4, 4\], 0.0 GB are"
+    ):
+        hardware.check_memory(MLP(hidden=(7,)), data, torch.device("cpu"))
+
+
+def test_a_convolution_is_computed_another_way_only_where_that_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = setup(FedAvg(), federation((9, 9), (1, 16, 16)), model=LeNet5(), batch=8)
+    found = hardware.layers(chosen.task, 8)
+    assert [shape[0] for _, _, shape in found] == [8] * len(found)
+    assert found[0][2] == (8, 1, 16, 16)
+    names = dict(chosen.task.fresh().named_modules())
+    assert all(isinstance(names[name], type(layer)) for name, layer, _ in found)
+    told: list[tuple[str, str]] = []
+    asked: list[tuple[int, ...]] = []
+    other = next(name for name in hardware.LOWERINGS if name != hardware.NATIVE)
+    monkeypatch.setattr(type(chosen.task), "set_lowering", lambda _, name, way: told.append((name, way)))
+    for seconds, way in ((0.94, other), (0.95, hardware.NATIVE), (2.0, hardware.NATIVE)):
+        times = {hardware.NATIVE: 1.0, other: seconds}
+
+        def timed(_: Any, shape: tuple[int, ...], __: Any, times: dict[str, float] = times) -> dict[str, float]:
+            asked.append(shape)
+            return times
+
+        monkeypatch.setattr(hardware, "timed", timed)
+        hardware.choose(chosen, 3)
+        assert not told, "on a CPU torch's own is kept"
+        monkeypatch.setattr(chosen.federation, "device", torch.device("cuda"))
+        hardware.choose(chosen, 3)
+        assert told == [(name, way) for name, _, _ in found]
+        assert asked == [(3, *shape) for _, _, shape in found]
+        monkeypatch.setattr(chosen.federation, "device", torch.device("cpu"))
+        told.clear()
+        asked.clear()
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "gpu", "cards", "expected"),
+    [
+        ("auto", "auto", False, False, False),
+        ("auto", "auto", True, False, True),
+        ("auto", "auto", False, True, True),
+        ("auto", "cpu", True, True, False),
+        ("auto", "cuda", True, False, True),
+        ("stacked", "cpu", False, False, True),
+        ("stacked", "auto", False, False, True),
+        ("looped", "auto", True, True, False),
+        ("workers", "cpu", False, False, False),
+    ],
+)
+def test_seeds_are_joined_where_they_may_be_stacked(
+    engine: Any, device: str, gpu: bool, cards: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(gpu))
+    assert hardware.stacks(HardwareConfig(engine=engine, device=device), cards=cards) is expected
