@@ -579,8 +579,9 @@ class Newcomers:
         `lend`: in their places the rows of others that moved and differ.
         """
         first, fresh = (begun[side][name].to(leaf) if name in begun[side] else leaf for begun in self._begun)
-        fits = [each in (1, size) for each, size in zip(first.shape, leaf.shape, strict=False)]
-        if first.shape == fresh.shape or leaf.dim() != len(fits) or not all(fits):
+        if first.shape == fresh.shape or leaf.dim() != first.dim():
+            return leaf
+        if not all(each in (1, size) for each, size in zip(first.shape, leaf.shape, strict=True)):
             return leaf
         axes = [a != b for a, b in zip(first.shape, fresh.shape, strict=True)]
         shape = [b if apart else size for apart, b, size in zip(axes, fresh.shape, leaf.shape, strict=True)]

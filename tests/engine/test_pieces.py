@@ -213,7 +213,7 @@ def test_rows_of_unseen_clients_are_as_they_began_and_leaves_of_other_axes_stay(
     assert square.sum() == 9
     assert square.shape == (5, 5)
     for name, leaf in (
-        *(("rows", torch.ones(shape)) for shape in ((3, 2, 2), (4, 2), (3, 3))),
+        *(("rows", torch.ones(shape)) for shape in ((3,), (3, 2, 2), (4, 2), (3, 3))),
         ("one", torch.ones(4)),
         ("new", torch.ones(3, 7)),
     ):
