@@ -21,7 +21,7 @@ from torch.nn import functional
 from fedbench.config.schema import parse_augmentation
 from fedbench.core.batch import Batch, Population
 from fedbench.core.errors import ConfigError
-from fedbench.core.trees import Tree, is_shared
+from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
 
@@ -241,12 +241,11 @@ class Federation:
         return held_out if len(held_out) else self.sets["train"][client]
 
     def placed(self, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A tree on the federation's device, models in its precision; one row of all clients stays one."""
-
-        def moved(leaf: Tensor) -> Tensor:
-            return leaf.to(self.device, self.dtype if leaf.dtype == torch.float32 else leaf.dtype)
-
-        return {k: moved(v[:1]).expand(v.shape) if is_shared(v) else moved(v) for k, v in tree.items()}
+        """A tree on the federation's device, models in its precision."""
+        return {
+            key: leaf.to(self.device, self.dtype if leaf.dtype == torch.float32 else leaf.dtype)
+            for key, leaf in tree.items()
+        }
 
     def share_memory(self) -> Federation:
         """Move the sample arrays to shared memory, so that worker processes read them without copies."""

@@ -121,11 +121,13 @@ def shared_key(code: Callable[..., object], given: Sequence[object]) -> str:
 
 
 def initial(setup: Setup) -> tuple[Tree, Tree]:
-    """(server, clients' memory [N, ...]) as the method begins, on the device."""
+    """(server, clients' memory [N, ...]) as the method begins, on the device; one row of all clients stays one."""
     call = HookCaller(setup.method, None, ())
     key = rng.torch_rng(setup.seed, "init")
     server, memory = call("init", setup.method.init, setup.task, setup.population, key)
-    return setup.federation.placed(server), setup.federation.placed(memory)
+    placed = setup.federation.placed
+    rows = placed({name: leaf[:1] if trees.is_shared(leaf) else leaf for name, leaf in memory.items()})
+    return placed(server), {name: leaf.expand(memory[name].shape) for name, leaf in rows.items()}
 
 
 # From counts of right answers to what is recorded: each client's own, the global model's, those after training.

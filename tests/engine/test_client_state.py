@@ -18,7 +18,6 @@ from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.ditto import Ditto
-from fedbench.testing.toys import federation
 from tests.engine.toys import CPU, equal
 from tests.methods.toys import setup
 
@@ -74,11 +73,9 @@ def test_who_never_trained_shares_the_initial_memory() -> None:
 
 def test_one_row_of_all_clients_stays_one_in_another_precision() -> None:
     """A change of type, as a move to a GPU, would lay out a model for every client."""
-    start = initial()
-    found = federation((4, 4)).placed(start)
-    assert [name for name in found if trees.is_shared(found[name])] == ["weight", "flag", "half", "count"]
-    assert found["weight"].dtype == torch.float64
-    assert all(torch.equal(found[name], leaf.to(found[name].dtype)) for name, leaf in start.items())
+    _, memory = states.initial(setup(Ditto()))
+    assert memory["personal/head.weight"].dtype == torch.float64
+    assert all(map(trees.is_shared, memory.values()))
 
 
 def test_it_owns_its_rows() -> None:
