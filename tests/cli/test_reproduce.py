@@ -127,6 +127,7 @@ def test_a_column_whose_data_is_missing_leaves_the_table_incomplete(
     assert run(tmp_path, "rows=Local") == 0, "the other column is not asked for"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -116,6 +116,7 @@ def test_sweep_over_a_parameter_keeps_its_values_apart(
     assert "fedprox mu=0.7" in text
 
 
+@pytest.mark.slow
 def test_sweep_over_methods_gives_each_its_own_keys(
     toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:

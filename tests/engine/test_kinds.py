@@ -177,12 +177,10 @@ def test_engines_agree_for_every_kind(name: str, engine: str) -> None:
 
 # One client after another, FedSaC's server hooks apart, each client's decomposition is a wait of its own.
 PAIRS = [(name, engine) for name in FEW for engine in PRETENDED if (name, engine) != ("fedsac_multimodal", "looped")]
-QUICK = ("fedsac_multimodal", "stacked")
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"), [pytest.param(*p, marks=[] if p == QUICK else pytest.mark.slow) for p in PAIRS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "engine"), PAIRS)
 def test_a_gpu_takes_every_kind_and_hardly_waits(name: str, engine: str) -> None:
     """However large the cohort."""
     for cohort in (4, 12):

@@ -106,6 +106,7 @@ class Odd(ValueError):
         super().__init__(f"{who}: {why}")
 
 
+@pytest.mark.slow
 def test_after_a_failure_nothing_is_left_over_for_the_next_call() -> None:
     chosen = dataclasses.replace(setup(), method=Fated())
     model = trees.expand(chosen.task.init(torch.Generator().manual_seed(0)), 5)

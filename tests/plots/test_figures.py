@@ -10,6 +10,7 @@ import pytest
 
 from fedbench.figures.plan import spec_names
 from fedbench.plots import runs, style
+from tests.helpers.tiers import tiered
 from tests.plots.made import MADE, counts
 
 
@@ -18,7 +19,7 @@ def test_every_figure_is_drawn_here() -> None:
     assert len(MADE) == 28
 
 
-@pytest.mark.parametrize("name", sorted(MADE))
+@pytest.mark.parametrize("name", tiered(sorted(MADE), quick=sorted(MADE)[::3]))
 def test_a_figure_is_drawn(name: str, tmp_path: Path) -> None:
     paper, _, number = name.rpartition("_")
     with style.styled(name):
