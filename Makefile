@@ -59,7 +59,7 @@ check-method: $(INSTALLED) ## every promise of a method: NAME=ditto, or NAME=pac
 	@test -n "$(NAME)" || { echo "which method? make check-method NAME=ditto, or NAME=package.module:Class" >&2; exit 1; }
 	$(BIN)/python -m fedbench check-method $(NAME)
 
-test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (four to five minutes on two quiet cores)
+test: lint ## what CI runs: ruff, mypy, and the tests but for the slow ones (under four minutes on two quiet cores)
 	$(CHECKS) -m "not slow"
 
 test-full: lint ## test, and the slow ones

@@ -133,10 +133,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-QUICK = (
-    "docs/datasets.md",
-    "docs/verdicts.md",
-)
+QUICK = ("docs/datasets.md",)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -76,6 +76,11 @@ class RunConfig:
         groups = (*REGISTRIES, *SCHEMAS)
         return {group: label(group, self.plain[group], getattr(self, group)) for group in groups}
 
+    @cached_property
+    def protocol_changes(self) -> str:
+        """`rounds=3, optimizer.lr=0.5`: where its protocol is not as the preset that it names; "" if nowhere."""
+        return groups.changed("protocol", self.plain["protocol"])
+
     @property
     def seed(self) -> int:
         """Keys everything random in the run."""

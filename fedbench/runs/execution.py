@@ -123,8 +123,7 @@ def _refuses(part: str, config: DictConfig) -> bool:
 def labels_of(run: RunConfig) -> Labels:
     """Return what people call the run; of a protocol also what is not as its preset says."""
     names = {group: run.labels[group] for group in ("dataset", "partition", "method")}
-    changed = groups.changed("protocol", run.plain["protocol"])
-    protocol = run.labels["protocol"] + (f" ({changed})" if changed else "")
+    protocol = run.labels["protocol"] + (f" ({run.protocol_changes})" if run.protocol_changes else "")
     return Labels(**names, model=run.model.label, protocol=protocol, seed=run.seed)
 
 

@@ -55,7 +55,7 @@ ROTATED = [(*look, view) for look, view in zip([*LOOKS, *LOOKS], VIEWS, strict=F
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme", "view"), tiered(CASES, ROTATED[::4]), ids=lambda each: getattr(each, "__name__", str(each))
+    ("width", "scheme", "view"), tiered(CASES, ROTATED[:1]), ids=lambda each: getattr(each, "__name__", str(each))
 )
 def test_axe_finds_nothing(browser: Any, results: Path, width: int, scheme: str, view: Callable[[Any], None]) -> None:
     size = {"width": width, "height": 900}

@@ -125,7 +125,7 @@ def test_labels_stay_text_in_the_browser(opened: Any) -> None:
     assert opened.title() == "fedbench: published tables and ours"
 
 
-@pytest.mark.parametrize("width", tiered([390, 320], [390]))
+@pytest.mark.parametrize("width", tiered([390, 320], []))
 def test_a_phone_scrolls_tables_in_their_boxes(browser: Any, results: Path, width: int) -> None:
     size = {"width": width, "height": 800}
     for page in browsing.opened(browser, results, viewport=size, has_touch=True, is_mobile=True):

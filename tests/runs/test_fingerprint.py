@@ -90,7 +90,7 @@ def test_of_two_results_whose_data_are_gone_the_one_of_the_path_is_shown(tmp_pat
     assert execution.execute(elsewhere).row == made[1].row, "the last, where the path tells nothing"
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", tiered(PARTS, quick=["engine"]))
 def test_a_result_of_other_code_is_shown_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
