@@ -51,11 +51,10 @@ LOOKS = ((390, "light"), (1440, "dark"), (390, "dark"), (1440, "light"))
 
 
 CASES = [(*look, view) for view in VIEWS for look in LOOKS]
-ROTATED = [(*look, view) for look, view in zip([*LOOKS, *LOOKS], VIEWS, strict=False)]  # each view and look once
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme", "view"), tiered(CASES, ROTATED[:1]), ids=lambda each: getattr(each, "__name__", str(each))
+    ("width", "scheme", "view"), tiered(CASES, CASES[:1]), ids=lambda each: getattr(each, "__name__", str(each))
 )
 def test_axe_finds_nothing(browser: Any, results: Path, width: int, scheme: str, view: Callable[[Any], None]) -> None:
     size = {"width": width, "height": 900}

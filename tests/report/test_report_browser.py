@@ -9,7 +9,6 @@ import pytest
 
 from fedbench.cli import program
 from fedbench.report.build import build
-from tests.helpers.tiers import tiered
 from tests.report import browsing
 from tests.report.browsing import shown
 from tests.report.toys import CLOSE, TAG
@@ -125,7 +124,8 @@ def test_labels_stay_text_in_the_browser(opened: Any) -> None:
     assert opened.title() == "fedbench: published tables and ours"
 
 
-@pytest.mark.parametrize("width", tiered([390, 320], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 320])
 def test_a_phone_scrolls_tables_in_their_boxes(browser: Any, results: Path, width: int) -> None:
     size = {"width": width, "height": 800}
     for page in browsing.opened(browser, results, viewport=size, has_touch=True, is_mobile=True):

@@ -17,7 +17,6 @@ from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.execution import build, execute, execute_batched, split_data
 from fedbench.tables import spec
 from tests.helpers.labelled_formats import LABELLED
-from tests.helpers.tiers import tiered
 
 TWO = [
     "dataset=captioned",
@@ -103,7 +102,8 @@ def test_keys_tell_networks_and_readings_apart() -> None:
 ROWS = [row.label for row in spec.load("fedsac_t2").rows]
 
 
-@pytest.mark.parametrize("row", tiered(ROWS, quick=[]))
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
 def test_table_2_runs_on_files_of_cub(row: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     LABELLED["cub"](tmp_path, rng.permutation(np.arange(160) % 200), np.arange(40))
