@@ -83,7 +83,7 @@ def conclude(folder: Path, results: str) -> int:
 
 
 def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> None:
-    """Run what `ledger` lacks, stage by stage, and record each stage when it ends."""
+    """Run what `ledger` lacks, stage by stage, and record each stage when it ends or is stopped."""
     from fedbench.core.files import held
     from fedbench.tables.leaderboard import FINAL, stages
 
@@ -94,11 +94,13 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
         missing = ledger.missing(entries, retry=selection.retry)
         name = f"{stage.name}, seed {stage.seeds[0]}" if stage.name == FINAL else stage.name
         print(f"{name}: {len(entries)} runs, {len(missing)} to do", flush=True)
-        if missing:
-            make_runs(missing, launcher)
-        with held(ledger.folder):
-            ledger.record(entries)
-            ledger.save()
+        try:
+            if missing:
+                make_runs(missing, launcher)
+        finally:  # rows outlive the folders of runs: another machine goes on where this one was stopped
+            with held(ledger.folder):
+                ledger.record(entries)
+                ledger.save()
 
 
 def hours(ledger: Ledger, rows: Sequence[str], at_once: int) -> Iterator[str]:
