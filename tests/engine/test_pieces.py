@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +23,7 @@ from fedbench.engine.simulation import Newcomers
 from fedbench.engine.stacked import BatchPlan, Program, StackedTrainer
 from fedbench.engine.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
+from fedbench.models import layers
 from fedbench.models.small import MLP, LeNet5
 from tests.helpers.pair import KIND, pair
 from tests.methods.toys import federation, gap, setup
@@ -328,7 +332,9 @@ def test_memory_of_a_cohort_from_three_peaks_by_hand() -> None:
     peaks = [10_000 - own, 9_000, 8_000]
     least = hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0))
     assert (least.training, least.trained) == (1, 0)
-    assert hardware.MemoryModel(0, 5, 5).chunk(4, 21) == 1
+    peaks = [10_000 - own, 64_000, 16_000]
+    assert hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0)).fixed == 0, "three more take more than three"
+    assert [hardware.MemoryModel(0, 5, 5).chunk(4, each) for each in (21, 22, 24, 99)] == [1, 2, 4, 4]
 
 
 def test_bytes_of_a_client_are_those_of_its_weights_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +342,7 @@ def test_bytes_of_a_client_are_those_of_its_weights_and_layers(monkeypatch: pyte
     outputs = {"inputs": 16, "hidden": 7, "relu": 7, "scores": 4}
     net = chosen.task.fresh()
     seen = hardware.activation_bytes(net, chosen.task.shape, 8)
+    assert not any(module._forward_hooks for module in net.modules())
     assert seen in {8 * 4 * sum(n for name, n in outputs.items() if name not in left) for left in ((), ("inputs",))}
     weights = 4 * (16 * 7 + 7 + 7 * 4 + 4)
     assert hardware.client_bytes(chosen) == 5 * weights + 3 * (seen + 4 * 16 * 8)
@@ -362,10 +369,11 @@ def test_a_convolution_is_computed_another_way_only_where_that_is_clearly_faster
     assert all(isinstance(names[name], type(layer)) for name, layer, _ in found)
     told: list[tuple[str, str]] = []
     asked: list[tuple[int, ...]] = []
-    other = next(name for name in hardware.LOWERINGS if name != hardware.NATIVE)
+    slower, other = (name for name in sorted(hardware.LOWERINGS)[:3] if name != hardware.NATIVE)
     monkeypatch.setattr(type(chosen.task), "set_lowering", lambda _, name, way: told.append((name, way)))
-    for seconds, way in ((0.94, other), (0.95, hardware.NATIVE), (2.0, hardware.NATIVE)):
-        times = {hardware.NATIVE: 1.0, other: seconds}
+    monkeypatch.setattr(hardware, "FASTER", 0.9)
+    for seconds, way in ((0.89, other), (0.9, hardware.NATIVE), (0.94, hardware.NATIVE)):
+        times = {hardware.NATIVE: 2.0, slower: 2.0 * 0.949, other: 2.0 * seconds}
 
         def timed(_: Any, shape: tuple[int, ...], __: Any, times: dict[str, float] = times) -> dict[str, float]:
             asked.append(shape)
@@ -381,6 +389,55 @@ def test_a_convolution_is_computed_another_way_only_where_that_is_clearly_faster
         monkeypatch.setattr(chosen.federation, "device", torch.device("cpu"))
         told.clear()
         asked.clear()
+
+
+def test_every_way_of_a_convolution_has_the_same_gradients_and_all_are_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layer = layers.Conv2d(2, 3, 3, padding=1)
+    generator = torch.Generator().manual_seed(0)
+    model = {name: torch.randn(4, *leaf.shape, generator=generator) for name, leaf in layer.named_parameters()}
+    x = torch.randn(4, 2, 2, 5, 5, generator=generator)
+    leaves = [leaf.requires_grad_() for leaf in (model["weight"], model["bias"], x)]
+    each = [torch.nn.functional.conv2d(x[k], model["weight"][k], model["bias"][k], padding=1) for k in range(4)]
+    expected = torch.autograd.grad(torch.stack(each).sum(), leaves)
+    given = {name: leaf.detach() for name, leaf in model.items()}, x.detach()
+    for name in hardware.LOWERINGS:
+        found, of_x = hardware._pass(layer, name)(*given)
+        assert layer.lowering == name
+        for ours, theirs in zip((found["weight"], found["bias"], of_x), expected, strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-4)
+    told: list[Any] = []
+
+    def seconds(_: Any, model: Tree, x: torch.Tensor) -> float:
+        told.append(({name: leaf.shape for name, leaf in model.items()}, x.shape))
+        return float(len(told))
+
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "card")
+    monkeypatch.setattr(hardware, "_seconds", seconds)
+    for _ in range(2):
+        times = hardware.timed(layer, (4, 2, 2, 5, 5), torch.device("cpu"))
+        assert times == {name: place + 1.0 for place, name in enumerate(hardware.LOWERINGS)}
+    assert told == [({"weight": (4, 3, 2, 3, 3), "bias": (4, 3)}, (4, 2, 2, 5, 5))] * 4
+
+
+def test_a_pass_is_timed_within_a_graph_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, clock = list[Any](), iter((10.0, 13.0))
+
+    @contextlib.contextmanager
+    def graph(_: Any) -> Iterator[None]:
+        told.append("begin")
+        yield
+        told.append("end")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replay")))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(hardware, "time", SimpleNamespace(perf_counter=lambda: told.append("clock") or next(clock)))
+    assert hardware._seconds(lambda *given: told.append(given), 1, 2) == 3.0 / hardware.REPEATS
+    within = ["begin", *[(1, 2)] * hardware.REPEATS, "end"]
+    assert told == [(1, 2), (1, 2), "wait", *within, "replay", "wait", "clock", "replay", "wait", "clock"]
 
 
 @pytest.mark.parametrize(
