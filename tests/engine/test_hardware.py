@@ -322,6 +322,8 @@ def test_a_gpu_is_waited_for_before_and_after_every_round(device: str, monkeypat
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_round_of_few_steps_is_timed_whole(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, scripted = setup(FedAvg(), federation((8, 8)), epochs=epochs), Scripted(monkeypatch, 9.0, 1.0, 4.0)
+    order = schedule.Order(torch.arange(epochs), [1] * epochs)
+    monkeypatch.setattr(hardware, "drawn", lambda *_: (order, {}))
     assert hardware.seconds_a_step(chosen, EngineCandidate(scripted.build)) == 4.0 / epochs
 
 
