@@ -312,7 +312,7 @@ class Scripted:
 def test_a_gpu_is_waited_for_before_and_after_every_round(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, scripted = setup(FedAvg(), epochs=20), Scripted(monkeypatch, 99.0, 5.0, 3.0)
     chosen.federation.device = torch.device(device)
-    monkeypatch.setattr(hardware, "drawn", lambda _, client, *__: (schedule.Order(torch.arange(40), [1] * 40), {}))
+    monkeypatch.setattr(hardware, "drawn", lambda *_: (schedule.Order(torch.arange(40), [1] * 40), {}))
     pace = hardware.seconds_a_step(chosen, EngineCandidate(scripted.build, 2))
     assert pace == 3.0 / (60 + 40), "no faster than without the further steps"
     waits = ["wait for cuda"] if device == "cuda" else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -206,7 +207,7 @@ def test_free_memory_is_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(hardware, "_container_bytes", lambda container=container: container)
             assert hardware.free_bytes(cpu) == free
     monkeypatch.setattr(hardware, "Path", Mock(side_effect=OSError))
-    monkeypatch.setattr(hardware.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 5}.__getitem__)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 5}.__getitem__)
     assert hardware.free_bytes(cpu) == 5 * 4096
 
 
@@ -298,13 +299,14 @@ def test_rows_are_run_once_each_whatever_fails(
         return len(rows)
 
     for device in ("cpu", "cuda"):
-        for each in (seen, done, captured, trainer._replayed):
-            each.clear()  # type: ignore[attr-defined]
+        trainer._replayed.clear()
+        for each in (seen, done, captured):
+            each.clear()
         trainer.chunk, trainer.setup.federation.device = chunk, torch.device(device)
-        found = trainer._fitting(torch.arange(count).flip(0), run)
+        found: Any = trainer._fitting(torch.arange(count).flip(0), run)
         assert seen == tried
         assert done == list(range(count))[::-1]
-        assert sum(map(int, found)) == count  # type: ignore[call-overload]
+        assert sum(found) == count
         failures = len(tried) - len(found)
         assert len(emptied) == (failures if device == "cuda" else 0)
         assert captured.count(0) == 1 + failures, "what was captured before a failure is given up"
