@@ -96,6 +96,20 @@ def test_another_configuration_is_refused_in_one_line(tmp_path):
     checkpoint.load(tmp_path / "c")
 
 
+def test_a_path_may_be_text_and_what_has_not_all_marks_of_a_checkpoint_is_none(tmp_path):
+    path = str(tmp_path / "c")
+    checkpoint.save(path, {"a": torch.ones(1)}, {"round": 2})
+    assert checkpoint.load(path)[1] == {"round": 2}
+    whole = {"format": checkpoint.FORMAT, "key": "k", "meta": "{}", "checksum": "0"}
+    for marks in (
+        whole | {"format": "fedbench-checkpoint-2"},
+        *({k: v for k, v in whole.items() if k != n} for n in whole),
+    ):
+        save_file({"a": torch.ones(1)}, path, marks)
+        with pytest.raises(CheckpointError, match="is not in the format fedbench-checkpoint-1; delete"):
+            checkpoint.load(path)
+
+
 def test_missing(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         checkpoint.load(tmp_path / "c")

@@ -111,12 +111,13 @@ def test_clients_of_several_kinds() -> None:
         pair.simulate(chosen)
 
 
-def test_the_global_model_s_scores() -> None:
+@pytest.mark.parametrize("labels", [None, [[0, 1]] * 5], ids=["all classes", "some"])
+def test_the_global_model_s_scores(labels: list[list[int]] | None) -> None:
     class Lost(FedAvg):
         def common(self, server: Tree, task: Task) -> Tree:
             return trees.map_leaves(lambda leaf: leaf * torch.nan, server)
 
-    chosen = setup(Lost(), test=TestConfig(sets="common"))
+    chosen = setup(Lost(), federation(labels=labels), test=TestConfig(sets="common"))
     with pytest.raises(Diverged, match="in round 0 on the server: the global model's scores are not finite"):
         simulate(chosen)
 

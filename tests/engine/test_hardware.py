@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from fedbench.metrics import Tally
 from fedbench.models.small import MLP
 from fedbench.models.task import Task
 from fedbench.runs.config import resolve
+from fedbench.testing.checks import rerun
 from tests.methods.toys import federation, setup, simulate
 
 
@@ -71,6 +73,7 @@ def test_the_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) ->
     assert pick_device(HardwareConfig()) == torch.device("cuda")
     assert pick_device(HardwareConfig(device="cpu")) == torch.device("cpu")
     assert pick_device(HardwareConfig(device="cuda:1")) == torch.device("cuda:1")
+    assert pick_device(HardwareConfig(engine="ray")) == torch.device("cpu"), "its actors have the GPUs"
 
 
 @pytest.mark.parametrize(("count", "device"), [(0, "cuda"), (0, "cuda:0"), (2, "cuda:2"), (2, "cuda:x")])
@@ -160,10 +163,44 @@ def test_a_gpu_takes_the_faster_of_stacked_and_looped(
     assert type(picked(chosen)) is LoopedTrainer
 
 
+@pytest.mark.parametrize(("chunk", "graph", "at_once"), [(3, "auto", 3), (9, "auto", 5), (3, "off", None)])
+def test_on_a_gpu_is_tried_what_would_train_and_ways_are_chosen_where_it_captures(
+    chunk: int, graph: str, at_once: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At exactly the share of the stacked engine's time that is clear, noise may still turn the choice around."""
+    told: list[Any] = []
+
+    def pace(setup: Setup, contenders: dict[str, EngineCandidate]) -> dict[str, float]:
+        built = contenders["stacked"].build(setup)
+        assert isinstance(built, StackedTrainer)
+        assert (contenders["looped"].build, contenders["looped"].clients) == (LoopedTrainer, 1)
+        told.append((contenders["stacked"].clients, built.chunk, built.capture))
+        return {"looped": hardware.CLEARLY * 0.5, "stacked": 0.5}
+
+    monkeypatch.setattr(hardware, "cuda_capture", lambda _: rerun)
+    monkeypatch.setattr(hardware, "choose", lambda _, clients: told.append(clients))
+    monkeypatch.setattr(hardware, "time_engines", pace)
+    chosen = setup(FedAvg())
+    chosen.federation.device = torch.device("cuda")
+    assert type(picked(chosen, chunk=chunk, graph=graph)) is StackedTrainer
+    assert told == [*([at_once] if at_once else []), (min(chunk, 5), chunk, rerun if at_once else None)]
+
+
+def test_a_trial_that_fails_is_told_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hardware, "time_engines", Mock(side_effect=ValueError("its weights are missing")))
+    assert hardware._tried(setup(FedAvg()), {}) == {}
+    assert "no engine could be timed, so the default one trains: its weights are missing" in caplog.text
+
+
 def test_an_engine_asked_for_is_given() -> None:
     chosen = setup(FedAvg())
     assert type(picked(chosen, engine="looped")) is LoopedTrainer
-    assert type(picked(chosen, engine="workers")) is Workers
+    for asked, given in ((0, 4), (2, 2)):
+        found = picked(chosen, engine="workers", workers=asked)
+        assert isinstance(found, Workers)
+        assert found.workers == given
     stacked = picked(chosen, engine="stacked", chunk=3)
     assert isinstance(stacked, StackedTrainer)
     assert stacked.chunk == 3
@@ -248,6 +285,51 @@ def test_the_pace_is_a_rounds_time_over_its_steps(epochs: int, monkeypatch: pyte
     assert time_engines(chosen, ticking.contender)["ticking"] == pytest.approx((steps + 7) / steps)
     assert ticking.calls == 3, "to warm up, a few steps, some more"
     assert ticking.now <= 3 * 7 + 2 * hardware.FEW + hardware.MORE
+
+
+class Scripted:
+    """A trainer whose rounds take the seconds that are written down, and what was done about it, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+        self.seconds, self.now, self.told = list(seconds), 0.0, list[Any]()
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.told.append(f"wait for {device}"))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.told.append("emptied"))
+        monkeypatch.setattr(hardware, "first_round_inputs", lambda _, ids, clock: ({"given": ids}, {"own": clock}))
+
+    def build(self, brief: Setup) -> Any:
+        def train(ids: Tensor, message: Any, memory: Any, clock: Clock) -> None:
+            assert (message["given"] is ids, memory["own"], clock) == (True, clock, Clock(0, 2))
+            for client in ids.tolist():
+                brief.source(brief, client, Stage(), Mock(clock=clock), "batches")
+            self.told.append(ids.tolist())
+            self.now += self.seconds.pop(0)
+
+        return Mock(train=train)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_gpu_is_waited_for_before_and_after_every_round(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, scripted = setup(FedAvg(), epochs=20), Scripted(monkeypatch, 99.0, 5.0, 3.0)
+    chosen.federation.device = torch.device(device)
+    monkeypatch.setattr(hardware, "drawn", lambda *_: (schedule.Order(torch.arange(40), [1] * 40), {}))
+    pace = hardware.seconds_a_step(chosen, EngineCandidate(scripted.build, 2))
+    assert pace == 3.0 / (60 + 40), "no faster than without the further steps"
+    waits = ["wait for cuda"] if device == "cuda" else []
+    assert scripted.told == [*[*waits, [3, 1], *waits] * 3, *(["emptied"] if waits else [])]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_round_of_few_steps_is_timed_whole(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, scripted = setup(FedAvg(), federation((8, 8)), epochs=epochs), Scripted(monkeypatch, 9.0, 1.0, 4.0)
+    order = schedule.Order(torch.arange(epochs), [1] * epochs)
+    monkeypatch.setattr(hardware, "drawn", lambda *_: (order, {}))
+    assert hardware.seconds_a_step(chosen, EngineCandidate(scripted.build)) == 4.0 / epochs
+
+
+def test_the_largest_client_is_part_of_what_a_time_is_remembered_by() -> None:
+    keys = {hardware._key(setup(FedAvg(), federation(sizes)), {}) for sizes in ((3, 9, 20), (3, 9, 21), (3, 8, 21))}
+    assert len(keys) == 2
 
 
 def test_what_a_method_does_besides_is_part_of_a_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:

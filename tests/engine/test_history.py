@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedbench.engine import checkpoint
-from fedbench.engine.history import History, Record
+from fedbench.engine.history import History, Observer, Observers, Record
 from fedbench.runs.run import Reading, client_rows, summarise
 from tests.runs.toys import KEY, LABELS, a_history, a_record, tally
 
@@ -63,6 +63,7 @@ class TestHistory:
 
     def test_an_empty_history_survives(self):
         assert len(History.restore(*History().state())) == 0
+        assert [str(leaf.dtype) for leaf in History().state()[0].values()] == ["torch.int64"] * 3 + ["torch.float64"]
 
     def test_refuses_disorder(self):
         history = a_history()
@@ -80,6 +81,37 @@ class TestHistory:
         assert history.report("local", "last").rounds.tolist() == [[3, 3]]
         assert history.report("global", "last").rounds.tolist() == [[4, 4]]
         assert history.report("local", "best_val").rounds.tolist() == [[2, 2]]
+
+    def test_which_records_have_what(self):
+        history = a_history()
+        history.add(Record(4, {"local": tally([1, 2], [4, 4])}, 300, 600, {}))
+        history.add(Record(5, {"val": tally([1, 2], [4, 4])}, 300, 600, {}))
+        assert [record.round for record in history.having("local")] == [0, 1, 2, 3, 4]
+        assert [record.round for record in history.having("local", "val")] == [0, 1, 2, 3]
+        assert history.report("local", "last").rounds.tolist() == [[4, 4]]
+        assert history.report("local", "best_val").rounds.tolist() == [[2, 2]], "of those that have validation scores"
+        assert [record.primary() for record in history.records][-2:] == ["local", "val"]
+        assert Record(1, {"val": 0, "common": 0, "global": 0}, 0, 0, {}).primary() == "global"
+        assert History().test_sets() == ("val",)
+        assert history.state()[1]["sets"] == ["local", "val", "common"]
+
+
+def test_several_observers_are_told_everything_in_order():
+    told = []
+
+    class Spy(Observer):
+        def __init__(self, who):
+            for hook in ("start", "phase", "advance", "record", "recall", "finish", "close"):
+                setattr(self, hook, lambda *given, hook=hook: told.append((who, hook, given)))
+
+    calls = {
+        "start": (LABELS, 3, 1), "phase": ("train",), "advance": (2,), "record": (a_record(2),), "recall": ({"a": 1},),
+        "finish": ({"b": 2},), "close": (),
+    }  # fmt: skip
+    both = Observers([Spy("first"), Spy("second")])
+    for hook, given in calls.items():
+        getattr(both, hook)(*given)
+    assert told == [(who, hook, given) for hook, given in calls.items() for who in ("first", "second")]
 
 
 class TestSummary:

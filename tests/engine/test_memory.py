@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -97,17 +99,26 @@ def test_a_few_clients_tell_what_a_cohort_takes(method: Method, options: Any) ->
 
 def test_the_clients_that_are_tried_are_those_whose_batches_take_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short last batch is padded to a whole one: of 40, 33 and 13 samples it takes more than two whole ones of 32."""
-    seen: list[list[int]] = []
+    seen: list[Any] = []
     first = hardware.first_round_inputs
 
     def spy(setup: Setup, ids: torch.Tensor, clock: Any) -> Any:
-        seen.append(ids.tolist())
+        seen.append((ids.tolist(), clock))
         return first(setup, ids, clock)
 
+    class Spy(StackedTrainer):
+        def train(self, ids: torch.Tensor, message: Any, memory: Any, clock: Clock, score: Any = ()) -> Any:
+            seen.append((self.chunk, self.capture, ids.tolist(), clock))
+
+    def capture(*_: Any) -> Any:
+        return pytest.fail("nothing is trained")
+
     monkeypatch.setattr(hardware, "first_round_inputs", spy)
-    MemoryModel.of(chosen(FedAvg()), lambda _: 0)
-    order = [0, 2, 1, 3, 4][: len(seen[1])]
-    assert seen == [[0], order, order]
+    monkeypatch.setattr(hardware, "StackedTrainer", Spy)
+    MemoryModel.of(chosen(FedAvg()), lambda work: bool(work()), capture)
+    start, four = Clock(0, 9), [0, 2, 1, 3]
+    assert seen[::2] == [([0], start), (four, start), (four, start)]
+    assert seen[1::2] == [(1, capture, [0], start), (4, capture, four, start), (1, capture, four, start)]
 
 
 def on_a_gpu(made: Setup, monkeypatch: pytest.MonkeyPatch, free: float) -> Setup:
@@ -143,12 +154,13 @@ def test_nothing_is_tried_where_all_fit_or_there_is_no_gpu(
 
 
 def test_where_the_trial_fails_the_rough_estimate_is_on_the_safe_side(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = hardware.CERTAIN * hardware.client_bytes(chosen(FedAvg()))
     made = on_a_gpu(chosen(FedAvg()), monkeypatch, 2.5 * client / hardware.SHARE)
     monkeypatch.setattr(hardware, "gpu_peak", lambda *_: 1 / 0)
     assert hardware.fitting_chunk(made) == 2
+    assert "fit in memory, 2 train at once: division by zero" in caplog.text
 
 
 def test_a_gpus_peak_is_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +195,20 @@ def test_a_network_that_cannot_fit_is_refused_before_it_is_built(tmp_path: Path)
         execution.build(run)
 
 
-def test_free_memory_is_what_the_machine_says() -> None:
-    assert 2**20 < hardware.free_bytes(torch.device("cpu")) < 2**50
+def test_free_memory_is_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert 2**20 < hardware.free_bytes(cpu) < 2**50
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {GPU: (7, 9)}[device])
+    assert hardware.free_bytes(GPU) == 7
+    lines = "MemTotal: 16 kB\nMemFree: 5 kB\nMemAvailable:   11 kB\nBuffers: 2 kB\n"
+    for container, free in (([], 11 * 1024), ([3], 3), ([10**9], 11 * 1024)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_text", lambda *_, **__: lines)
+            patch.setattr(hardware, "_container_bytes", lambda container=container: container)
+            assert hardware.free_bytes(cpu) == free
+    monkeypatch.setattr(hardware, "Path", Mock(side_effect=OSError))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 5}.__getitem__)
+    assert hardware.free_bytes(cpu) == 5 * 4096
 
 
 def test_cached_files_do_not_fill_a_container(tmp_path: Path) -> None:
@@ -193,6 +217,8 @@ def test_cached_files_do_not_fill_a_container(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("990\n")
     (tmp_path / "memory.stat").write_text("anon 200\nactive_file 90\ninactive_file 700\n")
     assert hardware._container_bytes(tmp_path) == [710]
+    (tmp_path / "memory.current").write_text("1701\n")
+    assert hardware._container_bytes(tmp_path) == [0]
     (tmp_path / "memory.max").write_text("max\n")
     assert hardware._container_bytes(tmp_path) == []
 
@@ -243,6 +269,47 @@ def test_clients_of_chunks_before_the_failure_are_not_trained_again() -> None:
 def test_one_client_that_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(FedbenchError, match=r"does not hold the training of one client; use"):
         trained(small(chunk=2, capacity=0))
+
+
+@pytest.mark.parametrize(
+    ("count", "chunk", "holds", "tried"),
+    [
+        (7, 4, [4, 1], [4, 3, 1, 1, 1]),  # halved from the three that there were
+        (5, 5, [1, 2], [5, 2, 2, 1]),
+        (1, 4, [0, 1], [1, 1]),
+        (3, 1, [1], [1, 1, 1]),
+        (4, 2, [2], [2, 2]),
+    ],
+)
+def test_rows_are_run_once_each_whatever_fails(
+    count: int, chunk: int, holds: list[int], tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`holds`: clients that memory holds before the first and after every failure or success."""
+    trainer = StackedTrainer(setup(FedAvg()), chunk)
+    emptied, seen, done, captured = list[str](), list[int](), list[int](), list[int]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("emptied"))
+
+    def run(rows: torch.Tensor) -> Any:
+        captured.append(len(trainer._replayed))
+        seen.append(len(rows))
+        trainer._replayed["any", 0, len(seen)] = Mock()
+        if len(rows) > holds[min(len(seen), len(holds)) - 1]:
+            raise torch.OutOfMemoryError
+        done.extend(rows.tolist())
+        return len(rows)
+
+    for device in ("cpu", "cuda"):
+        trainer._replayed.clear()
+        for each in (seen, done, captured):
+            each.clear()
+        trainer.chunk, trainer.setup.federation.device = chunk, torch.device(device)
+        found: Any = trainer._fitting(torch.arange(count).flip(0), run)
+        assert seen == tried
+        assert done == list(range(count))[::-1]
+        assert sum(found) == count
+        failures = len(tried) - len(found)
+        assert len(emptied) == (failures if device == "cuda" else 0)
+        assert captured.count(0) == 1 + failures, "what was captured before a failure is given up"
 
 
 MANY, COHORT = 20_000, 4

@@ -350,6 +350,8 @@ def test_a_failing_server_hook_names_itself_its_cohort_and_trees(hook: str) -> N
     head, *rest = str(error).splitlines()
     assert head.startswith(f"Broken.{hook} failed")
     assert isinstance(error.__cause__, KeyError)
+    if hook in ("init", "prepare"):
+        assert head == f"Broken.{hook} failed: KeyError: 'momentum'", "no round has begun"
     if hook in ("send", "aggregate"):
         first, second = broken.draw_cohort(Clock(1, 2)).tolist()
         assert f"in round 2 for 2 clients, {first}, {second}: KeyError" in head

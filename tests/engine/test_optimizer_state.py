@@ -32,7 +32,7 @@ from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.local import Local
 from fedbench.models.small import LeNet5
 from fedbench.runs.config import resolve
-from fedbench.testing.checks import traced
+from fedbench.testing.checks import rerun, traced
 from tests.helpers.tiers import tiered
 from tests.methods.toys import close, federation, gap, initial, models, samples, setup, simulate
 
@@ -43,6 +43,7 @@ ADAM = OptimizerConfig(name="adam", lr=0.01, state="kept")
 ENGINES: dict[str, Callable[[Setup], Trainer]] = {
     "stacked": lambda chosen: StackedTrainer(chosen, 2),
     "replayed": lambda chosen: StackedTrainer(chosen, 3, traced),
+    "rerun": lambda chosen: StackedTrainer(chosen, 3, rerun),
     "workers": lambda chosen: WorkersTrainer(chosen, 2),
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +20,12 @@ from fedbench.engine import hardware, schedule, seeds, workers
 from fedbench.engine.contract import Clock, Cohort, Stage
 from fedbench.engine.seeds import Answer, MakeProxy, Request, SimulationThread, merged, split, together
 from fedbench.engine.simulation import Newcomers
-from fedbench.engine.stacked import BatchPlan, Program, StackedTrainer
 from fedbench.engine.trainer import Outcome
 from fedbench.methods.fedavg import FedAvg
+from fedbench.models import layers
 from fedbench.models.small import MLP, LeNet5
 from tests.helpers.pair import KIND, pair
-from tests.methods.toys import federation, gap, setup
+from tests.methods.toys import federation, setup
 
 CLOCK = Clock(1, 3)
 
@@ -209,6 +212,15 @@ def test_rows_of_unseen_clients_are_as_they_began_and_leaves_of_other_axes_stay(
     assert rows.tolist() == [*moved.tolist(), [0.0, 0.0], [0.0, 0.0]]
     lent = newcomers._rows("server", "rows", moved, lend=True)
     assert lent.tolist() == [*moved.tolist(), [1.0, 2.0], [1.0, 2.0]], "of the first that moved and differs"
+    for count, each in zip((3, 5), begun, strict=True):
+        each["server"] |= {"wide": torch.zeros(count, 1), "columns": torch.zeros(2, count)}
+        each["memory"] |= {"value": torch.tensor([7.0, 5, 0, 0, 0])[:count]}
+    wide = newcomers._rows("server", "wide", torch.ones(3, 4), lend=True)
+    assert wide.tolist() == [[1] * 4] * 5, "a row may have grown"
+    columns = newcomers._rows("server", "columns", torch.tensor([[0.0, 0, 3], [0, 2, 3]]), lend=True)
+    assert columns.tolist() == [[0, 0, 3, 0, 0], [0, 2, 3, 2, 2]]
+    value = newcomers._rows("memory", "value", torch.tensor([7.0, 0, 3]), lend=True)
+    assert value.tolist() == [7, 0, 3, 3, 3], "the first did not move, the second is as they are"
     square = newcomers._rows("server", "square", torch.ones(3, 3), lend=False)
     assert square.sum() == 9
     assert square.shape == (5, 5)
@@ -220,47 +232,12 @@ def test_rows_of_unseen_clients_are_as_they_began_and_leaves_of_other_axes_stay(
         assert newcomers._rows("server", name, leaf, lend=True) is leaf, "it has no place for clients, or another one"
 
 
-# ---- a program on other tensors
-
-
-def test_a_program_on_other_tensors_trains_on_those() -> None:
-    """Other weights, messages, batches, masks and sizes: as the program that was made of them."""
-    chosen = setup(FedAvg(), federation((8, 16, 16)), batch=8)
-    trainer = StackedTrainer(chosen, 9)
-    made: list[Program] = []
-
-    def program(ids: list[int], clock: Clock, seed: int) -> Program:
-        model = chosen.federation.placed(chosen.task.init(torch.Generator().manual_seed(seed)))
-        found: list[Program] = []
-
-        def keep(chunk: Any) -> Outcome:
-            (stage,) = chosen.method.stages(chosen.protocol.local, clock)
-            work = trees.clone(trainer.map("start", "start", chosen.method.start, chunk))
-            plan = trainer._plan(chunk, stage, "batches")
-            found.append(Program(trainer, stage, chunk, work, plan, {}))
-            return Outcome({}, {}, torch.zeros(len(ids)))
-
-        trainer.in_chunks(torch.tensor(ids), trees.expand(model, len(ids)), {}, clock, keep)
-        made.extend(found)
-        return found[0]
-
-    first, second = program([1, 2], CLOCK, 0), program([2, 1], Clock(2, 3), 1)
-    assert isinstance(first.plan, BatchPlan)
-    assert not torch.equal(first.plan.indices, second.plan.indices)
-    given = {name: leaf.clone() for name, leaf in second.inputs().items()}
-    assert {"own/indices", "own/mask", "own/sizes", "own/steps"} <= given.keys()
-    other = first.over(given)
-    for name, leaf in other.inputs().items():
-        assert leaf is given[name] or leaf.data_ptr() == given[name].data_ptr(), name
-    before = trees.clone(first.work)
-    other.run()
-    second.run()
-    assert gap(other.work, second.work) == 0
-    assert torch.equal(other.total, second.total)
-    assert gap(first.work, before) == 0
-    state = {name: torch.full_like(leaf, 3) for name, leaf in other.state().items()}
-    again = first.over(given, state)
-    assert all(leaf is state[name] for name, leaf in again.state().items() if name != "count")
+def test_rows_are_lent_within_a_kind() -> None:
+    whole = pair(FedAvg(), cohort="2", unseen=2)
+    newcomers = Newcomers(whole, whole.seen)
+    newcomers._begun = [{"server": {"rows": torch.zeros(count)}, "memory": {}} for count in (3, 5)]
+    moved = torch.tensor([1.0, 2.0, 3.0])
+    assert newcomers._rows("server", "rows", moved, lend=True).tolist() == [1, 2, 3, 3, 3], "of the third, as they are"
 
 
 # ---- schedules, and what fits, by hand
@@ -328,7 +305,9 @@ def test_memory_of_a_cohort_from_three_peaks_by_hand() -> None:
     peaks = [10_000 - own, 9_000, 8_000]
     least = hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0))
     assert (least.training, least.trained) == (1, 0)
-    assert hardware.MemoryModel(0, 5, 5).chunk(4, 21) == 1
+    peaks = [10_000 - own, 64_000, 16_000]
+    assert hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0)).fixed == 0, "three more take more than three"
+    assert [hardware.MemoryModel(0, 5, 5).chunk(4, each) for each in (21, 22, 24, 99)] == [1, 2, 4, 4]
 
 
 def test_bytes_of_a_client_are_those_of_its_weights_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +315,7 @@ def test_bytes_of_a_client_are_those_of_its_weights_and_layers(monkeypatch: pyte
     outputs = {"inputs": 16, "hidden": 7, "relu": 7, "scores": 4}
     net = chosen.task.fresh()
     seen = hardware.activation_bytes(net, chosen.task.shape, 8)
+    assert not any(module._forward_hooks for module in net.modules())
     assert seen in {8 * 4 * sum(n for name, n in outputs.items() if name not in left) for left in ((), ("inputs",))}
     weights = 4 * (16 * 7 + 7 + 7 * 4 + 4)
     assert hardware.client_bytes(chosen) == 5 * weights + 3 * (seen + 4 * 16 * 8)
@@ -362,10 +342,11 @@ def test_a_convolution_is_computed_another_way_only_where_that_is_clearly_faster
     assert all(isinstance(names[name], type(layer)) for name, layer, _ in found)
     told: list[tuple[str, str]] = []
     asked: list[tuple[int, ...]] = []
-    other = next(name for name in hardware.LOWERINGS if name != hardware.NATIVE)
+    slower, other = (name for name in sorted(layers.LOWERINGS)[:3] if name != layers.NATIVE)
     monkeypatch.setattr(type(chosen.task), "set_lowering", lambda _, name, way: told.append((name, way)))
-    for seconds, way in ((0.94, other), (0.95, hardware.NATIVE), (2.0, hardware.NATIVE)):
-        times = {hardware.NATIVE: 1.0, other: seconds}
+    monkeypatch.setattr(hardware, "FASTER", 0.9)
+    for seconds, way in ((0.89, other), (0.9, layers.NATIVE), (0.94, layers.NATIVE)):
+        times = {layers.NATIVE: 2.0, slower: 2.0 * 0.949, other: 2.0 * seconds}
 
         def timed(_: Any, shape: tuple[int, ...], __: Any, times: dict[str, float] = times) -> dict[str, float]:
             asked.append(shape)
@@ -381,6 +362,59 @@ def test_a_convolution_is_computed_another_way_only_where_that_is_clearly_faster
         monkeypatch.setattr(chosen.federation, "device", torch.device("cpu"))
         told.clear()
         asked.clear()
+
+
+def test_every_way_of_a_convolution_has_the_same_gradients_and_all_are_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layer = layers.Conv2d(2, 3, 3, padding=1)
+    generator = torch.Generator().manual_seed(0)
+    model = {name: torch.randn(4, *leaf.shape, generator=generator) for name, leaf in layer.named_parameters()}
+    x = torch.randn(4, 2, 2, 5, 5, generator=generator)
+    leaves = [leaf.requires_grad_() for leaf in (model["weight"], model["bias"], x)]
+    each = [torch.nn.functional.conv2d(x[k], model["weight"][k], model["bias"][k], padding=1) for k in range(4)]
+    expected = torch.autograd.grad(torch.stack(each).sum(), leaves)
+    given = {name: leaf.detach() for name, leaf in model.items()}, x.detach()
+    for name in layers.LOWERINGS:
+        found, of_x = hardware._pass(layer, name)(*given)
+        assert layer.lowering == name
+        for ours, theirs in zip((found["weight"], found["bias"], of_x), expected, strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-4)
+    told: list[Any] = []
+
+    def seconds(_: Any, model: Tree, x: torch.Tensor) -> float:
+        told.append(({name: leaf.shape for name, leaf in model.items()}, x.shape))
+        return float(len(told))
+
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "card")
+    monkeypatch.setattr(hardware, "_seconds", seconds)
+    for _ in range(2):
+        times = hardware.timed(layer, (4, 2, 2, 5, 5), torch.device("cpu"))
+        assert times == {name: place + 1.0 for place, name in enumerate(layers.LOWERINGS)}
+    assert told == [({"weight": (4, 3, 2, 3, 3), "bias": (4, 3)}, (4, 2, 2, 5, 5))] * 4
+
+
+def test_a_pass_is_timed_within_a_graph_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, clock = list[Any](), iter((10.0, 13.0))
+
+    @contextlib.contextmanager
+    def graph(_: Any) -> Iterator[None]:
+        told.append("begin")
+        yield
+        told.append("end")
+
+    def seconds() -> float:
+        told.append("clock")
+        return next(clock)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replay")))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(hardware, "time", SimpleNamespace(perf_counter=seconds))
+    assert hardware._seconds(lambda *given: told.append(given), 1, 2) == 3.0 / hardware.REPEATS
+    within = ["begin", *[(1, 2)] * hardware.REPEATS, "end"]
+    assert told == [(1, 2), (1, 2), "wait", *within, "replay", "wait", "clock", "replay", "wait", "clock"]
 
 
 @pytest.mark.parametrize(

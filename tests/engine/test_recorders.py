@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,13 +13,15 @@ from torch.nn.functional import cosine_similarity
 from fedbench import recorders
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
-from fedbench.engine.recording import Recorder, RoundContext
+from fedbench.engine.recording import Recorder, RoundContext, check
+from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import features
 from fedbench.recorders import RECORDERS, kernel, outputs, parse
 from fedbench.runs import execution
 from fedbench.runs.config import run_key
 from fedbench.runs.folder import ARRAYS, files_of
 from tests.helpers.runs import config
+from tests.methods.toys import federation, setup
 
 
 def only(name: str) -> Recorder:
@@ -120,6 +122,45 @@ def test_complementarity_is_of_the_clients_own_features(seen: RoundContext) -> N
     ]
     angles = torch.linalg.svdvals(bases[0].double().t() @ bases[1].double()).clamp(max=1).arccos()
     assert value("complementarity", seen)[a, b] == pytest.approx(float(angles.mean().cos()), abs=1e-6)
+
+
+class Seen(Recorder):
+    """Keeps what it is tried on."""
+
+    name = "seen"
+    tried: ClassVar[list[RoundContext]] = []
+
+    def look(self, moment: RoundContext) -> dict[str, np.ndarray]:
+        self.tried.append(moment)
+        return {"value": np.array([float(moment.round)])}
+
+
+def test_a_recorder_is_tried_on_two_clients_in_rounds_that_there_are() -> None:
+    chosen = setup(FedAvg(), rounds=3)
+    check(Seen(rounds=(1, 3)), chosen)
+    check(Seen(), setup(FedAvg(), federation((9,))))
+    two, one = Seen.tried[-2:]
+    assert (two.cohort.ids.tolist(), one.cohort.ids.tolist(), two.round) == ([0, 1], [0], 1)
+    assert {len(leaf) for leaf in two.models.values()} == {2}
+    for late in (0, 4):
+        with pytest.raises(ConfigError, match=rf"record=seen@{late}: the run has rounds 1 to 3"):
+            check(Seen(rounds=(2, late)), chosen)
+    matrix = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    square = two.square(torch.stack([matrix, -matrix]))
+    assert square.shape == (2, 5, 5)
+    assert np.isnan(square).sum() == 2 * (25 - 4)
+    assert square[1, :2, :2].tolist() == (-matrix).tolist()
+
+
+def test_what_a_run_lacks_are_rounds_that_were_due() -> None:
+    last, some = Seen(), Seen(rounds=(1, 3))
+    for recorder, held, completed, lacks in (
+        (some, [], 0, False), (some, [], 1, True), (some, [1], 1, False), (some, [1], 2, False), (some, [1], 3, True),
+        (some, [1, 3], 3, False), (some, [1, 2, 3], 3, False), (some, [3], 3, True), (last, [], 2, False),
+        (last, [], 3, True), (last, [3], 3, False),
+    ):  # fmt: skip
+        arrays = {"record/seen/round": np.array(held)} if held else {}
+        assert recorder.lacks(arrays, completed, 3) is lacks
 
 
 def test_rounds_are_read_off_the_list() -> None:

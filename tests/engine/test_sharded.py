@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import pickle
+import re
 import signal
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +25,13 @@ from fedbench.config.schema import HardwareConfig
 from fedbench.core.errors import ConfigError, Diverged, FedbenchError
 from fedbench.engine import sharded
 from fedbench.engine import simulation as states
+from fedbench.engine.contract import Clock
 from fedbench.engine.hardware import pick_trainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
+from fedbench.methods.ditto import Ditto
+from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.per_kind import PerKind
 from fedbench.runs.config import resolve
 from fedbench.runs.execution import build
 
@@ -211,6 +219,185 @@ def test_what_is_equal_for_all_crosses_once_and_a_memory_only_to_who_lacks_it(ra
     assert trainer.crossed["shared"] == (3 + 2 + 2) * model
     assert trainer.crossed["down"] == 0, "what an actor trained it has"
     assert trainer.crossed["up"] == 3 * 6 * 2 * model
+
+
+# ---- what an actor is given, and what crosses, against a stand-in that writes down what it is called with
+
+
+class Cluster:
+    """Stands for the module ray where no actor has to do anything: it answers `hashes`, or what it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **resources: float) -> None:
+        self.exceptions = SimpleNamespace(RayError=KeyError)
+        self.resources, self.open = resources, False
+        self.options: list[dict[str, Any]] = []
+        self.given: list[tuple[Any, ...]] = []
+        self.answers: Callable[[Any], Any] = lambda promised: promised
+
+        @contextmanager
+        def started(address: str | None, resources: Any, where: str) -> Iterator[Cluster]:
+            assert (address, resources, where) == (None, {}, "hardware")
+            self.open = True
+            yield self
+            self.open = False
+
+        monkeypatch.setattr(sharded, "started_ray", started)
+        monkeypatch.setattr(sharded, "hashes", lambda _: ("code", "data"))
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def get(self, promised: Any) -> Any:
+        return self.answers(promised)
+
+    def remote(self, **options: Any) -> Callable[[type], Any]:
+        self.options.append(options)
+
+        def made(*given: Any) -> Any:
+            self.given.append(given)
+            known = SimpleNamespace(remote=lambda: ("code", "data"))
+            return SimpleNamespace(known=known, work=SimpleNamespace(remote=lambda *order: order))
+
+        return lambda kind: SimpleNamespace(remote=made) if kind is sharded.Shard else pytest.fail("of what?")
+
+
+CARDS, CORES = {"GPU": 2.0, "CPU": 8.0}, {"CPU": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("there", "device", "workers", "count"),
+    [
+        (CARDS, "auto", 0, 2), (CARDS, "cuda", 2, 2), (CARDS, "auto", 1, 1), (CARDS, "auto", 3, None),
+        (CARDS, "cpu", 0, 4), (CARDS, "cpu", 3, 3), (CORES, "auto", 0, 3), (CORES, "auto", 9, 4), ({}, "auto", 0, 1),
+        (CORES, "cuda", 1, None), (CORES, "cpu", 0, 3),
+    ],
+)  # fmt: skip
+def test_how_many_actors_begin_and_on_what(
+    there: dict[str, float], device: str, workers: int, count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cohort of four no more; a card each where there are cards and the config takes them."""
+    cluster, setup = Cluster(monkeypatch, **there), setup_of("fedavg")
+    config = HardwareConfig(engine="ray", device=device, workers=workers)
+    if count is None:
+        with pytest.raises(ConfigError, match="take a GPU each"):
+            sharded.RayTrainer(setup, config, pick_trainer)
+        assert not cluster.open, "what was started is ended"
+        return
+    trainer = sharded.RayTrainer(setup, config, pick_trainer)
+    card = device != "cpu" and "GPU" in there
+    (given,) = {id(each[0]): each for each in cluster.given}.values()
+    assert (len(cluster.given), given[0], given[2]) == (count, setup, pick_trainer)
+    assert (given[1].engine, given[1].device) == (("stacked", "cuda") if card else ("looped", "cpu"))
+    assert given[1].workers == workers
+    assert cluster.options == [{"num_cpus": 0, "num_gpus": card, "scheduling_strategy": "SPREAD"}]
+    assert trainer.waited == 0
+    assert cluster.open
+    trainer.close()
+    assert not cluster.open
+
+
+def test_what_is_refused_ends_what_was_started_and_tells_the_end_of_a_long_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, setup = Cluster(monkeypatch, CPU=1.0), setup_of("fedavg")
+    cluster.answers = lambda _: ("code", "other")
+    with pytest.raises(ConfigError, match="other data"):
+        sharded.RayTrainer(setup, actors(1), pick_trainer)
+    assert not cluster.open
+    cluster.answers = Mock(side_effect=KeyError("a" * 200 + "b" * 299))
+    with pytest.raises(ConfigError) as caught:
+        sharded.RayTrainer(setup, actors(1), pick_trainer)
+    assert str(caught.value).endswith("machine? " + "b" * 299 + "'")
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(0, 1), (3, 3)])
+def test_an_actor_leaves_interrupts_to_the_driver_and_has_its_threads(
+    threads: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(signal, "signal", lambda *given: told.append(given))
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    sharded.Shard(setup_of("fedavg"), HardwareConfig(device="cpu", threads=threads), lambda *_: Mock())
+    assert told == [(signal.SIGINT, signal.SIG_IGN), expected]
+
+
+def test_a_packed_tree_comes_out_as_it_went_in() -> None:
+    tree = {
+        "scalar": torch.tensor(2.5, dtype=torch.float64), "half": torch.ones(2).bfloat16(),
+        "turned": torch.arange(6.0).view(2, 3).t(), "flag": torch.tensor([True, False]), "learns": torch.ones(2, 2),
+    }  # fmt: skip
+    tree["learns"].requires_grad_()
+    there = sharded.packed(tree)
+    assert sharded.size(there) == 8 + 4 + 24 + 2 + 16
+    for name, leaf in sharded.unpacked(pickle.loads(pickle.dumps(there))).items():
+        assert (leaf.dtype, leaf.shape) == (tree[name].dtype, tree[name].shape)
+        assert torch.equal(leaf, tree[name])
+        leaf.zero_()
+    assert tree["learns"].sum() == 4
+
+
+def test_the_hash_of_the_data_is_that_of_all_samples_and_labels_and_of_code_that_of_methods_inside() -> None:
+    setup = setup_of("fedavg")
+    federation = setup.federation
+    data = b"".join(each.numpy().tobytes() for each in (federation.x, federation.y, federation.sets["train"].values))
+    assert sharded.hashes(setup)[1] == f"{zlib.crc32(data):08x}"
+    inside = [dataclasses.replace(setup, method=PerKind(base=base)) for base in (FedAvg(), Ditto())]
+    assert sharded.hashes(inside[0])[0] != sharded.hashes(inside[1])[0]
+
+
+def test_who_is_dealt_to_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    Cluster(monkeypatch, CPU=2.0)
+    setup = setup_of("fedavg")
+    monkeypatch.setattr(type(setup.federation), "size", lambda _, client: [1, 9, 4, 3, 2, 6][client])
+    trainer = sharded.RayTrainer(setup, actors(2), pick_trainer)
+    ids = torch.tensor([5, 1, 2, 0])
+    assert trainer._dealt(ids, stays=True) == {0: [2, 3], 1: [0, 1]}
+    assert trainer._dealt(ids, stays=False) == {0: [1, 3], 1: [0, 2]}
+    assert trainer._dealt(torch.tensor([3]), stays=True) == {1: [0]}
+
+
+def test_what_a_new_actor_lacks_crosses_again_and_seconds_are_those_of_waiting(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first actor has three of six clients; it dies when it is to train for the third time."""
+    setup = setup_of("ditto", "protocol.cohort=6")
+    model = 4 * sum(leaf.numel() for leaf in setup.task.init(torch.Generator()).values())
+    ray.dies = lambda actor, call: (actor, call) == (0, 4)
+    seconds = itertools.count()
+    monkeypatch.setattr(sharded, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    trainer = trained(setup, actors(2))[1]
+    assert trainer.crossed["down"] == 3 * model
+    assert trainer.waited == sum(ray.calls.values()) == 11
+
+
+def test_a_clients_own_message_crosses_each_time_and_its_memory_once(ray: Ray) -> None:
+    setup = setup_of("ditto", "protocol.cohort=6")
+    trainer: Any = pick_trainer(setup, actors(2))
+    server, memory = setup.method.init(setup.task, setup.population, torch.Generator().manual_seed(0))
+    own = {name: torch.stack([leaf[0] + client for client in range(6)]) for name, leaf in memory.items()}
+    message = {name: torch.stack([leaf] * 6) for name, leaf in server.items()}
+    model = sum(leaf.numel() * 4 for leaf in server.values())
+    given = torch.arange(6), message, own, Clock(0, 3), ("local",)
+    expected = pick_trainer(setup, LOOPED).evaluate(*given)
+    for down in (12, 18, 24):
+        found = trainer.evaluate(*given)
+        assert trainer.crossed["down"] == down * model
+        assert all(torch.equal(a, b) for a, b in zip(found["local"], expected["local"], strict=True))
+    trainer.close()
+
+
+def test_of_several_failures_that_of_the_first_row_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients 0 and 2 are one actor's, 1 and 3 the other's; they stand in the cohort as 1, 0, 2, 3 and 0, 1, 3, 2."""
+    cluster, setup = Cluster(monkeypatch, CPU=2.0), setup_of("ditto")
+    trainer = sharded.RayTrainer(setup, actors(2), pick_trainer)
+    cluster.answers = lambda order: ValueError(order[1].ids.tolist())
+    memory = {"kept": torch.arange(4.0)}
+    for ids, whose in (([1, 0, 2, 3], [1, 3]), ([0, 1, 3, 2], [0, 2])):
+        with pytest.raises(ValueError, match=re.escape(str(whose))):
+            trainer.train(torch.tensor(ids), {}, memory, Clock(0, 3))
 
 
 @pytest.mark.slow

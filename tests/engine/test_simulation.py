@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedbench.config.schema import TestConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import Diverged
+from fedbench.core.errors import CheckpointError, Diverged
 from fedbench.core.trees import Tree
 from fedbench.engine import simulation as states
+from fedbench.engine.client_state import ClientMemory
 from fedbench.engine.contract import Client, Clock, Preparation
 from fedbench.engine.history import PHASES, Observer, Record
 from fedbench.engine.looped import LoopedTrainer
@@ -23,6 +25,7 @@ from fedbench.engine.simulation import Simulation, State
 from fedbench.methods.ditto import Ditto
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.local import Local
+from fedbench.metrics import Tally
 from fedbench.models.task import Task
 from fedbench.testing.checks import everything
 from tests.engine.toys import trainers
@@ -251,3 +254,139 @@ def test_an_interrupted_run_prepares_once(stopped: int, tmp_path: Path) -> None:
     assert gap(everything(state), everything(whole)) == 0
     assert (state.bytes_up, state.bytes_down) == (whole.bytes_up, whole.bytes_down)
     assert state.prepared == whole.prepared
+
+
+# ---- parts of the loop, against tables
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "after"),
+    [
+        ({}, ("local",), ("local",)), ({"sets": "global"}, ("global",), ("global",)),
+        ({"sets": "both", "val_fraction": 0.1}, ("local", "global", "val"), ("local", "global", "val")),
+        ({"sets": "common"}, ("local",), ("local",)), ({"sets": "validation", "val_fraction": 0.1}, ("val",), ("val",)),
+        ({"sets": "both", "val_fraction": 0.1, "once": True}, ("val",), ("local", "global", "val")),
+        ({"once": True}, (), ("local",)),
+    ],
+)  # fmt: skip
+def test_sets_that_are_scored_before_the_last_round_and_after(
+    options: dict[str, Any], before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    chosen = setup(FedAvg(), rounds=3, test=TestConfig(**options))
+    assert [states.scored_sets(chosen, completed) for completed in (0, 2)] == [before] * 2
+    assert states.scored_sets(chosen, 3) == states.scored_sets(chosen) == after
+
+
+def test_scores_after_training_are_asked_for_in_rounds_that_are_scored_alone() -> None:
+    for score, sets in (("trained", ("local",)), ("received", ())):
+        chosen, asked = setup(FedAvg(), rounds=3, eval_every=2, score=score), list[Any]()
+
+        class Asked(LoopedTrainer):
+            def train(self, *given: Any, asked: list[Any] = asked) -> Any:
+                asked.append(given[4])
+                return super().train(*given)
+
+        simulate(chosen, Asked(chosen))
+        assert asked == [(), sets, sets]
+
+
+@pytest.mark.parametrize(
+    ("clients", "size", "expected"), [(2, 99, [2, 2, 1]), (9, 3, [3, 2]), (9, 0, [1] * 5), (9, 9, [5])]
+)
+def test_clients_are_scored_so_many_at_once(
+    clients: int, size: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "EVALUATION_CLIENTS", clients)
+    monkeypatch.setattr(states, "EVALUATION_BYTES", size)
+    for leaf in ({"kept": torch.zeros(5, 1, dtype=torch.uint8)}, {}):
+        chosen, asked = setup(FedAvg()), list[int]()
+
+        class Asked(LoopedTrainer):
+            def evaluate(self, ids: torch.Tensor, *given: Any, asked: list[int] = asked) -> Any:
+                asked.append(len(ids))
+                return super().evaluate(ids, *given)
+
+        played = Simulation(chosen, Asked(chosen))
+        state = State(states.initial(chosen)[0], played._memory(leaf), played._memory({}))
+        total = played.score(state)["local"].total
+        assert (asked, total.tolist()) == (expected, [6.0] * 5)
+
+
+def test_counts_of_clients_become_tallies_by_hand() -> None:
+    correct, total = (
+        torch.tensor([[1.0, 2, 7, 1, -3], [0, 4, 5, 2, -1]]),
+        torch.tensor([[2.0, 2, 0, 0, 0], [1, 4, 0, 0, 0]]),
+    )
+    plain, more = states.tally(correct[:, :2], total[:, :2], 2), states.tally(correct, total, 2)
+    for each in (plain, more):
+        assert (each.correct.tolist(), each.total.tolist()) == ([3, 4], [4, 5])
+    assert plain.calibration is None
+    assert more.calibration is not None
+    assert more.calibration.tolist() == [[7, 4], [5, 3]]
+    known = {"a": Tally(np.array([1.0, 2, 3]), np.array([4.0, 4, 4]), np.array([[1.0, 2], [3, 4], [5, 6]]))}
+    fresh = {"a": Tally(np.array([0.0]), np.array([6.0]), np.array([[7.0, 8]])), "b": plain}
+    found = states.latest(known, {"a": fresh["a"]}, torch.tensor([1]), 3)["a"]
+    assert (found.correct.tolist(), found.total.tolist()) == ([1, 0, 3], [4, 6, 4])
+    assert found.calibration is not None
+    assert found.calibration.tolist() == [[1, 2], [7, 8], [5, 6]]
+    first = states.latest({}, {"b": plain}, torch.tensor([2, 0]), 3)["b"]
+    assert (first.correct.tolist(), first.total.tolist(), first.calibration) == ([4, 0, 3], [5, 0, 4], None)
+    both = states.competing({"b": first}, {"b": Tally(np.array([9.0, 8, 7]), np.array([9.0, 9, 9]))})
+    assert {name: each.correct.tolist() for name, each in both.items()} == {"trained_b": [4, 8, 3]}
+
+
+def test_a_state_comes_out_of_a_checkpoint_as_it_went_in(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    memory, optimizers = ({"m": torch.arange(3.0)}, {"o": torch.ones(1, 2).expand(3, 2)})
+    state = State(
+        {"w": torch.ones(2)}, ClientMemory(memory, 3, cpu), ClientMemory(optimizers, 3, cpu), 4, 5, 6, (2, 1),
+        {"train": 0.5, "prepare": 7.0}, {"local": Tally(np.array([1.0]), np.array([2.0]), np.array([[3.0, 4.0]]))},
+        {"W": np.eye(2)},
+    )  # fmt: skip
+    state.history.add(Record(4, state.scores, 5, 6, {"train": 0.5}, 0.25))
+    states.save(tmp_path / "state", state, "key")
+    found = states.load(tmp_path / "state", "key", cpu)
+    for name in ("round", "bytes_up", "bytes_down", "prepared", "seconds"):
+        assert getattr(found, name) == getattr(state, name), name
+    assert {name: leaf.tolist() for name, leaf in states.models(found).items()} == {
+        "server/w": [1, 1],
+        "memory/m": [0, 1, 2],
+    }
+    assert found.optimizers["o"].tolist() == [[1, 1]] * 3
+    for part in ("correct", "total", "calibration"):
+        assert getattr(found.scores["local"], part).tolist() == getattr(state.scores["local"], part).tolist()
+    assert found.arrays["W"].tolist() == [[1, 0], [0, 1]]
+    assert found.history.rows() == state.history.rows()
+    with pytest.raises(CheckpointError, match="belongs to another configuration"):
+        states.load(tmp_path / "state", "other", cpu)
+    tree, meta = states.pack(state)
+    for lost in ("clients", "prepared"):
+        states.checkpoint.save(tmp_path / "old", tree, {k: v for k, v in meta.items() if k != lost}, key="key")
+        with pytest.raises(CheckpointError, match="of an earlier version; delete it to start over"):
+            states.load(tmp_path / "old", "key", cpu)
+    empty = State({}, ClientMemory({}, 3, cpu), ClientMemory({}, 3, cpu))
+    assert states.unpack(*states.pack(empty), cpu).optimizers.clients == 3
+
+
+@dataclass(frozen=True)
+class Touches(Remembers):
+    """Changes one of two leaves after the first round."""
+
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        server, memory = super().init(task, population, generator)
+        return server, {**memory, "other": torch.ones(population.clients)}
+
+
+def test_one_leaf_that_a_preparation_changes_is_kept_beside_another() -> None:
+    memory = after(simulation(Touches(after=1)), 1).memory
+    assert (memory["seen"].flatten().tolist(), memory["other"].tolist()) == ([7] * 4, [1] * 4)
+
+
+def test_a_key_of_shared_work_is_of_values_and_not_of_gradients() -> None:
+    leaf = torch.ones(2, 3)
+    key = states.shared_key(setup, (leaf.t(), "a"))
+    assert (
+        key
+        == states.shared_key(setup, (leaf.t().contiguous().requires_grad_(), "a"))
+        != states.shared_key(setup, (leaf,))
+    )

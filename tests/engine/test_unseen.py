@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 import fedbench
+from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine import simulation as states
-from fedbench.engine.contract import Clock, Stage
+from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.method import Method
+from fedbench.engine.method import HookError, Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Newcomers, State, Unseen
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods import METHODS
+from fedbench.methods.fedavg import FedAvg
+from fedbench.models.small import MLP
 from fedbench.testing.checks import equal, everything
 from tests.helpers import pair
-from tests.methods.toys import federation, gap, setup, simulate
+from tests.methods.toys import federation, gap, initial, setup, simulate
 
 SIZES = (9, 13, 8, 21, 5, 7, 12)  # the last two are unseen
 LAST = (5, 6)
@@ -117,6 +121,73 @@ def test_a_method_that_has_nothing_says_so(name: str, note: str) -> None:
     assert found.note == note
     moments = ["received"] * (note == "") + ["1", "5"] * (name != "fedap")
     assert list(found.tallies) == moments
+
+
+@pytest.mark.parametrize(("private", "more"), [(8, ""), (9, " and 1 more leaves"), (10, None)])
+def test_of_many_leaves_that_are_lacking_some_are_named(private: int, more: str | None) -> None:
+    model = MLP(hidden=(3, 3, 3, 3))
+    names = sorted(model.task((1, 4, 4), 4).parameters)
+    assert len(names) == 10
+    method = built("fedavg", private=names[:private])
+    whole = setup(method, federation(SIZES), model, rounds=1, cohort=0.6, unseen=2)
+    told = "the model" if more is None else ", ".join(names[:8]) + more
+    assert scored(whole)[1].note == f"as received {told} {ROWS}"
+
+
+class Looking(FedAvg):
+    """Tells the local steps that a client hears of, and has stages of both kinds."""
+
+    tuning: tuple[Stage, ...] = ()
+    heard: ClassVar[list[float]] = []
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        return Stage(self.loss, moves=("@head",), iterations=3), Stage(self.loss)
+
+    def adapt(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        return self.tuning
+
+    def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
+        return dict(work), {}
+
+    def model(self, work: Tree, client: Client) -> Tree:
+        self.heard.append(float(client.steps))
+        return work
+
+
+@pytest.mark.parametrize("tuning", [(), (Stage(FedAvg().loss, iterations=4),), (Stage(FedAvg().loss, moves=()),)])
+@pytest.mark.parametrize("local", [{"epochs": 2}, {"epochs": None, "iterations": 7}])
+def test_an_adaptation_is_so_many_epochs_of_what_tunes_or_trains(
+    tuning: tuple[Stage, ...], local: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 samples in batches of 8, two steps an epoch; a stage of the training keeps its iterations."""
+    told: list[Any] = []
+    monkeypatch.setattr(Looking, "tuning", tuning)
+    Looking.heard.clear()
+
+    def descend(_: Any, client: int, work: Tree, view: Client, stages: Any, purpose: str) -> list[Any]:
+        told.append((client, [(stage.epochs, stage.iterations) for stage in stages], purpose, float(view.steps)))
+        return []
+
+    chosen = setup(Looking(), federation((9, 12)), **local)
+    monkeypatch.setattr(LoopedTrainer, "descend", descend)
+    view = chosen.client(1, initial(chosen), {}, Clock(2, 2))
+    for epochs in (1, 5):
+        states._adapted(chosen, 1, view, epochs, ("local",))
+        own = [(epochs, None)] if tuning and tuning[0].moves else [(None, 3), (epochs, None)]
+        assert told.pop() == (1, own, "unseen", 2 * epochs)
+        assert Looking.heard.pop() == 2 * epochs
+
+
+def test_a_hook_that_fails_for_them_in_another_way_ends_the_run() -> None:
+    class Lost(FedAvg):
+        def send(self, server: Tree, cohort: Any) -> Tree:
+            if 5 in cohort.ids:
+                raise KeyError("5")
+            return super().send(server, cohort)
+
+    whole = setup(Lost(), federation(SIZES), rounds=1, unseen=2)
+    with pytest.raises(HookError, match=r"Lost.send failed .*for 2 clients, 5, 6: KeyError"):
+        scored(whole)
 
 
 def test_they_are_sent_nothing_of_one_another() -> None:

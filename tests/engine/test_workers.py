@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import multiprocessing
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from fedbench.config import compose
 from fedbench.core import trees
-from fedbench.core.errors import ConfigError, Diverged
+from fedbench.core.errors import ConfigError, Diverged, FedbenchError
+from fedbench.engine import workers
 from fedbench.engine.contract import Client, Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import HookError
@@ -192,7 +197,7 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
         return count(self, model, sets)
 
     monkeypatch.setattr(LoopedTrainer, "_count", spy)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    told: list[Any] = []
     link = Link(
         ("message", message),
         ("memory", empty),
@@ -202,7 +207,10 @@ def test_a_model_that_all_share_is_scored_once_a_call_and_anew_in_the_next(
         ("rewrite", (message, new)),
         ("order", Order("evaluate", [0, 1], [0, 1], CLOCK, ("global",), 2)),
     )
+    monkeypatch.setattr(signal, "signal", lambda *given: told.append(given))
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
     serve(link, chosen)  # type: ignore[arg-type]
+    assert told == [(signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_IGN), 1]
     assert scored == [len(chosen.federation.global_test)] * 2, "once a call"
     first, second, third = ([counts for _, counts in answer] for _, answer in link.replies)
     assert first[0] == first[1] == second[0]
@@ -245,6 +253,153 @@ def test_rows_of_what_clients_keep_are_their_own_and_what_all_keep_is_stored_onc
         correct, total = looped.count(client, held, ("global",))["global"]
         assert found[row] == (correct.tolist(), total.tolist())
     assert len({tuple(each[0]) if isinstance(each[0], list) else each[0] for each in found}) > 1
+
+
+# What the parent does, against links that answer as they are told to.
+
+
+class Far:
+    """Our end of a link: writes down the rows of every order, and answers what `answers` makes of them."""
+
+    def __init__(self, told: list[list[int]], answers: Callable[[list[int]], Any]) -> None:
+        self.told, self.answers = told, answers
+        self.rows, self.closed = list[int](), False
+
+    def send(self, message: tuple[str, Any]) -> None:
+        name, payload = message
+        if name == "order":
+            assert payload.ids == [4 - row for row in payload.rows]
+            self.told.append(payload.rows)
+            self.rows = payload.rows
+
+    def recv(self) -> Any:
+        found = self.answers(self.rows)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def parent(monkeypatch: pytest.MonkeyPatch, *answers: Callable[[list[int]], Any]) -> tuple[Any, list[list[int]]]:
+    """A trainer of clients of 5 to 1 samples whose processes are such links, and the rows that they were dealt."""
+    told: list[list[int]] = []
+    links = [Far(told, each) for each in answers]
+    monkeypatch.setattr(workers, "start", lambda *given: ([], links[: given[2]]))
+    monkeypatch.setattr(workers, "wait", lambda busy: busy)
+    monkeypatch.setattr(type(shared().federation), "size", lambda _, client: 1 + client)
+    return WorkersTrainer(shared(), len(links)), told
+
+
+@functools.cache
+def shared() -> Setup:
+    return setup()
+
+
+def done(rows: list[int]) -> Any:
+    return "done", [(float(row), {"local": ([float(row)], [2.0])}) for row in rows]
+
+
+def test_the_most_work_is_dealt_first_and_answers_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, told = parent(monkeypatch, done, done)
+    assert trainer.setup.federation.x.is_shared()
+    ids = torch.arange(4, -1, -1)
+    replies = trainer._deal("train", ids, CLOCK, ("local",))
+    assert told == [[0], [1], [2], [3], [4]], "the client of five samples before that of four"
+    assert [float(loss) for loss, _ in replies] == [0, 1, 2, 3, 4]
+    assert [float(counts["local"][0]) for _, counts in replies] == [0, 1, 2, 3, 4]
+    told.clear()
+    trainer._deal("evaluate", ids, CLOCK, ("local",))
+    assert len(told) == 2, "there is too little to score for more than a block each"
+    assert sorted(row for rows in told for row in rows) == [0, 1, 2, 3, 4]
+
+
+def test_after_a_failure_no_more_is_dealt_but_what_was_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ValueError("first"), ValueError("second")
+    trainer, told = parent(monkeypatch, lambda _: ("error", second), lambda _: ("error", first))
+    with pytest.raises(ValueError, match="first"):
+        trainer._deal("train", torch.arange(4, -1, -1), CLOCK, ())
+    assert told == [[0], [1]]
+    links = list(trainer._links)
+    assert not any(link.closed for link in links)
+    trainer.close()
+    assert all(link.closed for link in links)
+
+
+@pytest.mark.parametrize("end", [EOFError(), ConnectionResetError(), KeyboardInterrupt()])
+def test_a_process_that_ends_ends_all_and_an_earlier_failure_is_told(
+    end: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = KeyboardInterrupt if isinstance(end, KeyboardInterrupt) else FedbenchError
+    for before, error in (((), told), ((lambda _: ("error", ValueError("why")),), ValueError)):
+        trainer, _ = parent(monkeypatch, lambda _: end, *before)
+        links = list(trainer._links)
+        with pytest.raises(error):
+            trainer._deal("train", torch.arange(4, -1, -1), CLOCK, ())
+        assert all(link.closed for link in links)
+    trainer, _ = parent(monkeypatch, done)
+    trainer._links[0].send = Mock(side_effect=BrokenPipeError)
+    with pytest.raises(FedbenchError, match="a worker process died"):
+        trainer._deal("train", torch.arange(4, -1, -1), CLOCK, ())
+
+
+def test_a_lone_client_tells_the_shapes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _ = parent(monkeypatch, done)
+    model = trees.map_leaves(lambda leaf: leaf.unsqueeze(0), shared().task.init(torch.Generator()))
+    upload, kept = trainer._specimen(torch.tensor([3]), model, {}, CLOCK)
+    assert (spec_of(upload), kept) == (spec_of(model), {})
+    assert spec_of(upload, 4)["head.bias"] == ((4, 10), torch.float32)
+
+
+def test_processes_are_begun_without_signals_and_links_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def blocked() -> set[int]:
+        return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
+
+    class Context:
+        def __init__(self, name: str) -> None:
+            assert name == "forkserver"
+            self.number = 0
+
+        def set_forkserver_preload(self, names: list[str]) -> None:
+            told.append(names)
+
+        def Pipe(self) -> tuple[str, Any]:
+            self.number += 1
+            return f"ours {self.number}", Mock(close=lambda number=self.number: told.append(f"closed {number}"))
+
+        def Process(self, target: Any, args: Any, daemon: bool) -> Any:
+            assert (target, args[1:], daemon) == (serve, ("argument",), True)
+            return Mock(start=lambda: told.append("started"))
+
+    before = blocked()
+    monkeypatch.setattr(torch.multiprocessing, "get_context", Context)
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: told.append(blocked() - before))
+    monkeypatch.setattr(workers, "_name_a_known_start_method", lambda: told.append("named"))
+    processes, links = workers.start(serve, "argument", 2)
+    signals = {int(signal.SIGINT), int(signal.SIGTERM)}
+    assert told == ["named", [serve.__module__], signals, "started", "closed 1", "started", "closed 2"]
+    assert (len(processes), [str(link) for link in links]) == (2, ["ours 1", "ours 2"])
+    assert blocked() == before
+
+
+@pytest.mark.parametrize("name", [None, "spawn", "fork", "loky"])
+def test_only_an_unknown_way_to_start_processes_is_replaced(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda *, allow_none: {True: name}[allow_none])
+    monkeypatch.setattr(multiprocessing, "set_start_method", lambda method, force: told.append((method, force)))
+    workers._name_a_known_start_method()
+    assert told == ([("spawn", True)] if name == "loky" else [])
+
+
+def test_the_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "cpu_count", lambda: 9)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2} if process == 0 else {0}, raising=False)
+    assert workers.available_workers() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert workers.available_workers() == 9
 
 
 # Worker processes never import the script that started them, nor die of a signal that is meant for it.
