@@ -283,6 +283,7 @@ def test_what_is_told_on_either_side_of_what_is_free(
     made = planned(tmp_path, ROWS)
     total = estimate.estimate(made, made.missing())
     disk = total.kept + 2 * total.checkpoint
+    assert len(list(estimate.estimate_lines(made, made.missing()[:1], 1))) == 3, "of one run as well"
     for free, room, short in ((2 * total.memory, disk, False), (2 * total.memory - 1, disk - 1, True)):
         monkeypatch.setattr(estimate, "free_bytes", lambda _, free=free: free)
         monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _, room=room: SimpleNamespace(free=room))
