@@ -212,6 +212,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return read
 
 
+def test_a_gpu_is_waited_for_before_the_second_reading(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append((device.type, len(clock))))
+    for kind, waits in (("cuda", [("cuda", 2)]), ("cpu", [])):
+        clock[1:], told[:] = [], []
+        watch: Any = SimpleNamespace(setup=SimpleNamespace(federation=SimpleNamespace(device=torch.device(kind))))
+        assert Stopwatch.timed(watch, lambda: "done") == ("done", clock[2] - clock[1])
+        assert told == waits
+
+
 def test_seconds_of_clients_are_those_of_their_work_and_of_its_steps(clock: list[float]) -> None:
     """Readings of a client: before it, before and after its steps, after it."""
     base = (*TINY, "partition=homo", "partition.num_clients=3", "model=mlp", "protocol.rounds=3")
