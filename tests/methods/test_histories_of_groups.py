@@ -189,8 +189,11 @@ def test_rounds_of_fedcollab(blind: dict[str, bool]) -> None:
             for _ in range(30):
                 literal_round(model, (a, b), x, y, 0.5)
             D[i, j] = D[j, i] = max(0.0, 2 * literal_accuracy(model, (left, right), x, y) - 1)
-    arrays = Simulation(chosen, Meter(chosen)).begin().arrays
+    state = Simulation(chosen, Meter(chosen)).begin()
+    arrays, bytes_of_one = state.arrays, 4 * sum(leaf.numel() for leaf in weights.values())
     np.testing.assert_allclose(arrays["distances"], D, atol=1e-12)
+    told = state.bytes_up, state.bytes_down  # 30 rounds of both clients of six pairs, and the check after them
+    assert told == (12 * (30 * bytes_of_one + 4), 12 * (30 + 1) * bytes_of_one)
     n = np.array(SIZES, dtype=float) if blind.get("quantities", True) else np.full(4, np.mean(SIZES))
     old = [0, 1, 3]
 
@@ -212,11 +215,8 @@ def test_rounds_of_fedcollab(blind: dict[str, bool]) -> None:
     choice = min(range(max(best) + 2), key=joining)
     assert choice <= max(best), "else nobody joins"
     then = [group | {2} if c == choice else group for c, group in enumerate(first)]
-    told = [best[0], best[1], choice, best[2]]
-    assert [each.server["coalition"].tolist() for each in found] == [
-        arrays["coalition"].tolist(),
-        *[told] * 3,
-    ]
+    joined = [best[0], best[1], choice, best[2]]
+    assert [each.server["coalition"].tolist() for each in found] == [arrays["coalition"].tolist(), *[joined] * 3]
     coalition_rounds(chosen, found, [*first, {2}], then)
 
 

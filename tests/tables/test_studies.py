@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from fedbench.config import compose
 from fedbench.core.errors import ConfigError
+from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import State
 from fedbench.methods.parts import mixing
@@ -190,6 +192,24 @@ def test_similarities_of_clients_that_train_alone_by_hand() -> None:
     assert found["cs"]["i and i'"] < 0.99
 
 
+def test_the_engine_that_trains_them_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Closing(LoopedTrainer):
+        def close(self) -> None:
+            closed.append("closed")
+
+    monkeypatch.setattr(studies, "pick_trainer", lambda setup, _: Closing(setup))
+    plain = json.dumps(dict(config(*STEPS, "seed=5").plain))
+    models = studies.trained(plain)
+    assert closed == ["closed"]
+    assert studies.trained(plain) is models, "once for all measures"
+    monkeypatch.setattr(studies.Simulation, "step", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        studies.trained.__wrapped__(plain)
+    assert len(closed) == 2
+
+
 def test_four_clients_alone_are_enough_and_three_are_not() -> None:
     homo = [each for each in STEPS if not each.startswith("partition")] + ["partition=homo"]
     assert run("data_similarity", *homo, "partition.num_clients=4")["i and k"] > 0
@@ -225,13 +245,15 @@ def test_a_gpu_is_waited_for_before_the_second_reading(clock: list[float], monke
 def test_seconds_of_clients_are_those_of_their_work_and_of_its_steps(clock: list[float]) -> None:
     """Readings of a client: before it, before and after its steps, after it."""
     base = (*TINY, "partition=homo", "partition.num_clients=3", "model=mlp", "protocol.rounds=3")
-    watch, state = studies.play(config(*base, "method=fedrep"))
+    both = ("protocol.score=both", "protocol.report=best_test", "protocol.eval_every=1")
+    watch, state = studies.play(config(*base, *both, "method=fedrep"))
     readings = np.array(clock[1:]).reshape(-1, 4)  # [rounds x clients, readings]
     sizes = [watch.setup.federation.size(k) for k in range(3)] * 3
     assert [(lap.samples, lap.training, lap.seconds) for lap in watch.laps] == [
         (size, inner[2] - inner[1], inner[3] - inner[0]) for size, inner in zip(sizes, readings, strict=True)
     ]
     assert [record.round for record in state.history.records] == [0, 3]
+    assert set(state.history.last.tallies) == {"local"}, "none after training"
     clock[1:] = []
     found = run("local_seconds", *base, "method=fedrep")["seconds_per_sample"]
     assert found == pytest.approx(np.mean((readings[:, 3] - readings[:, 0]) / sizes))
