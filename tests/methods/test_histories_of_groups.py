@@ -173,8 +173,8 @@ def test_rounds_of_pacfl(angle: str, linkage: str) -> None:
 
 @pytest.mark.parametrize("blind", [{}, {"quantities": False}, {"distances": False}])
 def test_rounds_of_fedcollab(blind: dict[str, bool]) -> None:
-    """Distances by loops, coalitions the best of all partitions; client 2 is alone for two rounds, then joins."""
-    config, C = DiscriminatorConfig(hidden=6, rounds=30, lr=0.5), 3.0
+    """Distances by loops on batches of all, coalitions the best of all partitions; client 2 joins after two rounds."""
+    config, C = DiscriminatorConfig(hidden=6, rounds=30, lr=0.5, batch=2), 3.0
     method = FedCollab(C=C, restarts=40, newcomers=(2,), join_round=2, discriminator=config, **blind)
     chosen, found = played(method, rounds=4, data=federation(SIZES, labels=[[0, 1], [0, 1], [2, 3], [2, 3]]))
     x = torch.cat([torch.from_numpy(pixels(chosen, k)) for k in FOUR])
