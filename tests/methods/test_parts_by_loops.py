@@ -307,7 +307,7 @@ def test_a_split_has_each_labels_share_and_all_samples_once() -> None:
 # ---- passes over a client's samples, and subspaces
 
 
-@pytest.mark.parametrize("count", [512, 513, 1100])
+@pytest.mark.parametrize("count", [512, 1025])
 @pytest.mark.parametrize("padded", [False, True])
 def test_samples_in_blocks_are_all_samples_once(count: int, padded: bool) -> None:
     """Losses, sums of classes, products of features sample by sample; every third is padding, or none."""
