@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
@@ -547,3 +548,38 @@ def test_a_step_moves_running_statistics_once() -> None:
     for name, (expected, fields) in VARIANTS.items():
         found = passes(METHODS.build({"name": name.strip(), **fields}))
         assert found == pytest.approx([expected] * len(found), abs=1e-6), (name, fields)
+
+
+# ---- weight decay
+
+STAYS = {  # leaves of local work that no step of a first round moves, so that no decay takes of them
+    "apfl": {"alpha"},
+    "fedala": {"A/head.bias", "A/head.weight"},
+    "fedas": {"classes/means"},
+    "fedbabu": {"head.bias", "head.weight"},
+    "fedcp": {"head/head.bias", "head/head.weight", "context"},
+    "feddbe": {"running"},
+    "fedfomo": {"reported/weights"},
+    "fediot": {"head.bias", "head.weight"},
+    "gpfl": {"conditions"},
+    "pfedfda": {"lda/weight", "lda/bias"},
+}
+
+
+def test_decay_takes_once_of_what_is_trained_and_nothing_of_what_stays() -> None:
+    """One batch at next to no rate: what an optimiser has is a tenth smaller, whatever its gradient."""
+    still = OptimizerConfig(lr=1e-12, weight_decay=1e11)
+    for name in sorted(set(METHODS) - {"fedpac", "pfedme"}):  # which have rates of their own
+        method = METHODS.build({"name": name})
+        method = with_settings(method, method.conformance.settings)
+        chosen = setup(method, federation((13, 9)), rounds=1, epochs=1, batch=50, optimizer=still)
+        trainer, clock = LoopedTrainer(chosen), Clock(0, 1)
+        state = Simulation(chosen, trainer).begin()
+        message = method.send(state.server, chosen.cohort(torch.arange(2), clock))
+        view = chosen.client(0, trees.row(message, 0), trees.row(state.memory, 0), clock)
+        start = {n: leaf + 1 for n, leaf in method.start(view).items() if leaf.is_floating_point()}
+        work = {**trees.clone(method.start(view)), **trees.clone(start)}
+        trainer.descend(0, work, view, method.stages(chosen.protocol.local, clock), "batches")
+        left = {n: float((work[n] / leaf).mean()) for n, leaf in start.items()}
+        assert {n for n, ratio in left.items() if ratio == 1} == STAYS.get(name, set()), name
+        assert all(ratio == 1 or abs(ratio - 0.9) < 0.03 for ratio in left.values()), (name, left)
