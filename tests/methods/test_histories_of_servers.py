@@ -1168,6 +1168,7 @@ READS = {
     "knnper": {"model", "personal"},
     "pfedfda": START | FINISH | {"model", "personal"},
 }
+DRAWN = {"fedcollab", "fediot", "fedtgp", "fesem", "pfedhn"}  # the server draws by the clients' numbers
 APART = {"apple", "feddistill", "fedproto", "fedtgp", "ifca", "local", "pfedhn"}  # models are no averages
 UNLIKE = {
     *("fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu", "fedbn", "fediot", "fedntd", "fedper"),
@@ -1183,6 +1184,10 @@ def test_what_each_method_says_of_itself() -> None:
         assert method.is_averaging is (name not in APART), name
         assert (method.why_one_kind == "") is (name in UNLIKE), name
         assert method.prepare_round == 0
+        declared = method.conformance
+        assert bool(declared.draws_by_position) is (name in DRAWN), name
+        assert bool(declared.sends_by_cohort) is (name == "fedfomo"), name
+        assert declared.smallest == 1 + (name == "fedcollab"), name
         for outer in (FedCollab, Oracle, PerKind):
             if outer is not PerKind or type(method).prepare is Method.prepare:
                 inside = outer(base={"name": name})
