@@ -14,12 +14,13 @@ from torch.nn import functional
 
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import rng, trees
+from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine import schedule
 from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.method import Method
 from fedbench.engine.simulation import Simulation, State
-from fedbench.methods import fedpac
+from fedbench.methods import METHODS, fedpac
 from fedbench.methods.apfl import APFL
 from fedbench.methods.apple import APPLE
 from fedbench.methods.cfl import CFL
@@ -31,6 +32,7 @@ from fedbench.methods.fedbabu import FedBABU
 from fedbench.methods.fedbn import FedBN
 from fedbench.methods.fedcac import FedCAC
 from fedbench.methods.fedcollab import distances
+from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedcp import FedCP
 from fedbench.methods.feddbe import FedDBE
 from fedbench.methods.feddyn import FedDyn
@@ -40,6 +42,7 @@ from fedbench.methods.fedgen import FedGen
 from fedbench.methods.fediot import FedIoT
 from fedbench.methods.fednova import FedNova
 from fedbench.methods.fedpac import FedPAC
+from fedbench.methods.fedper import FedPer
 from fedbench.methods.fedphp import FedPHP
 from fedbench.methods.fedrc import FedRC
 from fedbench.methods.fedrema import FedReMa, segment
@@ -53,7 +56,9 @@ from fedbench.methods.gpfl import GPFL
 from fedbench.methods.ifca import IFCA
 from fedbench.methods.kmeans import KMeans
 from fedbench.methods.moon import Moon
+from fedbench.methods.oracle import Oracle
 from fedbench.methods.parts import simplex
+from fedbench.methods.per_kind import PerKind
 from fedbench.methods.perfedavg import PerFedAvg
 from fedbench.methods.pfedme import PFedMe
 from fedbench.methods.scaffold import Scaffold
@@ -1152,6 +1157,58 @@ def test_settings_are_declared_where_a_network_without_batch_normalisation_needs
     drawn = [APPLE(), FedReMa(), FedGen()], [APPLE(apart=True), FedReMa(shuffle=True), FedReMa(probe_per_client=True)]
     for methods, declared in zip(drawn, (False, True), strict=True):
         assert all(bool(each.conformance.draws_by_position) is declared for each in methods)
+
+
+FINISH, START = frozenset({"finish"}), frozenset({"start"})
+READS = {
+    **dict.fromkeys(("fedap", "feddistill", "fedpac", "fedproto", "fedsac", "fedsac_multimodal", "fedtgp"), FINISH),
+    **dict.fromkeys(("fedem", "fedfomo", "fedrc"), START),
+    "fedas": START | FINISH,
+    "ifca": START | {"personal"},
+    "knnper": {"model", "personal"},
+    "pfedfda": START | FINISH | {"model", "personal"},
+}
+DRAWN = {"fedcollab", "fediot", "fedtgp", "fesem", "pfedhn"}  # the server draws by the clients' numbers
+APART = {"apple", "feddistill", "fedproto", "fedtgp", "ifca", "local", "pfedhn"}  # models are no averages
+UNLIKE = {
+    *("fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu", "fedbn", "fediot", "fedntd", "fedper"),
+    *("fedphp", "fedprox", "fedrep", "fedsac_multimodal", "fedyogi", "finetune", "knnper", "lg_fedavg", "local"),
+    *("moon", "per_kind", "perfedavg"),
+}  # whose server serves clients of several kinds
+
+
+def test_what_each_method_says_of_itself() -> None:
+    for name in METHODS:
+        method = METHODS.build({"name": name})
+        assert method.reads_data == READS.get(name, set()), name
+        assert method.is_averaging is (name not in APART), name
+        assert (method.why_one_kind == "") is (name in UNLIKE), name
+        assert method.prepare_round == 0
+        declared = method.conformance
+        assert bool(declared.draws_by_position) is (name in DRAWN), name
+        assert bool(declared.sends_by_cohort) is (name == "fedfomo"), name
+        assert declared.smallest == 1 + (name == "fedcollab"), name
+        for outer in (FedCollab, Oracle, PerKind):
+            if outer is not PerKind or type(method).prepare is Method.prepare:
+                inside = outer(base={"name": name})
+                assert (inside.is_averaging, inside.reads_data) == (method.is_averaging, method.reads_data)
+    assert [Scaffold(option=n).reads_data for n in (1, 2)] == [{"finish"}, set()]
+    assert [FedReMa(align=n).reads_data for n in (0.0, 0.1)] == [set(), {"finish"}]
+    assert [FedPer(private=leaves).is_averaging for leaves in (("*",), ("@head",))] == [False, True]
+    assert SosicFL(start_round=7).prepare_round == 7
+
+
+def test_a_wrong_setting_inside_is_told_where_it_is() -> None:
+    with pytest.raises(ConfigError, match=r"method\.base\.mu") as error:
+        FedCollab(base={"name": "fedprox", "mu": -1})
+    assert "\n" not in str(error.value)
+
+
+def test_cfl_records_distances_once_it_had_any() -> None:
+    for eps1, names in ((0.0, {"coalition"}), (1e9, {"coalition", "distances"})):
+        method = CFL(eps1=eps1, eps2=0.0)
+        _, found = played(method, rounds=2, cohort=4)
+        assert set(method.record(found[-1].server)) == names
 
 
 # ---- entries and cores

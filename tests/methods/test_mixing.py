@@ -288,6 +288,38 @@ def test_no_more_clusters_than_distinct_points() -> None:
     np.testing.assert_allclose(centres[labels], p, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("seed", range(2))
+def test_clusters_by_loops(name: str, seed: int) -> None:
+    """Seeds by farthest-first traversal from the middle, then centres of what is nearest, until nothing moves."""
+    metric, p = simplex.METRICS[name], points(13, 3, seed)
+    p[:2] = [[1.0, 0.0, 0.0], [0.0, 0.4, 0.6]]
+
+    def apart(x: np.ndarray, y: np.ndarray) -> float:
+        logs = [math.log(a / b) for a, b in zip(x, y, strict=True)]
+        return max(logs) - min(logs) if name == "hilbert" else sum(abs(a - b) for a, b in zip(x, y, strict=True))
+
+    inside = [np.array([max(value, 1e-9) for value in x]) for x in p]
+    inside = [x / sum(x) for x in inside]
+    ranked = sorted(range(13), key=lambda k: tuple(reversed(inside[k])))  # ties and sums do not depend on the order
+    middle = simplex.enclosing_centre(np.stack([inside[k] for k in ranked]), metric)
+    seeds = [min(ranked, key=lambda k: apart(inside[k], middle))]
+    while len(seeds) < 4:
+        seeds.append(max(ranked, key=lambda k: min(apart(inside[k], inside[s]) for s in seeds)))
+    centres, labels = [inside[k] for k in seeds], [-1] * 13
+    for _ in range(50):
+        nearest = [min(range(len(centres)), key=lambda c: apart(x, centres[c])) for x in inside]
+        if nearest == labels:
+            break
+        labels = nearest
+        members = [[inside[k] for k in ranked if labels[k] == c] for c in range(len(centres))]
+        centres = [simplex.enclosing_centre(np.stack(own), metric) for own in members if own]
+    found, ends = simplex.cluster(p, 4, metric)
+    assert found.tolist() == labels
+    np.testing.assert_allclose(ends, np.stack(centres), atol=1e-12)
+    assert len(simplex.cluster(p, 13, metric)[1]) == 13
+
+
 LR = 0.1
 FULL: dict[str, Any] = {"epochs": 1, "batch": 50, "optimizer": OptimizerConfig(lr=LR)}
 

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.core import trees
+from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.rng import numpy_rng, torch_rng
 from fedbench.engine.contract import Clock
@@ -22,6 +25,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.methods import METHODS
 from fedbench.methods.apple import APPLE
 from fedbench.methods.fedap import FedAP
+from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab import distances, solver
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.feddistill import FedDistill
@@ -33,6 +37,7 @@ from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.oracle import Oracle
 from fedbench.methods.parts import clustered, simplex
+from fedbench.methods.parts import features as subspaces
 from fedbench.methods.parts.layers import linear
 from fedbench.methods.per_kind import PerKind
 from fedbench.methods.sosicfl import SosicFL
@@ -42,7 +47,7 @@ from tests.helpers.pair import KIND, pair
 from tests.helpers.pair import simulate as pair_simulate
 from tests.methods.literal import L
 from tests.methods.literal import federation as labelled
-from tests.methods.toys import federation, setup, simulate
+from tests.methods.toys import features, federation, initial, logits, setup, simulate
 
 FOUR = (5, 13, 8, 21)
 
@@ -300,6 +305,85 @@ def test_a_split_has_each_labels_share_and_all_samples_once() -> None:
         assert ((columns[4:] >= 9) & (columns[4:] < 18)).all()
 
 
+# ---- passes over a client's samples, and subspaces
+
+
+@pytest.mark.parametrize("count", [512, 1025])
+@pytest.mark.parametrize("padded", [False, True])
+def test_samples_in_blocks_are_all_samples_once(count: int, padded: bool) -> None:
+    """Losses, sums of classes, products of features sample by sample; every third is padding, or none."""
+    chosen = setup(FedAvg())
+    draw = torch.Generator().manual_seed(count)
+    x = torch.randn(count, 1, 4, 4, dtype=torch.float64, generator=draw)
+    y = torch.randint(3, (count,), generator=draw)
+    mask = torch.arange(count) % 3 > 0 if padded else None
+    data, w = Batch(x, y, mask), initial(chosen)
+    real = [k for k in range(count) if not padded or k % 3 > 0]
+    z, scores = features(w, x), logits(w, x)
+    pieces = list(subspaces.blocks(data))
+    assert [len(each.y) for each in pieces] == [min(512, count - n) for n in range(0, count, 512)]
+    assert torch.equal(torch.cat([each.x for each in pieces]), x)
+    loss = sum(float(functional.cross_entropy(scores[k], y[k])) for k in real) / len(real)
+    assert float(subspaces.mean_loss(w, data, chosen.task)) == pytest.approx(loss)
+    sums, numbers = subspaces.class_sums(lambda block: features(w, block.x), data, 4)
+    for c in range(4):
+        own = [k for k in real if int(y[k]) == c]
+        assert numbers[c] == len(own)
+        assert torch.allclose(sums[c], z[own].sum(0))
+    for centred in (False, True):
+        rows = (z[real] - z[real].mean(0) * centred).numpy()
+        found = subspaces.products(w, data, chosen.task, centred)
+        np.testing.assert_allclose(found["gram"].numpy(), rows.T @ rows, atol=1e-9)
+        share = 1e-6 * float(z[real].sum(0).square().sum()) / len(real) if centred else 0.0
+        assert float(found["least"]) == pytest.approx(share)
+        for rank in (1, 3, 20):
+            basis, values = subspaces.directions(found, rank).numpy(), np.linalg.svd(rows)[1]
+            expected = np.linalg.svd(rows)[2][: min(rank, int((values**2 > 1e-6 * values[0] ** 2).sum()))].T
+            expected = expected * np.sign(expected[np.abs(expected).argmax(0), range(expected.shape[1])])
+            np.testing.assert_allclose(basis[:, : expected.shape[1]], expected, atol=1e-6)
+            assert basis.shape[1] == min(rank, 7)
+            assert not basis[:, expected.shape[1] :].any()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_angles_of_pairs_by_loops(seed: int) -> None:
+    """Bases of none to three directions: as many angles as the smaller has, principal or matched greedily."""
+    draw = np.random.default_rng(seed)
+    ranks = draw.permutation([0, 1, 2, 3, 3]).tolist()
+    U = np.stack([np.linalg.qr(draw.normal(size=(6, 3)))[0] * (np.arange(3) < rank) for rank in ranks])
+    for greedy in (False, True):
+        found = subspaces.complementarity(torch.from_numpy(U), greedy).numpy()
+        for i, j in itertools.product(range(5), repeat=2):
+            count, product = min(ranks[i], ranks[j]), U[i].T @ U[j]
+            if greedy:
+                left = {(a, b): product[a, b] for a in range(ranks[i]) for b in range(ranks[j])}
+                cosines = []
+                while left:
+                    a, b = max(left, key=left.__getitem__)
+                    cosines.append(left[a, b])
+                    left = {pair: v for pair, v in left.items() if pair[0] != a and pair[1] != b}
+            else:
+                cosines = np.linalg.svd(product)[1][:count].tolist()
+            angles = np.arccos(np.clip(cosines, -1, 1))
+            expected = 1.0 if i == j else np.cos(angles.mean()) if count else 0.0
+            assert found[i, j] == pytest.approx(expected, abs=1e-7), (greedy, ranks[i], ranks[j])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_discrepancy_by_loops(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(2, 6, 3, dtype=torch.float64, generator=draw)
+    mask = torch.tensor([True, True, False, True, False, True]) if seed else None
+    real, widths = [k for k in range(6) if mask is None or mask[k]], (0.5, 2.0, 7.0)
+
+    def kernel(a: Tensor, b: Tensor) -> float:
+        squares = [float((a[i] - b[j]).square().sum()) for i in real for j in real]
+        return sum(math.exp(-square / width) for square in squares for width in widths) / len(squares)
+
+    found = subspaces.discrepancy(x, y, Batch(x, torch.zeros(6, dtype=torch.int64), mask), widths)
+    assert float(found) == pytest.approx(kernel(x, x) + kernel(y, y) - 2 * kernel(x, y))
+
+
 # ---- refusals: what is told, and what is just allowed
 
 
@@ -464,3 +548,38 @@ def test_a_step_moves_running_statistics_once() -> None:
     for name, (expected, fields) in VARIANTS.items():
         found = passes(METHODS.build({"name": name.strip(), **fields}))
         assert found == pytest.approx([expected] * len(found), abs=1e-6), (name, fields)
+
+
+# ---- weight decay
+
+STAYS = {  # leaves of local work that no step of a first round moves, so that no decay takes of them
+    "apfl": {"alpha"},
+    "fedala": {"A/head.bias", "A/head.weight"},
+    "fedas": {"classes/means"},
+    "fedbabu": {"head.bias", "head.weight"},
+    "fedcp": {"head/head.bias", "head/head.weight", "context"},
+    "feddbe": {"running"},
+    "fedfomo": {"reported/weights"},
+    "fediot": {"head.bias", "head.weight"},
+    "gpfl": {"conditions"},
+    "pfedfda": {"lda/weight", "lda/bias"},
+}
+
+
+def test_decay_takes_once_of_what_is_trained_and_nothing_of_what_stays() -> None:
+    """One batch at next to no rate: what an optimiser has is a tenth smaller, whatever its gradient."""
+    still = OptimizerConfig(lr=1e-12, weight_decay=1e11)
+    for name in sorted(set(METHODS) - {"fedpac", "pfedme"}):  # which have rates of their own
+        method = METHODS.build({"name": name})
+        method = with_settings(method, method.conformance.settings)
+        chosen = setup(method, federation((13, 9)), rounds=1, epochs=1, batch=50, optimizer=still)
+        trainer, clock = LoopedTrainer(chosen), Clock(0, 1)
+        state = Simulation(chosen, trainer).begin()
+        message = method.send(state.server, chosen.cohort(torch.arange(2), clock))
+        view = chosen.client(0, trees.row(message, 0), trees.row(state.memory, 0), clock)
+        start = {n: leaf + 1 for n, leaf in method.start(view).items() if leaf.is_floating_point()}
+        work = {**trees.clone(method.start(view)), **trees.clone(start)}
+        trainer.descend(0, work, view, method.stages(chosen.protocol.local, clock), "batches")
+        left = {n: float((work[n] / leaf).mean()) for n, leaf in start.items()}
+        assert {n for n, ratio in left.items() if ratio == 1} == STAYS.get(name, set()), name
+        assert all(ratio == 1 or abs(ratio - 0.9) < 0.03 for ratio in left.values()), (name, left)

@@ -18,6 +18,7 @@ from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.cfl import CFL
+from fedbench.methods.fedcac import FedCAC
 from fedbench.methods.fedrema import FedReMa
 from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.pfedsim import PFedSim
@@ -184,3 +185,43 @@ def test_cfls_separation_is_the_root_of_half_of_one_minus_the_similarity() -> No
     similarity = np.array([[1.0, 0.5], [0.5, 1.0]])
     assert CFL(gamma_max=0.51)._leaving(similarity, np.array([3, 4])) is None
     assert CFL(gamma_max=0.49)._leaving(similarity, np.array([3, 4])).tolist() == [True, False]
+    assert CFL(gamma_max=0.5)._leaving(similarity, np.array([3, 4])) is None, "farther apart, not as far"
+    assert CFL(gamma_max=0.0)._leaving(similarity, np.array([4, 4])).tolist() == [False, True], (
+        "of two halves the later"
+    )
+
+
+@pytest.mark.parametrize(("drift", "longest", "cut"), [(0.4, 2.1, True), (0.5, 2.1, False), (0.4, 2.0, False)])
+@pytest.mark.parametrize("relative", [False, True])
+def test_cfl_cuts_below_one_threshold_and_above_the_other(
+    drift: float, longest: float, cut: bool, relative: bool
+) -> None:
+    """Thresholds .5 and 2, as they are or of the largest mean update so far, which is 2."""
+    method = CFL(eps1=0.5, eps2=2.0, relative=relative, gamma_max=0.1)
+    chosen = setup(method, federation((6, 9)))
+    server, _ = method.init(chosen.task, chosen.population, torch.Generator())
+    updates, unit = torch.tensor([[1.0, 0.0], [-1.0, 0.5]], dtype=torch.float64), 2.0 if relative else 1.0
+    cohort = chosen.cohort(torch.arange(2), Clock(0, 1))
+    found = method._split(server, updates, cohort, 0, unit * drift, unit * longest, 2.0)
+    assert found["coalition"].tolist() == ([1, 0] if cut else [0, 0])
+    assert ("distances" in found) is cut
+
+
+# ---- on a threshold
+
+
+def test_partners_whose_overlap_is_just_the_threshold_and_cosines_that_are_just_snap() -> None:
+    """Two clients' only overlap is the mean and the highest at once; orthogonal updates do not exceed 0."""
+    method = FedCAC(beta=1.0)
+    chosen = setup(method, federation((6, 9)))
+    marks = {f"critical/{n}": torch.ones(2, *leaf.shape, dtype=torch.bool) for n, leaf in initial(chosen).items()}
+    marks["critical/head.bias"] = torch.tensor([[True, True, False, False], [False, True, True, False]])
+    for done in (0, 5):
+        W = method.graph({}, marks, chosen.cohort(torch.arange(2), Clock(done, 9)))["*"]
+        assert W.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    apart = {n: torch.zeros(2, *leaf.shape, dtype=leaf.dtype) for n, leaf in initial(chosen).items()}
+    apart["head.bias"] = torch.tensor([[3.0, 0, 0, 0], [0, 4.0, 0, 0]], dtype=torch.float64)
+    for snap, S in ((0.0, 0.0), (-0.1, 1.0)):
+        sac = FedSaC(similarity="parameters", snap=snap)
+        found = sac.similarities({}, apart, setup(sac, federation((6, 9))).cohort(torch.arange(2), Clock(0, 1)))
+        assert found.tolist() == [[1, S], [S, 1]]

@@ -160,6 +160,9 @@ def test_traffic_is_endpoints_and_a_region() -> None:
     body, head, counts = 16 * 7 + 7, 7 * 4 + 4, 4 * 4 * 4
     assert state.bytes_up == counts + 4 * 8 * (body + 3 * head)
     assert state.bytes_down == 4 * 8 * (body + 3 * head + 3 + 1)
+    trained = setup(SosicFL(endpoints=3, positions="trained"), federation(FOUR), rounds=1)
+    begun = Simulation(trained, LoopedTrainer(trained)).begin()  # a round whose endpoints alone come back
+    assert (begun.bytes_up, begun.bytes_down) == (4 * 8 * 3 * head, 4 * 8 * (body + 3 * head + 3 + 1))
 
 
 def test_impossible_settings_are_refused() -> None:

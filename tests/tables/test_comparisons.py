@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench.tables import verdict
+from fedbench.tables import spec, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare
 from fedbench.tables.spec import Published
-from fedbench.tables.store import Provenance
+from fedbench.tables.store import Cell, Provenance, TableResult
 from fedbench.tables.verdict import Verdict, agreements, verdict_of
 from tests.tables.toys import filled, value
 
@@ -240,3 +240,163 @@ def test_the_bare_spread_of_shares_would_call_one_in_ten_equivalent() -> None:
         compare(Sample(run.mean(), max(run.std(ddof=1), 1e-9), 5), Sample(100, 0, 5, 0.005), 5).outcome for run in runs
     ]
     assert 0.08 < np.mean([outcome == EQUIVALENT for outcome in told]) < 0.13
+
+
+# Whole tables of several columns and metrics by loops: seeds that some cells lack, values that no seed reached.
+
+LABELS, COLUMNS, METRICS = ("A1", "A2", "B", "C", "D"), ("c", "d"), ("acc", "rsd", "macs")
+GROUPED = {"all rows": LABELS, "named": ("A1", "A2", "B"), "afterwards": ("D",), "mixed": ("C", "D")}
+
+
+def drawn(seed: int) -> TableResult:
+    """One to five seeds of six a cell, in any order; D is exploratory, some published values are missing or bounds."""
+    draw = np.random.default_rng(seed)
+    better = dict(zip(METRICS, ("higher", "lower", "neither"), strict=True))
+    content = {"name": "toy", "title": "Toy", "paper": "p", "table": "T1", "published_seeds": 4, "headline": "B"}
+    content |= {"metrics": [{"name": name, "better": end} for name, end in better.items()]}
+    content |= {"rows": [{"label": row, **({"exploratory": "why"} if row == "D" else {})} for row in LABELS]}
+    content |= {"columns": [{"label": column} for column in COLUMNS], "clients": 9}
+    content |= {"groups": {"named": ["A?", "B"], "afterwards": ["D"], "mixed": ["[CD]"]}}
+    cells = []
+    for row in LABELS:
+        for column in COLUMNS:
+            for metric in METRICS:
+                seeds = tuple(draw.permutation(6)[: draw.integers(1, 6)].tolist())
+                values = [float(each) for each in np.round(50 + draw.normal(0, 0.4, len(seeds)), 1)]
+                values = [math.nan if draw.random() < 0.04 else each for each in values]
+                mean, std = float(np.round(50 + draw.normal(0, 0.5), 1)), float(draw.random()) / 3
+                bound = ">" if draw.random() < 0.1 else ""
+                printed = value(mean, None if draw.random() < 0.2 else std, 1, bound) if draw.random() < 0.9 else None
+                cells.append(Cell(row, column, metric, tuple(values), seeds, published=printed))
+    return TableResult(spec.parse(content), tuple(cells))
+
+
+def stepped_down(p: list[float]) -> list[float]:
+    """Holm: the largest of what the smaller p times those not yet done come to, at most 1."""
+    ranks = {k: rank for rank, k in enumerate(sorted(range(len(p)), key=lambda k: (p[k], k)))}
+    return [min(1.0, max((len(p) - ranks[j]) * p[j] for j in ranks if ranks[j] <= ranks[k])) for k in range(len(p))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_holm_by_its_definition(seed: int) -> None:
+    p = (np.random.default_rng(seed).random(9) ** 3).round(2).tolist()
+    assert verdict.holm(p) == pytest.approx(stepped_down(p))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_agreements_by_loops(seed: int) -> None:
+    table, expected = drawn(seed), []
+    for column in COLUMNS:
+        for metric, sign in (("acc", 1), ("rsd", -1)):
+            cells = [table.cell(row, column, metric) for row in LABELS]
+            pairs = {
+                each.row: (sign * sum(each.values) / len(each.values), sign * each.published.mean)
+                for each in cells
+                if each.published and not any(map(math.isnan, each.values))
+            }
+            both = [
+                np.sign(
+                    [round(a[side] - b[side], 6) for k, a in enumerate(pairs.values()) for b in [*pairs.values()][:k]]
+                )
+                for side in (0, 1)
+            ]
+            spans = [math.sqrt(np.abs(each).sum()) for each in both]
+            tau = (both[0] * both[1]).sum() / spans[0] / spans[1] if len(pairs) > 2 else math.nan
+            best = [
+                [row for row in pairs if round(max(v[side] for v in pairs.values()) - pairs[row][side], 6) == 0]
+                for side in (0, 1)
+            ]
+            told = [each.count("B") > 0 if "B" in pairs and len(pairs) > 1 else None for each in best]
+            assert len(pairs) < 2 or all(len(each) < len(pairs) for each in best)
+            expected += [(column, metric, len(pairs), tau, *map(tuple, best), *told)] if pairs else []
+    found = [tuple(vars(each).values()) for each in agreements(table)]
+    assert [each[:3] + each[4:] for each in found] == [each[:3] + each[4:] for each in expected]
+    assert [each[3] for each in found] == pytest.approx([each[3] for each in expected], nan_ok=True)
+
+
+def test_one_row_is_not_best_and_rows_that_tie_have_no_order() -> None:
+    (alone,) = agreements(filled({"A": [5], "B": []}, PUBLISHED, headline="A"))
+    assert (alone.headline, alone.headline_published, alone.best_ours) == (None, None, ("A",))
+    (two,) = agreements(filled({"A": [5], "B": [4], "C": []}, PUBLISHED, headline="C"))
+    assert (two.headline, two.headline_published) == (None, None)
+    (tied,) = agreements(filled({"A": [5], "B": [5], "C": [5]}, PUBLISHED))
+    assert math.isnan(tied.tau)
+    (turned,) = agreements(filled({"A": [3], "B": [2], "C": [1]}, PUBLISHED))
+    assert turned.tau == -1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_paired_differences_by_loops(seed: int) -> None:
+    table, expected = drawn(seed), []
+    for column in COLUMNS:
+        base, *others = (dict(zip(c.seeds, c.values, strict=True)) for c in _cells(table, column, "rsd", "B"))
+        for row, other in zip([each for each in LABELS if each != "B"], others, strict=True):
+            seeds = [s for s in range(6) if math.isfinite(base.get(s, math.nan) + other.get(s, math.nan))]
+            if len(seeds) >= 3:
+                gaps = [base[s] - other[s] for s in seeds]
+                low, high = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+                p = stats.ttest_1samp(gaps, 0).pvalue
+                expected.append([column, row, len(seeds), np.mean(gaps), low, high, p])
+    for line, p in zip(expected, stepped_down([line[-1] for line in expected]), strict=True):
+        line[-1] = p
+    found = [list(vars(each).values()) for each in verdict.paired(table, table.spec.metrics[1], "B")]
+    assert [line[:3] for line in found] == [line[:3] for line in expected]
+    np.testing.assert_allclose([line[3:] for line in found], [line[3:] for line in expected], atol=1e-12)
+
+
+def _cells(table: TableResult, column: str, metric: str, first: str) -> list[Cell]:
+    """A column's cells, `first` before the others."""
+    return [table.cell(row, column, metric) for row in sorted(LABELS, key=lambda row: row != first)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_and_matches_by_loops(seed: int) -> None:  # noqa: C901 - loops, read from top to bottom
+    table, groups, beside = drawn(seed), [], []
+    for column in COLUMNS:
+        for metric in METRICS:
+            cells = {row: table.cell(row, column, metric) for row in LABELS}
+            kept = {
+                row: c for row, c in cells.items() if c.published and len(c.values) > 1 and not np.isnan(c.values).any()
+            }
+            for row, cell in kept.items():
+                for other, printed in ((r, c.published) for r, c in cells.items() if c.published):
+                    margin = 1.0 if metric != "macs" else printed.mean / 10
+                    ours = Sample(np.mean(cell.values), np.std(cell.values, ddof=1), len(cell.values))
+                    test = compare(ours, Sample(printed.mean, printed.std, 4, 0.05), margin, bound=bool(printed.bound))
+                    beside.append((column, metric, row, other, test.outcome))
+            for group, names in GROUPED.items():
+                members = [kept[r] for r in names if r in kept and r != "D" and not kept[r].published.bound]  # type: ignore[union-attr]
+                seeds = [s for s in range(6) if members and all(s in each.seeds for each in members)]
+                if len(members) > 1 and len(seeds) > 1:
+                    ours_at = [[each.values[each.seeds.index(s)] for s in seeds] for each in members]
+                    theirs = [each.published for each in members if each.published]
+                    below = sum(np.mean(o) < t.mean - 1e-9 for o, t in zip(ours_at, theirs, strict=True))
+                    d = np.mean(ours_at) - np.mean([t.mean for t in theirs])
+                    groups.append((column, metric, group, len(members), below, len(seeds), d))
+    found = verdict.matches(table)
+    assert [(m.column, m.metric, m.row, m.published, m.outcome) for m in found] == beside
+    for column in COLUMNS:
+        pairs = {(row, other): [] for c, _, row, other, _ in beside if c == column}  # type: ignore[var-annotated]
+        for c, _, row, other, outcome in beside:
+            if c == column:
+                pairs[row, other].append(outcome)
+        assert verdict.matrix(found, column) == pairs
+        for metric in METRICS:
+            for row in LABELS:
+                passes = [m[3] for m in beside if m[:3] == (column, metric, row) and m[3] != row and m[4] == EQUIVALENT]
+                assert verdict.passes_for(found, column, metric, row) == tuple(passes)
+    told = verdict.biases(table)
+    assert [(b.column, b.metric, b.group, b.rows, b.below, b.seeds) for b in told] == [each[:6] for each in groups]
+    assert [b.difference for b in told] == pytest.approx([each[6] for each in groups])
+
+
+def test_a_group_with_one_spread_unknown_takes_theirs_to_be_ours() -> None:
+    """And what is at its published value is not below it."""
+    printed = {"A": value(90.0, 0.5, 0), "B": value(91.0, None, 0)}
+    (found,) = verdict.biases(filled({"A": [90.0, 90.0, 90.0], "B": [90.0, 91.0, 90.0]}, printed, published_seeds=5))
+    half = stats.t.ppf(0.975, 2) * np.std([90, 90.5, 90], ddof=1) * math.sqrt(1 / 3 + 1 / 5) + 0.5
+    assert (found.high - found.difference, found.below) == (pytest.approx(half), 1)
+    table = filled({"A": A, "B": B}, JOINT_PUBLISHED)
+    cells = (table.cells[0], dataclasses.replace(table.cells[1], seeds=(3, 4, 5, 6)))
+    assert verdict.biases(dataclasses.replace(table, cells=cells)) == [], "one seed that both have"
+    assert verdict.biases(filled({"A": A}, JOINT_PUBLISHED)) == []

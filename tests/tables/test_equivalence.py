@@ -211,3 +211,96 @@ def test_the_seeds_that_could_decide_are_the_first(theirs: tuple[float, float, i
         for n in range(2, int(found) + 1)
     ]
     assert ours == [False] * (len(ours) - 1) + [True]
+
+
+# Numbers of seeds, effects and outcomes on either side of where they change.
+
+
+def needed(ours: Sample, theirs: Sample, margin: float, both: bool) -> float:
+    """The first number of seeds up to 2000 with which the outcome has a probability of 80 %."""
+    n, d, s = np.arange(2.0, 2001), abs(ours.mean - theirs.mean), ours.std or 0.0
+    k = n if both else np.full_like(n, theirs.n)
+    if theirs.std is None or theirs.n < 2:
+        se, df = s * np.sqrt(1 / n + 1 / k), n - 1
+    else:
+        a, b = s * s / n, theirs.std**2 / k
+        se, df = np.sqrt(a + b), (a + b) ** 2 / (a * a / (n - 1) + b * b / (k - 1))
+    if d < margin:
+        end = margin - theirs.rounding - stats.t.ppf(0.95, df) * se
+        power = stats.norm.cdf(end, d, se) - stats.norm.cdf(-end, d, se)
+    else:
+        end = margin + theirs.rounding + stats.t.ppf(0.975, df) * se
+        power = stats.norm.sf(end, d, se) + stats.norm.cdf(-end, d, se)
+    return next((float(each) for each, chance in zip(n, power, strict=True) if chance >= 0.8), math.inf)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_seeds_that_would_decide_are_the_first(seed: int, both: bool) -> None:
+    draw = np.random.default_rng(seed)
+    gap = [0.0, 0.02, 0.6, -0.7, 1.6, -3.0][seed % 6]
+    std = [None, 0.3, 0.9][seed % 3]
+    ours, theirs = Sample(50 + gap, 0.2 + draw.random(), 5), Sample(50.0, std, [1, 5, 20, 3][seed % 4], 0.05)
+    expected = needed(ours, theirs, 1.0, both)
+    assert seeds_needed(ours, theirs, 1.0, both=both) == (expected if expected <= 1000 else math.inf)
+
+
+@pytest.mark.parametrize("seeds", [999, 1000, 1001])
+def test_a_thousand_seeds_are_the_most_that_are_told_of(seeds: int) -> None:
+    """Bisect for the largest spread of ours with which so many seeds would decide."""
+    theirs, low, high = Sample(50.0, None, 10**9), 0.0, 100.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if needed(Sample(50.5, middle, 5), theirs, 1.0, False) <= seeds else (low, middle)
+    found = seeds_needed(Sample(50.5, low, 5), theirs, 1.0)
+    assert found == (seeds if seeds <= 1000 else math.inf)
+
+
+@pytest.mark.parametrize("seeds", [3, 4, 5, 512, 513, 1000, 1001, 1024])
+def test_the_first_seeds_that_could_decide_at_the_spread_that_just_leaves_room(seeds: int) -> None:
+    low, high = 0.0, 100.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if attainable(seeds, Sample(50.0, middle, seeds), 1.0) else (low, middle)
+    found = seeds_to_attain(Sample(50.0, low, 5), 1.0, both=True)
+    assert found == (seeds if seeds <= 1000 else math.inf)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_effect_by_hand_on_drawn_samples(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n, k = (int(each) for each in draw.integers(2, 5, 2))
+    a, b, s, t = (float(each) for each in draw.random(4) + 0.1)
+    df = n - 1 + k - 1
+    pooled = math.sqrt(((n - 1) * s * s + (k - 1) * t * t) / df)
+    both = (a - b) / pooled * (1 - 3 / (4 * df - 1))
+    assert hedges_g(Sample(a, s, n), Sample(b, t, k)) == pytest.approx(both)
+    alone = (a - b) / s * (1 - 3 / (4 * n - 5)) if n > 2 else math.nan
+    for theirs in (Sample(b, None, k), Sample(b, t, 1)):
+        assert hedges_g(Sample(a, s, n), theirs) == pytest.approx(alone, nan_ok=True)
+    assert math.isnan(hedges_g(Sample(a, 0.0, n), Sample(b, None, k)))
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_difference_of_just_the_margin_is_neither(side: int) -> None:
+    """Without any spread the interval is the difference, give or take what the printed digits leave out."""
+    theirs = Sample(50.0, 0.0, 5)
+    outcomes = [compare(Sample(50.0 + side * d, 0.0, 5), theirs, 1.0).outcome for d in (0.75, 1.0, 1.25)]
+    assert outcomes == [EQUIVALENT, INCONCLUSIVE, DIFFERENT]
+    rounded = Sample(50.0, 0.0, 5, 0.25)
+    outcomes = [compare(Sample(50.0 + side * d, 0.0, 5), rounded, 1.0).outcome for d in (0.5, 0.75, 1.25, 1.5)]
+    assert outcomes == [EQUIVALENT, INCONCLUSIVE, INCONCLUSIVE, DIFFERENT]
+    assert [compare(Sample(50.0 + side * d, 0.0, 5), rounded, 1.0).p for d in (0.25, 0.5)] == [1.0, 0.0]
+    found = compare(Sample(50.0 + side * 0.5, 0.0, 5), rounded, 1.0)
+    assert (found.low, found.high, found.margin) == (side * 0.5 - 0.25, side * 0.5 + 0.25, 1.0)
+
+
+def test_a_bound_has_one_end() -> None:
+    theirs = Sample(50.0, 0.0, 5)
+    outcomes = [compare(Sample(50.0 + d, 0.0, 5), theirs, 1.0, bound=True).outcome for d in (5, 1, -0.75, -1, -1.25)]
+    assert outcomes == [EQUIVALENT, EQUIVALENT, EQUIVALENT, INCONCLUSIVE, DIFFERENT]
+
+
+def test_a_sample_without_a_spread_is_none_of_ours() -> None:
+    with pytest.raises(ValueError, match="at least 2 seeds"):
+        compare(Sample(50.0, None, 5), Sample(50.0, 1.0, 5), 1.0)

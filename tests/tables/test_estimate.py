@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from fedbench.core.errors import DataCorrupt
+from fedbench.engine.hardware import client_bytes
 from fedbench.runs.fingerprint import machine
 from fedbench.tables import estimate, plan, spec
 from fedbench.tables.spec import Selection
@@ -171,3 +175,122 @@ def test_a_seed_recorded_on_this_machine_tells_what_another_takes(tmp_path: Path
         total = estimate.estimate(known, [job])
         assert (total.finished, total.timed) == ((1, 0) if seconds else (0, 1))
         assert (total.seconds == 12.5) == bool(seconds)
+
+
+# ---- each number once more, by loops
+
+
+UNEVEN = ["partition=dir", "partition.num_clients=3", "protocol.rounds=7", "protocol.eval_every=3", "protocol.cohort=2"]
+TUNED = ["method=fedbabu", "method.tune_epochs=2", *UNEVEN, "protocol.local.epochs=3"]
+
+
+def batches(size: int) -> int:
+    return -(-size // 10)
+
+
+def test_what_runs_take_by_loops(tmp_path: Path, timed: list[str]) -> None:
+    """Steps of cohorts of two in seven rounds, scored after 0, 3, 6 and 7 of them, when clients adapt."""
+    made = planned(tmp_path, [{"label": "FedBABU", "overrides": [*TUNED, "save_models=true"]}])
+    (job,) = made.cells[0].jobs
+    each = estimate.ResourceEstimate(made)
+    each.add(job)
+    setup = each.setup(job.config)
+    sizes = [int(size) for size in setup.population.sizes]
+    assert len(set(sizes)) > 1
+    epoch = sum(map(batches, sizes))
+    steps = 7 * 2 / 3 * 3 * epoch
+    adapted = 4 * 2 * epoch
+    assert estimate.client_steps(setup, job.config) == pytest.approx(steps + adapted)
+    assert estimate.client_steps(setup, job.config, scored=False) == pytest.approx(steps)
+    tests = sum(len(setup.scored.indices("local", k)) for k in range(3))
+    scored = 4 * tests / 10
+    assert each.seconds == pytest.approx(steps + adapted + scored / 3)
+    model = sum(leaf.numel() * leaf.element_size() for leaf in setup.task.fresh().state_dict().values())
+    x = setup.federation.x
+    pixels = x.numel() * x.element_size()
+    assert each.memory == estimate.PROCESS + pixels + 4 * model + 2 * 2 * model + client_bytes(setup)
+    assert each.kept == pytest.approx(estimate.LOGS + estimate.ROUND * (3 + 3) + 8 * 9 + 4 * model)
+    each.add(job)
+    assert each.kept == pytest.approx(2 * (estimate.LOGS + estimate.ROUND * 6 + 72 + 4 * model)), "of both runs"
+    assert each.memory == estimate.PROCESS + pixels + 8 * model + client_bytes(setup), "of the larger run"
+    assert (each.checkpoint, each.timed, each.finished) == (4 * model, 2, 0)
+
+
+@pytest.mark.parametrize(("score", "received", "trained"), [("received", 4, 0), ("trained", 0, 3), ("both", 4, 3)])
+def test_how_often_who_is_scored(tmp_path: Path, score: str, received: int, trained: int) -> None:
+    report = ["protocol.report=best_test"] if score != "received" else []
+    made = planned(
+        tmp_path, [{"label": "A", "overrides": ["method=fedavg", *UNEVEN, f"protocol.score={score}", *report]}]
+    )
+    config = made.cells[0].jobs[0].config
+    setup = estimate.ResourceEstimate(made).setup(config)
+    samples = sum(len(setup.scored.indices("local", k)) for k in range(3))
+    found = estimate.scored_batches(setup, config)
+    assert found == pytest.approx((received + trained * 2 / 3) * samples / 10)
+
+
+def test_the_steps_of_a_method_s_own_are_timed_and_its_scoring_is_fedavgs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paces, told = {"FedBABU": 5.0, "FedAvg": 2.0}, []
+
+    def pace(setup: Any, contenders: dict[str, object]) -> dict[str, float]:
+        told.append(type(setup.method).__name__)
+        return dict.fromkeys(contenders, paces[told[-1]])
+
+    monkeypatch.setattr(estimate, "time_engines", pace)
+    made = planned(tmp_path, [{"label": "FedBABU", "overrides": TUNED}])
+    (job,) = made.cells[0].jobs
+    each = estimate.ResourceEstimate(made)
+    setup = each.setup(job.config)
+    epoch = sum(batches(int(size)) for size in setup.population.sizes)
+    tests = sum(len(setup.scored.indices("local", k)) for k in range(3))
+    expected = 7 * Fraction(2, 3) * 3 * epoch * 5 + (4 * 2 * epoch + Fraction(4 * tests, 30)) * 2
+    for _ in range(2):
+        assert each.timed_as_it_is(job.config) == pytest.approx(float(expected))
+    assert told == ["FedBABU", "FedAvg"], "once each"
+
+
+def test_seeds_that_are_known_tell_their_mean(tmp_path: Path, timed: list[str]) -> None:
+    """Those of the run's own row, and only of those with seconds."""
+    made = plan.make(
+        dataclasses.replace(planned(tmp_path, ROWS).spec, seeds=3), Selection(overrides=(f"runs_dir={tmp_path}",))
+    )
+    first, second = made.cells
+    rows: dict[str, Any] = {first.jobs[0].key: {"seconds_total": "10"}, first.jobs[1].key: {"seconds_total": "16"}}
+    rows |= {second.jobs[0].key: {"seconds_total": ""}}
+    table = TableResult(made.spec, (), Provenance(machine=machine()))
+    known = dataclasses.replace(made, stored=StoredTable(table, rows))
+    total = estimate.estimate(known, [first.jobs[2]])
+    assert (total.seconds, total.finished, total.timed) == (13.0, 1, 0)
+    other = estimate.estimate(known, [second.jobs[2]])
+    assert (other.finished, other.timed) == (0, 1)
+
+
+def test_cores_are_shared_while_steps_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(estimate.torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(estimate.torch, "set_num_threads", set_to.append)
+    made = planned(tmp_path, ROWS[:1])
+    for at_once, threads in ((1, 6), (4, 1), (3, 2), (9, 1)):
+        estimate.estimate(made, [], at_once)
+        assert set_to[-2:] == [threads, 6]
+
+
+def test_what_is_told_on_either_side_of_what_is_free(
+    tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(tmp_path, ROWS)
+    total = estimate.estimate(made, made.missing())
+    disk = total.kept + 2 * total.checkpoint
+    assert len(list(estimate.estimate_lines(made, made.missing()[:1], 1))) == 3, "of one run as well"
+    for free, room, short in ((2 * total.memory, disk, False), (2 * total.memory - 1, disk - 1, True)):
+        monkeypatch.setattr(estimate, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _, room=room: SimpleNamespace(free=room))
+        told = list(estimate.estimate_lines(made, made.missing(), 2))
+        assert ["too little" in line for line in told] == [False, short, short]
+        assert told[0].endswith("2 at once (3 runs by a step timed here, without what servers do)")
+        assert told[0].startswith(f"time: about {estimate.rough_seconds(total.seconds / 2)} on")
+        assert told[1].startswith(f"memory: about {estimate.human_bytes(2 * total.memory)}, ")
+        kept, most = (estimate.human_bytes(each) for each in (total.kept, total.kept + 2 * total.checkpoint))
+        assert told[2].startswith(f"disk: about {kept} in {tmp_path}, {most} with checkpoints")

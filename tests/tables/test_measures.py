@@ -11,7 +11,7 @@ import pytest
 
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.runs.run import Run
-from fedbench.tables.measures import build
+from fedbench.tables.measures import WORDS, build, reaches
 
 ACC = ["10.5", "20", "", "40.25", "81", "62"]  # of six clients; the third has no test samples
 
@@ -72,3 +72,39 @@ def test_speedup_is_the_ratio_of_the_first_rounds_at_the_baseline_s_best() -> No
     assert math.isnan(value({"name": "speedup"}, run(rounds=curve(0, 49.9)), base))
     with pytest.raises(ConfigError, match="baseline"):
         value({"name": "speedup"}, base)
+
+
+def test_what_a_run_took_until_an_accuracy() -> None:
+    rows = [
+        {
+            "round": f"{k}",
+            "acc_on_local": f"{acc}",
+            "seconds_total": f"{2.5 * k}",
+            "bytes_up": f"{k}",
+            "bytes_down": "7",
+        }
+        for k, acc in ((0, 10), (4, 30), (8, 25), (9, 50))
+    ]
+    found = reaches(run(rounds=rows), 0.3, "local")
+    assert (found.rounds, found.seconds, found.bytes) == (4, 10.0, 11)
+    assert (reaches(run(rounds=rows), 0.3001, "local").rounds, reaches(run(rounds=rows), 0.1, "local").bytes) == (9, 7)
+    assert reaches(run(rounds=rows), 0.5001, "local").rounds is None
+
+
+@pytest.mark.parametrize(
+    ("measure", "words"),
+    [
+        ({"name": "result"}, "accuracy by the protocol's rule, percent"),
+        ({"name": "result", "column": "acc_on_common", "factor": 2}, f"{WORDS['acc_on_common']}, times 2"),
+        ({"name": "result", "column": "acc_on_local_pooled"}, "accuracy on the local pooled test set, percent"),
+        ({"name": "result", "column": "nll_on_val"}, "negative log-likelihood on the val test set"),
+        ({"name": "result", "column": "acc_best"}, "accuracy, best"),
+        ({"name": "result", "column": "bytes_up", "factor": 1e-6}, "bytes up, times 1e-06"),
+        ({"name": "per_round"}, "seconds of the whole run, for each round"),
+        ({"name": "per_round", "column": "bytes_up", "factor": 0.5}, "bytes up, for each round, times 0.5"),
+        ({"name": "clients", "first": 2, "last": 5}, "mean accuracy of clients 2 to 5, percent"),
+        ({"name": "array", "array": "kept"}, "mean of what the method records as kept"),
+    ],
+)
+def test_what_a_number_is_said_to_be(measure: dict[str, Any], words: str) -> None:
+    assert build(measure).words == words

@@ -269,3 +269,29 @@ def test_a_group_of_rows_that_are_not_there(tmp_path: Path, monkeypatch: pytest.
 def test_a_mark_of_the_whole_table_names_what_it_marks() -> None:
     with pytest.raises(ConfigError, match="'exploratory' must be a mapping"):
         filled({"A": SAME_SETTING}, exploratory="because")
+
+
+def test_what_is_said_of_bounds_marks_and_tables_that_are_not_done() -> None:
+    coarse = {"margins": {"acc": {"value": 0.4, "why": "w"}}}
+    bound = value(90, decimals=0, bound=">")  # printed more coarsely than the margin: no matter to a bound
+    assert judged(90.0, published=bound, **coarse).text == "undecidable with 1 seed, 2 seeds could decide"
+    open_end = judged(89.0, 90.0, 91.0, published=bound, **coarse)
+    assert (open_end.kind, open_end.text, open_end.exploratory) == (INCONCLUSIVE, "inconclusive", "")
+    assert math.isnan(open_end.seeds)
+    assert judged(89.0, 90.0, 91.0, published=value(90.0, 0.0), **coarse).seeds > 3
+    rows = [{"label": "A", "exploratory": "why"}]
+    one, some = judged(90.0, rows=rows), judged(89.0, 90.0, 91.0, rows=rows)
+    assert one.text == "undecidable (exploratory) with 1 seed, 2 seeds could decide"
+    assert some.text == "inconclusive (exploratory), 10 seeds would decide"
+    assert [one.exploratory, some.exploratory] == ["why", "why"]
+    assert judged(*SAME, made=Provenance(todo=1)).text == "no verdict: the table's YAML says TODO"
+    assert judged(*SAME, made=Provenance("quick")).text == "no verdict: not the paper's setting"
+    assert judged(90.0, math.inf, 90.0).text == "no verdict: not reached by every seed"
+    assert judged(90.0, published=value(0.0), metrics=[{"name": "f"}]).text == "no verdict: its margin is not known"
+
+
+def test_only_a_share_of_clients_has_their_least_spread() -> None:
+    """The share of two clients that gain varies by at least 15 points at these means, accuracy by what it does."""
+    for name, kind in (("acc", EQUIVALENT), ("ipr", UNDECIDABLE)):
+        margin = {name: {"value": 1, "why": "w"}}
+        assert judged(*SAME, clients=2, metrics=[{"name": name}], margins=margin).kind == kind
