@@ -47,9 +47,8 @@ class TestTally:
         with pytest.raises(ValueError, match=r"tally|count"):
             tally(correct, total)
 
-
     def test_says_which_client_and_which_shapes(self):
-        with pytest.raises(ValueError, match="^client 2: not a count"):
+        with pytest.raises(ValueError, match=r"^client 2: not a count"):
             tally([1, 4, 5, 2], [4, 4, 4, 4])
         with pytest.raises(ValueError, match=r"two \[N\] arrays, got \(2,\) and \(1,\)"):
             tally([1, 2], [3])

@@ -116,8 +116,11 @@ class TestTimeToAccuracy:
         assert got.reached
         for known in ({"seconds": [1.0, 2.0]}, {"traffic": [3, 4]}, {}):
             got = time_to_accuracy([4, 8], [0.5, 0.5], 0.4, **known)
-            assert (got.rounds, got.seconds, got.bytes) == (4, 1.0 if "seconds" in known else None,
-                                                            3 if "traffic" in known else None)
+            assert (got.rounds, got.seconds, got.bytes) == (
+                4,
+                1.0 if "seconds" in known else None,
+                3 if "traffic" in known else None,
+            )
         assert time_to_accuracy([3], [0.0], 1e-9).reached, "missed by a tie"
         assert not time_to_accuracy([3], [0.0], 1.1e-9).reached
 
