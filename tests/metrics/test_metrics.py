@@ -196,6 +196,8 @@ class TestWhoIsHidden:
 
     def test_a_loss_of_just_the_margin_hurts_nobody(self):
         assert hurt(np.array([0.7, 0.5]), np.array([0.8, 0.7]), 0.1) == 0.5
+        assert hurt(np.array([0.6999, 0.5]), np.array([0.8, 0.6]), 0.1) == 0.5
+        assert hurt(np.zeros(2), np.array([1e-9, 1.1e-9]), 0.0) == 0.5, "nor does a loss of just a tie"
 
     @pytest.mark.parametrize("clients", [3, 10, 11, 12, 100])
     def test_thirds_by_size(self, clients):

@@ -41,6 +41,10 @@ class TestReport:
         val = [tally([counts.correct[0], 0], [5, 0]) for counts in VAL]
         assert self.read("best_val", val=val, per_client=True) == ([0.2, 0.4], [[10, 10]])
 
+    def test_best_val_per_client_looks_at_the_rounds_in_which_the_client_was_tested(self):
+        val = [tally([0, 5], [0, 5]), tally([1, 2], [5, 5])]  # the federation's best is the first
+        assert report("best_val", [1, 2], TEST[:2], val, per_client=True).rounds.tolist() == [[2, 1]]
+
     def test_mean_last_5(self):
         got = report("mean_last_5", ROUNDS, TEST)
         assert got.tally.accuracy() == pytest.approx([(4 + 6 + 9 + 7 + 5) / 50, (6 + 8 + 1 + 7 + 4) / 50])
