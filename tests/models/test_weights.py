@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,23 @@ def test_a_file_with_torchvision_s_own_content_is_no_other(tmp_path: Path, monke
         weight_files.weights_hash(tmp_path / "none.pth")
     with pytest.raises(DataCorrupt, match=r"w\.pth holds no weights that torch can read; delete it"):
         weight_files.read_weights(path)
+
+
+class Harmful:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (self.folder,)
+
+
+def test_a_file_of_weights_executes_nothing(tmp_path: Path) -> None:
+    torch.save({"conv1.weight": Harmful(tmp_path / "done")}, tmp_path / "w.pth")
+    with pytest.raises(DataCorrupt, match=r"w\.pth holds no weights that torch can read"):
+        weight_files.read_weights(tmp_path / "w.pth")
+    assert not (tmp_path / "done").exists()
 
 
 @pytest.mark.parametrize(
