@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn import functional
 
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
+from fedbench.core.trees import Tree
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition
 from fedbench.models.modalities import CubCNN, JointTask, Kinds, KindTask, TextCNN, owner
 from fedbench.models.small import MLP, LeNet5
-from fedbench.models.task import Model, Task, check_input, flat_size
+from fedbench.models.task import Model, Task, check_input, flat_size, gradient
 from tests.models.scratch import build
 
 
@@ -177,6 +179,30 @@ def test_several_vectors_an_image_are_no_features() -> None:
         task.features(w, torch.zeros(2, 3, 40, 40))
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_gradient_leaves_statistics_alone_and_returns_where_they_went(stacked: bool) -> None:
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    w, batch = task.init(seeded()), Batch(torch.randn(5, 1, 16, 16, generator=seeded(1)), torch.arange(5) % 4)
+    moving = {name: leaf.clone().requires_grad_(name in task.parameters) for name, leaf in w.items()}
+    names = sorted(task.parameters)
+    expected = dict(zip(names, torch.autograd.grad(task.loss(moving, batch), [moving[n] for n in names]), strict=True))
+    given = {name: leaf.clone()[None] if stacked else leaf.clone() for name, leaf in w.items()}
+
+    def slopes(model: Tree) -> tuple[Tree, Tree]:
+        return gradient(lambda m: task.loss(m, batch), model, task)
+
+    found, moved = vmap(slopes)(given) if stacked else slopes(given)
+    assert (found.keys(), moved.keys()) == (task.parameters, task.buffers)
+    for ours, theirs in ((found, expected), (moved, {name: moving[name] for name in task.buffers}), (given, w)):
+        for name, leaf in ours.items():
+            assert not leaf.requires_grad
+            torch.testing.assert_close(leaf[0] if stacked else leaf, theirs[name].detach(), atol=1e-6, rtol=1e-4)
+    if not stacked:
+        flat, still = gradient(lambda _: torch.tensor(3.0), w, task)
+        assert (flat.keys(), still.keys()) == (task.parameters, task.buffers)
+        assert not any(leaf.any() for leaf in flat.values())
+
+
 # --- kinds of client
 
 
@@ -218,7 +244,7 @@ def test_each_kind_begins_as_if_alone_but_for_the_classifier_of_the_first() -> N
 
 def test_a_given_beginning_takes_the_kind_s_name() -> None:
     class Begun(MLP):
-        def begin(self) -> dict[str, Tensor]:
+        def begin(self) -> Tree:
             return {"fc.0.bias": torch.full((5,), 3.0), "head.bias": torch.full((2,), 4.0)}
 
     w = KindTask(Begun(hidden=(5,)).task((1, 2, 2), 2), ["a", "b"], 1).init(seeded())
