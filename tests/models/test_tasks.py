@@ -179,6 +179,32 @@ def test_several_vectors_an_image_are_no_features() -> None:
         task.features(w, torch.zeros(2, 3, 40, 40))
 
 
+@pytest.mark.parametrize("way", ["apply", "features", "loss"])
+def test_padding_counts_in_no_way_into_a_network(way: str) -> None:
+    """In training what the real samples alone give, statistics too; in evaluation each sample is on its own."""
+    task = LeNet5(batch_norm=True).task((1, 16, 16), 4)
+    x, y, real = (
+        torch.randn(6, 1, 16, 16, generator=seeded(1)),
+        torch.arange(6) % 4,
+        torch.tensor([1, 1, 0, 1, 0, 1]) > 0,
+    )
+    outs, models = [], []
+    for rows, mask in ((slice(None), real), (real, None)):
+        models.append(task.init(seeded()))
+        if way == "loss":
+            outs.append(task.loss(models[-1], Batch(x[rows], y[rows], mask)))
+        else:
+            outs.append(getattr(task, way)(models[-1], x[rows], train=True, mask=mask))
+    torch.testing.assert_close(outs[0] if way == "loss" else outs[0][real], outs[1])
+    for name, leaf in models[1].items():
+        torch.testing.assert_close(models[0][name], leaf)
+    if way != "loss":
+        still = task.init(seeded())
+        function = getattr(task, way)
+        torch.testing.assert_close(function(still, x, mask=real)[2:4], function(still, x[2:4]))
+        assert all(torch.equal(leaf, still[name]) for name, leaf in task.init(seeded()).items())
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_gradient_leaves_statistics_alone_and_returns_where_they_went(stacked: bool) -> None:
     task = LeNet5(batch_norm=True).task((1, 16, 16), 4)

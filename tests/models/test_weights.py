@@ -172,6 +172,13 @@ def test_a_file_of_weights_executes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "done").exists()
 
 
+def test_weights_that_were_on_a_gpu_are_read_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+        torch.save({"w": torch.ones(2)}, tmp_path / "w.pth")
+    assert weight_files.read_weights(tmp_path / "w.pth")["w"].device.type == "cpu"
+
+
 @pytest.mark.parametrize(
     ("error", "said"), [(OSError("no\nroute"), "no"), (OSError(), "OSError"), (RuntimeError("hash"), "hash")]
 )
