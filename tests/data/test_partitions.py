@@ -977,10 +977,11 @@ def test_label_shift_scales_every_count_down_to_its_floor(
 
 
 @pytest.mark.parametrize("cap", [True, False])
-def test_a_class_is_cut_at_the_sums_of_its_shares_as_by_a_loop(cap: bool) -> None:
+@pytest.mark.parametrize("alpha", [0.3, 1e-3])
+def test_a_class_is_cut_at_the_sums_of_its_shares_as_by_a_loop(alpha: float, cap: bool) -> None:
     """Small classes of even size, so that clients often hold exactly their fair share."""
-    spec, sizes = Dirichlet(alpha=0.3, num_clients=4, cap=cap, min_size=1), [4, 4, 0, 4, 8]
-    shares = dirichlet(0.3, (40, 5, 4), np.random.default_rng(3))
+    spec, sizes = Dirichlet(alpha=alpha, num_clients=4, cap=cap, min_size=1), [4, 4, 0, 4, 8]
+    shares = dirichlet(alpha, (40, 5, 4), np.random.default_rng(3))
     dead = 0
     for draw, found in zip(shares, spec._draw(np.array(sizes), np.random.default_rng(3), 40), strict=True):
         held, expected = [0] * 4, []
@@ -994,7 +995,7 @@ def test_a_class_is_cut_at_the_sums_of_its_shares_as_by_a_loop(cap: bool) -> Non
             expected.append([b - a for a, b in itertools.pairwise([0, *cuts, size])])
             held = [a + b for a, b in zip(held, expected[-1], strict=True)]
         assert found.tolist() == expected
-    assert dead == 0 or cap
+    assert (dead > 0) == (cap and alpha < 0.3), "where nobody is left to take a class"
 
 
 def test_shares_are_gamma_numbers_over_their_sum() -> None:
