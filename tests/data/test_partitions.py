@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
+import re
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +19,25 @@ import torch
 from fedbench.config import compose
 from fedbench.config.schema import OptimizerConfig
 from fedbench.config.schema import TestConfig as Protocol
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError
 from fedbench.data.dataset import Dataset
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.partition import held_out, make_partition
 from fedbench.data.partitions import PARTITIONS, groups
-from fedbench.data.partitions.base import Assignment, PartitionSpec, Pool, evenly, largest
-from fedbench.data.partitions.groups import Fold, FoldCode, LabelShift
-from fedbench.data.partitions.label import Dirichlet
+from fedbench.data.partitions import label as labels_of
+from fedbench.data.partitions.base import (
+    Assignment,
+    PartitionSpec,
+    Pool,
+    evenly,
+    largest,
+    require_clients,
+    require_size,
+    require_stock,
+)
+from fedbench.data.partitions.groups import Fold, FoldCode, Groups, LabelGroups, LabelShift
+from fedbench.data.partitions.label import Dirichlet, Pathological, dirichlet
 from fedbench.data.partitions.shifts import permutations
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import MLP
@@ -806,3 +822,412 @@ def test_a_file_may_share_samples_where_it_is_told_to(tmp_path, fixed):
     np.savez(path, **{name: np.array(each) for name, each in lists.items()}, rotation=np.zeros(2))
     with pytest.raises(ConfigError, match="cannot share it"):
         make_partition(build("file", path=str(path), shared=True), data(8, 2, 2), Protocol(sets="local"), 0)
+
+
+# --- every law again by plain loops, on whatever small stock
+
+
+def dealt(total: int, parts: int, turn: int) -> list[int]:
+    """Cards dealt one by one; who gets the first that do not go round moves on with each turn."""
+    hands, over = [total // parts] * parts, total % parts
+    for card in range(over):
+        hands[(turn * over + card) % parts] += 1
+    return hands
+
+
+def blocks(count: int, parts: int) -> list[list[int]]:
+    """0 to count - 1 in runs, the longer ones first."""
+    sizes = [count // parts + (part < count % parts) for part in range(parts)]
+    return [list(range(sum(sizes[:part]), sum(sizes[: part + 1]))) for part in range(parts)]
+
+
+def groups_by_loops(spec: Groups, classes: int, size: int) -> np.ndarray:
+    table = np.zeros((spec.num_clients, classes), dtype=int)
+    even = math.floor(spec.s * size + 0.5)
+    for group, members in enumerate(blocks(spec.num_clients, spec.groups)):
+        labels = [(group * classes // spec.groups + i) % classes for i in range(classes // spec.groups + 1)]
+        labels = labels[:classes]
+        for turn, client in enumerate(members):
+            for label, count in enumerate(dealt(even, classes, client)):
+                table[client, label] += count
+            for label, count in zip(labels, dealt(size - even, len(labels), turn), strict=True):
+                table[client, label] += count
+    return table
+
+
+def fold_by_loops(spec: Fold, classes: int, size: int) -> np.ndarray:
+    table = np.zeros((spec.num_clients, classes), dtype=int)
+    own = math.floor(spec.primary * size + 0.5)
+    for members, fold in zip(blocks(spec.num_clients, spec.folds), blocks(classes, spec.folds), strict=True):
+        others = [label for label in range(classes) if label not in fold]
+        for turn, client in enumerate(members):
+            for labels, count in ((fold, own), (others, size - own)):
+                for label, share in zip(labels, dealt(count, len(labels), turn), strict=True):
+                    table[client, label] += share
+    return table
+
+
+def fold_code_by_loops(spec: FoldCode, classes: int) -> np.ndarray:
+    table = np.zeros((spec.num_clients, classes), dtype=int)
+    everywhere = math.floor((1 - spec.primary) * spec.size + 1e-9)
+    for members, fold in zip(blocks(spec.num_clients, spec.folds), blocks(classes, spec.folds), strict=True):
+        for client in members:
+            for labels, count in ((range(classes), everywhere), (fold, spec.size - everywhere)):
+                for label in labels:
+                    table[client, label] += count // len(labels)
+                table[client, labels[-1]] += count - count // len(labels) * len(labels)
+    return table
+
+
+def fits(table: np.ndarray, stock: np.ndarray) -> bool:
+    return all(sum(row[label] for row in table) <= have for label, have in enumerate(stock))
+
+
+def first_misfit(by_size: Callable[[int], np.ndarray], stock: np.ndarray) -> int:
+    """The smallest size that asks for too much."""
+    return next(size for size in itertools.count(1) if not fits(by_size(size), stock))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_and_folds_are_dealt_as_by_hand(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for _ in range(6):
+        classes, clients = int(draw.integers(2, 9)), int(draw.integers(2, 9))
+        parts = int(draw.integers(2, min(classes, clients) + 1))
+        share, stock = float(draw.choice([0.0, 0.2, 0.5, 0.8, 1.0])), draw.integers(5, 60, classes)
+        grouped = Groups(s=share, num_clients=clients, groups=parts - 1, size=1)
+        most = first_misfit(partial(groups_by_loops, grouped, classes), stock) - 1
+        for size in {1, max(1, most // 2), most} - {0}:
+            spec = dataclasses.replace(grouped, size=size)
+            np.testing.assert_array_equal(spec.counts(stock), groups_by_loops(spec, classes, size))
+        with pytest.raises(ConfigError, match=rf": {clients} clients of {most + 1} samples .*size to at most {most},"):
+            dataclasses.replace(grouped, size=most + 1).counts(stock)
+        fold = Fold(folds=parts, primary=share, num_clients=clients)
+        most = first_misfit(partial(fold_by_loops, fold, classes), stock) - 1
+        for size in {1, most} - {0}:
+            found = dataclasses.replace(fold, size=size).counts(stock)
+            np.testing.assert_array_equal(found, fold_by_loops(fold, classes, size))
+        if most:
+            np.testing.assert_array_equal(fold.counts(stock), fold_by_loops(fold, classes, most))
+        with pytest.raises(ConfigError, match=r"samples of label|clients of .* samples need"):
+            dataclasses.replace(fold, size=most + 1).counts(stock)
+        code = FoldCode(folds=parts, primary=share, num_clients=clients, size=int(draw.integers(1, 40)))
+        np.testing.assert_array_equal(code.counts(stock), fold_code_by_loops(code, classes))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_runs_and_blocks_of_labels_are_dealt_as_by_hand(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for classes in (3, 4, 6, 8):
+        stock = draw.integers(6, 40, classes)
+        starts = [int(start) for start in draw.integers(0, classes, draw.integers(1, 6))]
+        width = int(draw.integers(1, classes + 1))
+        runs = LabelGroups(starts=tuple(starts), width=width).counts(stock)
+        skew = int(draw.choice([k for k in range(1, classes + 1) if classes % k == 0]))
+        clients = int(draw.integers(classes // skew, 2 * classes // skew + 2))
+        block = Pathological(skew=skew, num_clients=clients).counts(stock)
+        for label, have in enumerate(stock):
+            owners = [n for n, start in enumerate(starts) if label in [(start + i) % classes for i in range(width)]]
+            holders = [n for n in range(clients) if n % (classes // skew) == label // skew]
+            for table, takers in ((runs, owners), (block, holders)):
+                expected = [0] * len(table)
+                for client, count in zip(takers, dealt(have, len(takers), label) if takers else [], strict=True):
+                    expected[client] = count
+                assert table[:, label].tolist() == expected
+
+
+@pytest.mark.parametrize("scale", [None, 1.0, 0.5, 0.26, 1e-6])
+@pytest.mark.parametrize(("small", "floor", "test", "test_floor"), [(4, 3, 10, 8), (2, 5, 3, 9), (30, 1, 60, 1)])
+def test_label_shift_scales_every_count_down_to_its_floor(
+    scale: float | None, small: int, floor: int, test: int, test_floor: int
+) -> None:
+    """Whole numbers in proportion to the large clients' count; of labels beyond ten nothing is taken."""
+    spec = LabelShift(large=60, small=small, test=test, min_small=floor, min_test=test_floor, scale=scale)
+
+    def tables(large: int) -> list[list[list[int]]]:
+        few, tested = max(min(floor, small), small * large // 60), max(min(test_floor, test), test * large // 60)
+        made = []
+        for big, little in ((large, few), (tested, tested)):
+            rows = []
+            for count, odd, three in ((big, 0, 1), (big, 4, 1), (little, 5, 6), (little, 9, 6)):
+                row = [count if three <= label < three + 3 else 0 for label in range(10)]
+                row[odd] = -(-count // 2)
+                rows += [row] * 5
+            made.append(rows)
+        return made
+
+    def needed(large: int) -> list[int]:
+        return [sum(row[label] for table in tables(large) for row in table) for label in range(10)]
+
+    fitting = 60 if scale is None else max(1, math.floor(60 * scale + 1e-9))
+    enough = np.array([*needed(fitting), 0, 7])
+    assert [each.tolist() for each in spec.counts(enough)] == tables(fitting)
+    label = int(np.argmax(enough))  # of the first of those most wanted there is one too few
+    enough[label] -= 1
+    smaller = [n for n in range(1, fitting + 1) if all(w <= h for w, h in zip(needed(n), enough, strict=False))]
+    if scale is None and smaller:
+        assert [each.tolist() for each in spec.counts(enough)] == tables(smaller[-1])
+    else:
+        wanted = f"needs {enough[label] + 1} samples of label {label}, there are {enough[label]};"
+        with pytest.raises(ConfigError, match=wanted):
+            spec.counts(enough)
+    if scale == 1e-6:
+        made = make_partition(spec, toy([90] * 12, 30), Protocol(), 0)
+        assert made.label_counts(toy([90] * 12, 30).y).tolist() == [[*row, 0, 0] for row in tables(1)[0]]
+
+
+@pytest.mark.parametrize("cap", [True, False])
+@pytest.mark.parametrize("alpha", [0.3, 1e-3])
+def test_a_class_is_cut_at_the_sums_of_its_shares_as_by_a_loop(alpha: float, cap: bool) -> None:
+    """Small classes of even size, so that clients often hold exactly their fair share."""
+    spec, sizes = Dirichlet(alpha=alpha, num_clients=4, cap=cap, min_size=1), [4, 4, 0, 4, 8]
+    shares = dirichlet(alpha, (40, 5, 4), np.random.default_rng(3))
+    dead = 0
+    for draw, found in zip(shares, spec._draw(np.array(sizes), np.random.default_rng(3), 40), strict=True):
+        held, expected = [0] * 4, []
+        for size, row in zip(sizes, draw.tolist(), strict=True):
+            full = [cap and count >= sum(sizes) / 4 for count in held]
+            open_to = [0.0 if closed else share for share, closed in zip(row, full, strict=True)]
+            if sum(open_to) == 0:
+                expected, dead = [[0] * 4] * 5, dead + 1
+                break
+            cuts = [math.floor(sum(open_to[: n + 1]) / sum(open_to) * size) for n in range(3)]
+            expected.append([b - a for a, b in itertools.pairwise([0, *cuts, size])])
+            held = [a + b for a, b in zip(held, expected[-1], strict=True)]
+        assert found.tolist() == expected
+    assert (dead > 0) == (cap and alpha < 0.3), "where nobody is left to take a class"
+
+
+def test_shares_are_gamma_numbers_over_their_sum() -> None:
+    for alpha in (0.02, 0.7, 30.0):
+        shape, rng = (3, 2, 4), np.random.default_rng(5)
+        gamma, waits = rng.standard_gamma(alpha + 1, shape), rng.standard_exponential(shape)
+        found = dirichlet(alpha, shape, np.random.default_rng(5))
+        for place in np.ndindex(3, 2):
+            row = [g * math.exp(-w / alpha) for g, w in zip(gamma[place], waits[place], strict=True)]
+            np.testing.assert_allclose(found[place], [each / sum(row) for each in row], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "classes", "clients", "batch"), [(0.1, 4, 8, 64), (3.0, 10, 400, 50), (30.0, 2, 100_001, 1)]
+)
+def test_the_first_good_draw_of_batches_is_taken(alpha: float, classes: int, clients: int, batch: int) -> None:
+    """A batch is of 200,000 numbers, 64 draws at most and one at least; no draw beyond the last is looked at."""
+    sizes, least, seeds = (np.full(4, 20), 5, 12) if batch == 64 else (np.full(classes, 12 * clients // classes), 1, 1)
+    spec, places = Dirichlet(alpha=alpha, num_clients=clients, min_size=least, max_tries=batch + 6), []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        draws = np.concatenate([spec._draw(sizes, rng, batch) for _ in range(2)])
+        places.append(next((place for place, each in enumerate(draws) if min(each.sum(0)) >= least), 2 * batch))
+        possible = places[-1] < batch + 6
+        with contextlib.nullcontext() if possible else pytest.raises(ConfigError, match=f"none of {batch + 6} draws"):
+            found = spec.counts(sizes, np.random.default_rng(seed))
+            np.testing.assert_array_equal(found, draws[places[-1]])
+    assert batch < 64 or [place for place in places if 64 <= place < 128] == [68, 88, 72], "in both halves of a batch"
+
+
+def test_the_first_good_sizes_of_batches_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels_of, "BATCH", 4)
+    spec, taken = build("quantity", beta=0.6, num_clients=3, min_size=9, max_tries=6), set()
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        draws = [row for tries in (4, 2) for row in dirichlet(0.6, (tries, 3), rng).tolist()]
+        cuts = [[0, math.floor(row[0] * 50), math.floor((row[0] + row[1]) * 50), 50] for row in draws]
+        sizes = [[b - a for a, b in itertools.pairwise(each)] for each in cuts]
+        good = [place for place, each in enumerate(sizes) if min(each) >= 9]
+        taken.add(good[0] if good else None)
+        with contextlib.nullcontext() if good else pytest.raises(ConfigError, match=r"none of 6 draws .* 9 of 50"):
+            assert spec.sizes(50, np.random.default_rng(seed)).tolist() == sizes[good[0] if good else 0]
+    assert taken == {0, 1, 2, 3, 4, 5, None}
+
+
+@pytest.mark.parametrize("left_out", [0, 2])
+def test_samples_are_dealt_without_replacement_in_the_takers_order(left_out: int) -> None:
+    """Each class shuffled once, in the order of classes, and cut; classes beyond the table's are not touched."""
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 4, 60)
+    pool = Pool(draw.permutation(1000)[:60], labels, 6)
+    stock = [sum(labels == kind) for kind in range(6)]
+    assert pool.stock.tolist() == stock
+    counts = np.stack([[0] * 6, [n // 3 for n in stock], [n - n // 3 for n in stock]])[:, : 6 - left_out]
+    rng, expected = np.random.default_rng(9), [[], [], []]
+    for kind in range(6 - left_out):
+        members = rng.permutation(pool.index[labels == kind]).tolist()
+        for taker, count in enumerate(counts[:, kind]):
+            expected[taker] += members[:count]
+            del members[:count]
+    assert [part.tolist() for part in pool.deal(counts, np.random.default_rng(9))] == expected
+    counts[1, 2] += 1
+    with pytest.raises(ConfigError, match=f"needs {stock[2] + 1} samples of label 2, there are {stock[2]};"):
+        pool.deal(counts, rng)
+
+
+def test_what_is_just_possible_is_not_refused() -> None:
+    require_clients(3, 3)
+    require_size(3, 5, 15)
+    require_stock(np.array([3, 0, 2]), np.array([3, 1, 2]))
+    for refuse, given in ((require_clients, (4, 3)), (require_size, (3, 5, 14)), (require_stock, ([2, 5], [3, 4]))):
+        with pytest.raises(
+            ConfigError, match=r"is more than the 3|3 clients of 5 samples need 15|5 samples of label 1"
+        ):
+            refuse(*map(np.array, given))
+    assert [evenly(total, 5, turn).tolist() for total in (0, 7, 13) for turn in range(6)] == [
+        dealt(total, 5, turn) for total in (0, 7, 13) for turn in range(6)
+    ]
+    for groups_of in ({"groups": 4, "num_clients": 4}, {"groups": 5, "num_clients": 4}):
+        stock, wrong = np.full(4, 9), groups_of["groups"] == 5
+        with pytest.raises(ConfigError, match="4 clients do not make 5") if wrong else contextlib.nullcontext():
+            assert build("groups_s", size=4, **groups_of).counts(stock).sum() == 16
+
+
+def test_blocks_and_scales_of_the_shifts_by_whole_numbers() -> None:
+    for classes in range(4, 61):
+        block = min(range(2, classes + 1, 2), key=lambda even: (abs(10 * even - 3 * classes), -even))
+        turned, back = permutations(classes)[[1, 3]].tolist()
+        assert turned == [*reversed(range(block)), *range(block, classes)]
+        assert back == [*range(classes - block, classes), *reversed(range(classes - block))]
+    spec = build("concept_shift", large=40, small=9, test=7, further=1)
+    for scale in (1.0, 0.5, 0.24, 1e-6):
+        large = max(1, math.floor(40 * scale + 1e-9))
+        train, test = dataclasses.replace(spec, scale=scale).counts(1000)
+        assert train.tolist() == [large] * 10 + [max(1, 9 * large // 40)] * 10 + [large]
+        assert test.tolist() == [max(1, 7 * large // 40)] * 21
+    for angles in ((1.0,) * 3, (1.0,) * 5):
+        with pytest.raises(ConfigError, match="needs four angles"):
+            build("feature_shift", angles=angles)
+
+
+@pytest.mark.parametrize("test", [0.0, 0.3, 0.9])
+def test_fold_code_parts_each_class_before_it_is_dealt(test: float) -> None:
+    """The first rounded share of a class is for tests; a client's own share of tests is drawn without replacement."""
+    spec, pool = FoldCode(folds=2, num_clients=3, size=15, test=test), Pool(np.arange(80) + 7, np.arange(80) % 4, 4)
+    rng = np.random.default_rng(2)
+    counts, tested = fold_code_by_loops(spec, 4), math.floor(test * 15 + 0.5)
+    tests = np.stack([rng.multivariate_hypergeometric(row, tested) for row in counts])
+    expected = {"train": [[] for _ in range(3)], "test": [[] for _ in range(3)]}
+    for kind in range(4):
+        members = rng.permutation([sample for sample in pool.index if (sample - 7) % 4 == kind]).tolist()
+        cut = math.floor(test * 20 + 0.5)
+        for name, whole, table in (("test", members[:cut], tests), ("train", members[cut:], counts - tests)):
+            at = 0
+            for client in range(3):
+                expected[name][client] += [whole[(at + i) % len(whole)] for i in range(table[client, kind])]
+                at += table[client, kind]
+    made = spec.assign(pool, np.random.default_rng(2))
+    assert made.shared
+    assert [part.tolist() for part in made.train or ()] == expected["train"]
+    assert [part.tolist() for part in made.test or ()] == expected["test"]
+
+
+# --- a split from a file
+
+
+def written(path: Path, **arrays: object) -> Path:
+    np.savez(path, **{name: np.asarray(each) for name, each in arrays.items()})
+    return path
+
+
+MANY = np.arange(60).reshape(12, 5)  # more than ten clients, whose names do not sort as their numbers do
+
+
+def test_the_sets_of_a_file_are_its_arrays_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    pool = Pool(np.arange(60), np.arange(60) % 3, 3, origin="toy-0")
+    rows = [[*map(int, row)] for row in MANY]
+    train = {f"train_{n}": row[:3] for n, row in enumerate(rows)}
+    val, test = ({f"{name}_{n}": row[k : k + 1] for n, row in enumerate(rows)} for name, k in (("val", 3), ("test", 4)))
+    ends = {"train": MANY[:, :3].ravel(), "train_sizes": [3] * 12, "test": MANY[:, 4], "test_sizes": [1] * 12}
+    turned = {
+        "rotation": np.arange(12),
+        "corners": "edge",
+        "label_map": np.tile([2, 0, 1], (12, 1)),
+        "dataset": "toy-0",
+    }
+    labels = set()
+    for number, arrays in enumerate((train, train | val, train | test, train | val | test, ends, train | turned)):
+        spec = build("file", path=str(written(tmp_path / f"{number}.npz", **arrays, label="any", seed=number)))
+        made = spec.assign(pool, np.random.default_rng(0))
+        held = "test_0" in arrays or "test" in arrays
+        assert [[*map(int, part)] for part in (made.train if held else made.clients) or ()] == [row[:3] for row in rows]
+        assert (made.clients if held else made.train) is None
+        assert (made.val is None) == ("val_0" not in arrays)
+        assert made.val is None or [part.tolist() for part in made.val] == [row[3:4] for row in rows]
+        assert not held or [part.tolist() for part in made.test or ()] == [row[4:] for row in rows]
+        assert {part.dtype for part in (*(made.train or made.clients or ()), *(made.test or ()))} == {np.dtype("int64")}
+        assert (made.corners, made.shared) == (arrays.get("corners", "mean"), False)
+        assert (made.rotation is None) == (made.label_map is None) == ("rotation" not in arrays)
+        labels.add(spec.label)
+    assert len(labels) == 5, "one that is written end to end is the one that is listed"
+    assert all(re.fullmatch("file-[0-9a-f]{8}", each) for each in labels)
+    assert build("file").label == "file"
+    assert made.rotation.tolist() == list(range(12))
+    assert made.label_map.tolist() == [[2, 0, 1]] * 12
+    with pytest.raises(ConfigError, match=r"5\.npz divides toy-0, this data set is toy-1; take that one"):
+        spec.assign(dataclasses.replace(pool, origin="toy-1"), np.random.default_rng(0))
+
+
+def test_the_label_of_a_file_is_of_its_samples_and_not_of_their_type_or_place(tmp_path: Path) -> None:
+    def of(name: str, **arrays: object) -> str:
+        return str(build("file", path=str(written(tmp_path / name, **arrays))).label)
+
+    base = of("a.npz", train_0=[1, 2], test_0=[3])
+    assert of("b.npz", train_0=np.array([1, 2], dtype=np.int16), test_0=[3], label="x", seed=3) == base
+    others = [
+        of("c.npz", train_0=[1, 4], test_0=[3]),
+        of("d.npz", train_0=[1, 2], val_0=[3]),
+        of("e.npz", train_0=[1, 2], test_0=[3], rotation=[1.5]),
+        of("f.npz", train_0=[1, 2], test_0=[3], rotation=[1.0]),
+        of("g.npz", train_0=[1], train_1=[2], test_0=[3]),
+        of("a.npz", train_0=[2, 1], test_0=[3]),  # written anew
+    ]
+    assert len({base, *others}) == 7
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"train_0": [0]}, ""),
+        ({"train_0": [0], "train_1": np.zeros(0)}, ""),  # without samples it may be of any type
+        ({"train_0": [0], "label_map": [[0]], "rotation": [1], "seed": 1, "classes": 3, "label": "x"}, ""),
+        ({"train": [0, 1], "train_sizes": [2, 0]}, ""),
+        ({"train": [0, 1], "train_sizes": [2, 1]}, "'train_sizes' must be 2 in all"),
+        ({"train": [0, 1], "train_sizes": [3, -1]}, "'train_sizes' must be 2 in all"),
+        ({"train": [0, 1], "train_sizes": [1.0, 1.0]}, "'train_sizes' must be 2 in all"),
+        ({"train": [0, 1], "train_sizes": [[1, 1]]}, "'train_sizes' must be 2 in all"),
+        ({"train": [0], "train_sizes": [1], "val": [1]}, "'val_sizes' must be 1 in all"),
+        ({"train": [0]}, "unknown array 'train'; expected train_<i>, test_<i>, val_<i>"),
+        ({"train_0": [0], "train_01": [1]}, "unknown array 'train_01'"),
+        ({"train_0": [[0]]}, r"'train_0' must be a list of integers, got int64 \(1, 1\)"),
+        ({"train_0": [0.5]}, r"'train_0' must be a list of integers, got float64 \(1,\)"),
+        ({"train_0": [0], "rotation": ["a"]}, "'rotation' must be numbers"),
+        ({"train_0": [0], "label_map": [[0.5]]}, "'label_map' must be whole numbers"),
+        ({"train_0": [0], "dataset": 3}, "'dataset' must be text"),
+        ({"val_0": [0]}, "holds no 'train_0'"),
+        ({"train_0": [0], "train_2": [1]}, "has 2 arrays train_<i>, but no 'train_1'"),
+        ({"train_0": [0], "train_1": [1], "val_0": [2]}, "has 2 training sets, but 1 val sets"),
+        ({"train_0": [0], "test_0": [1], "test_1": [2]}, "has 1 training sets, but 2 test sets"),
+    ],
+)
+def test_what_a_file_may_hold_and_what_not(tmp_path: Path, arrays: dict[str, object], reason: str) -> None:
+    spec = build("file", path=str(written(tmp_path / "split.npz", **arrays)))
+    pool = Pool(np.arange(9), np.zeros(9, dtype=np.int64), 1, origin="toy")
+    with pytest.raises(DataCorrupt, match=reason) if reason else contextlib.nullcontext():
+        spec.assign(pool, np.random.default_rng(0))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(np.arange(9), np.zeros(9, dtype=np.int64), 1)
+    for path in (str(tmp_path / "none.npz"), "package:none.npz", "~/none.npz"):
+        for ask in (lambda spec: spec.label, lambda spec: spec.assign(pool, np.random.default_rng(0))):
+            with pytest.raises(DataMissing, match=r"^partition\.path=.*none\.npz: No such file"):
+                ask(build("file", path=path))
+    with pytest.raises(ConfigError, match=r"needs partition\.path=FILE"):
+        build("file").assign(pool, np.random.default_rng(0))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("fedbench.data.authors.FOLDER", tmp_path)
+    written(tmp_path / "split.npz", train_0=[4], train_1=[5])
+    for path in ("~/split.npz", "package:split.npz"):
+        made = build("file", path=path).assign(pool, np.random.default_rng(0))
+        assert [part.tolist() for part in made.clients or ()] == [[4], [5]]
+    (tmp_path / "split.npz").write_bytes(b"PK no archive")
+    with pytest.raises(DataCorrupt, match=r"is no \.npz of index arrays, or a damaged one"):
+        build("file", path="~/split.npz").assign(pool, np.random.default_rng(0))

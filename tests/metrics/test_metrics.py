@@ -47,6 +47,39 @@ class TestTally:
         with pytest.raises(ValueError, match=r"tally|count"):
             tally(correct, total)
 
+    def test_says_which_client_and_which_shapes(self):
+        with pytest.raises(ValueError, match=r"^client 2: not a count"):
+            tally([1, 4, 5, 2], [4, 4, 4, 4])
+        with pytest.raises(ValueError, match=r"two \[N\] arrays, got \(2,\) and \(1,\)"):
+            tally([1, 2], [3])
+
+    def test_whole_numbers_become_float64_of_the_clients(self):
+        counts = Tally(np.array([1, 2]), np.array([2, 2]), [3, 1, 2, 4])
+        assert {each.dtype for each in (counts.correct, counts.total, counts.calibration)} == {np.dtype(np.float64)}
+        assert counts.calibration.tolist() == [[3, 1], [2, 4]]
+        assert len(counts) == 2
+
+    def test_another_tally_fills_in_by_a_loop(self):
+        """Whatever is missing: a client's test samples here, or what was measured of calibration on either side."""
+        draw = np.random.default_rng(0)
+        for _ in range(20):
+            totals = [draw.integers(0, 3, 5) for _ in range(2)]
+            spread = [draw.random((5, 2)) if draw.random() < 0.7 else None for _ in totals]
+            ours, theirs = (Tally(t * 0.5, t, s) for t, s in zip(totals, spread, strict=True))
+            got = ours.or_else(theirs)
+            used = [ours if ours.total[k] > 0 else theirs for k in range(5)]
+            assert got.correct.tolist() == [each.correct[k] for k, each in enumerate(used)]
+            assert got.total.tolist() == [each.total[k] for k, each in enumerate(used)]
+            if spread[0] is None or spread[1] is None:
+                assert got.calibration is None
+            else:
+                assert got.calibration.tolist() == [each.calibration[k].tolist() for k, each in enumerate(used)]
+
+    def test_calibration_is_a_mean_over_tested_clients_of_sums_per_sample(self):
+        counts = Tally(np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 4.0]), np.array([[3, 0.5], [7, 7], [2, 1]]))
+        assert counts.calibrations() == {"nll": (3 + 0.5) / 2, "ece": 100 * (0.5 + 0.25) / 2}
+        assert tally([1], [2]).calibrations() == {}
+
 
 class TestWeighted:
     def test_by_hand(self):
@@ -79,8 +112,10 @@ class TestWeighted:
         assert got.accuracy().tolist() == [0.5, 0.5]
 
     def test_refuses_shapes_that_do_not_agree(self):
-        with pytest.raises(ValueError, match="do not agree"):
-            weighted(np.ones((2, 3)), np.ones(2), np.ones((2, 3)))
+        assert weighted(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3))).total.tolist() == [3, 3]
+        for shapes in (((2, 3), (2,), (2, 3)), ((2, 3), (3,), (3, 2)), ((3,), (3,), (3,)), ((2, 3), (3, 2), (2, 3))):
+            with pytest.raises(ValueError, match="do not agree"):
+                weighted(*map(np.ones, shapes))
 
 
 class TestFairness:
@@ -123,8 +158,12 @@ class TestFairness:
         assert math.isnan(nobody.rsd)
 
     def test_refuses_another_federation(self):
-        with pytest.raises(ValueError, match="client by client"):
-            fairness(np.zeros(3), np.zeros(2))
+        for ours, theirs in ((3, 2), ((2, 2), (2, 2))):
+            with pytest.raises(ValueError, match="client by client"):
+                fairness(np.zeros(ours), np.zeros(theirs))
+
+    def test_a_gain_of_just_what_counts_as_a_tie_is_none(self):
+        assert fairness(np.array([1e-9, 1.1e-9]), np.zeros(2)).ipr == 50.0
 
 
 class TestWhoIsHidden:
@@ -157,8 +196,10 @@ class TestWhoIsHidden:
 
     def test_a_loss_of_just_the_margin_hurts_nobody(self):
         assert hurt(np.array([0.7, 0.5]), np.array([0.8, 0.7]), 0.1) == 0.5
+        assert hurt(np.array([0.6999, 0.5]), np.array([0.8, 0.6]), 0.1) == 0.5
+        assert hurt(np.zeros(2), np.array([1e-9, 1.1e-9]), 0.0) == 0.5, "nor does a loss of just a tie"
 
-    @pytest.mark.parametrize("clients", [3, 10, 11, 12])
+    @pytest.mark.parametrize("clients", [3, 10, 11, 12, 100])
     def test_thirds_by_size(self, clients):
         rng = np.random.default_rng(clients)
         accuracy, sizes = rng.random(clients), rng.integers(1, 5, clients)

@@ -41,6 +41,10 @@ class TestReport:
         val = [tally([counts.correct[0], 0], [5, 0]) for counts in VAL]
         assert self.read("best_val", val=val, per_client=True) == ([0.2, 0.4], [[10, 10]])
 
+    def test_best_val_per_client_looks_at_the_rounds_in_which_the_client_was_tested(self):
+        val = [tally([0, 5], [0, 5]), tally([1, 2], [5, 5])]  # the federation's best is the first
+        assert report("best_val", [1, 2], TEST[:2], val, per_client=True).rounds.tolist() == [[2, 1]]
+
     def test_mean_last_5(self):
         got = report("mean_last_5", ROUNDS, TEST)
         assert got.tally.accuracy() == pytest.approx([(4 + 6 + 9 + 7 + 5) / 50, (6 + 8 + 1 + 7 + 4) / 50])
@@ -91,13 +95,38 @@ class TestReport:
             report("last", [], [])
         with pytest.raises(ValueError, match="each evaluated round"):
             report("last", [1], TEST)
+        with pytest.raises(ValueError, match="each evaluated round"):
+            report("last", ROUNDS, TEST, VAL[1:])
+
+    def test_of_models_that_are_all_untrained_the_last_is_reported(self):
+        got = report("mean_last_5", [0, 0, 0], TEST[1:4])
+        assert (got.tally.correct.tolist(), got.rounds.tolist()) == ([6, 8], [[0, 0]])
+
+    def test_calibration_is_reported_only_where_every_round_has_it(self):
+        spread = [Tally(each.correct, each.total, np.full((2, 2), r)) for r, each in enumerate(TEST)]
+        assert report("best_test", ROUNDS, spread).tally.calibration.tolist() == [[3, 3], [3, 3]]
+        assert report("last", ROUNDS, [*TEST[:1], *spread[1:]]).tally.calibration is None
+
+    def test_a_round_that_is_better_by_just_a_tie_is_no_better(self):
+        for better, best in ((1e-9, 1), (1.1e-9, 2)):
+            test = [tally([0], [1]), tally([better], [1])]
+            assert report("best_test", [1, 2], test).rounds.tolist() == [[best]]
 
 
 class TestTimeToAccuracy:
     def test_first_round_that_reaches(self):
         got = time_to_accuracy([0, 5, 10, 15], [0.1, 0.5, 0.4, 0.6], 0.5, [0.0, 2.5, 5.0, 7.5], [0, 7, 14, 21])
-        assert (got.rounds, got.seconds, got.bytes) == (5, 2.5, 7)
+        assert (got.reference, got.horizon, got.rounds, got.seconds, got.bytes) == (0.5, 15, 5, 2.5, 7)
         assert got.reached
+        for known in ({"seconds": [1.0, 2.0]}, {"traffic": [3, 4]}, {}):
+            got = time_to_accuracy([4, 8], [0.5, 0.5], 0.4, **known)
+            assert (got.rounds, got.seconds, got.bytes) == (
+                4,
+                1.0 if "seconds" in known else None,
+                3 if "traffic" in known else None,
+            )
+        assert time_to_accuracy([3], [0.0], 1e-9).reached, "missed by a tie"
+        assert not time_to_accuracy([3], [0.0], 1.1e-9).reached
 
     def test_censored(self):
         got = time_to_accuracy([0, 5], [math.nan, 0.5], 0.51)
@@ -117,10 +146,14 @@ class TestTimeToAccuracy:
         assert improvement(never, fast) is None
         assert improvement(slow, at_once) == math.inf
         assert improvement(at_once, at_once) == 1.0
+        first = time_to_accuracy([1], [0.9], 0.5)
+        assert (improvement(slow, first), improvement(first, first), improvement(first, at_once)) == (90, 1, math.inf)
 
     def test_refuses_nothing(self):
         with pytest.raises(ValueError, match="at least one"):
             time_to_accuracy([], [], 0.5)
+        with pytest.raises(ValueError, match="one accuracy for each"):
+            time_to_accuracy([1, 2], [0.5], 0.6)
 
 
 def best_by_loops(history, average):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,3 +84,39 @@ def test_a_lowering_takes_what_all_clients_share_and_is_differentiated_twice(low
     found, expected = second(lowering), second(NATIVE)
     assert close(found[0]["weight"], expected[0]["weight"])
     assert close(found[1], expected[1])
+
+
+@pytest.mark.parametrize("lowering", [each for each in LOWERINGS if each != NATIVE])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_lowering_serves_any_axis_any_one_gradient_and_a_single_network(lowering: str, bias: bool) -> None:
+    """Clients last, slopes over weights or images alone, those of slopes, and torch.func without a client axis."""
+    nets = []
+    for name in (lowering, NATIVE):
+        net = replace_convolutions(nn.Sequential(nn.Conv2d(2, 3, (3, 2), (2, 1), (1, 0), bias=bias)))[0].double()
+        net.lowering = name
+        nets.append(net)
+    draw = torch.Generator().manual_seed(0)
+    shapes = {name: leaf.shape for name, leaf in nets[0].named_parameters()}
+    model = {name: torch.randn(*shape, CLIENTS, generator=draw, dtype=torch.float64) for name, shape in shapes.items()}
+    x = torch.randn(BATCH, CLIENTS, 2, 7, 6, generator=draw, dtype=torch.float64)
+    alone = {name: leaf[..., 0] for name, leaf in model.items()}, x[:, 0]
+    found: list[list[Tensor]] = []
+    for net in nets:
+
+        def loss(model: dict[str, Tensor], x: Tensor, net: Conv2d = net) -> Tensor:
+            return functional_call(net, model, (x,)).sin().sum()
+
+        def steep(model: dict[str, Tensor], x: Tensor, loss: Callable[..., Tensor] = loss) -> Tensor:
+            return grad(loss)(model, x)["weight"].square().sum()
+
+        def bright(model: dict[str, Tensor], x: Tensor, loss: Callable[..., Tensor] = loss) -> Tensor:
+            return grad(loss, argnums=1)(model, x).square().sum()
+
+        found.append([])
+        for function in (loss, steep, bright):
+            for over in (0, 1):
+                slope = grad(function, argnums=over)
+                for each in (slope(*alone), vmap(slope, in_dims=(-1, 1))(model, x)):
+                    found[-1] += list(each.values()) if over == 0 else [each]
+        found[-1].append(vmap(lambda m, x, net=net: functional_call(net, m, (x,)), in_dims=(-1, 1))(model, x))
+    assert all(close(ours, theirs) for ours, theirs in zip(*found, strict=True))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from torch import nn
 import fedbench
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
 from fedbench.models.task import check_input
-from fedbench.models.vision import TorchvisionModel
+from fedbench.models.vision import TimmModel, TorchvisionModel
 from tests.helpers.tiers import tiered
 
 
@@ -100,3 +104,100 @@ def test_a_run_of_it(engine: str, tmp_path: Path) -> None:
     )
     assert run.row["model"] == "torchvision-shufflenet_v2_x0_5"
     assert run.row["acc"] > 0
+
+
+class Made(TimmModel):
+    """A network of a library that has this one."""
+
+    def __init__(self, net: nn.Module | None = None, **fields: object) -> None:
+        super().__init__(**fields)  # type: ignore[arg-type]
+        object.__setattr__(self, "net", net)
+
+    def names(self) -> list[str]:
+        return ["known"]
+
+    def create(self, channels: int, classes: int) -> nn.Module:
+        net: nn.Module = copy.deepcopy(self.net)
+        return net
+
+
+def network(*after: nn.Module) -> nn.Sequential:
+    """A linear layer below the last, two layers that draw, and the last."""
+    inner = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.9), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), inner, nn.AlphaDropout(0.9), nn.Sequential(nn.Linear(5, 3)), *after)
+
+
+@pytest.mark.parametrize("after", [(), (nn.Identity(),), (nn.Softmax(1),), (nn.Identity(), nn.ReLU())])
+def test_the_last_linear_layer_is_the_head_where_nothing_follows_it(after: tuple[nn.Module, ...]) -> None:
+    net = network(*after)
+    model = Made(net, architecture="known")
+    if any(not isinstance(each, nn.Identity) for each in after):
+        with pytest.raises(ConfigError, match=r"^timm's known does not end in a linear layer, which"):
+            model.build((1, 2, 2), 3)
+        return
+    made = model.build((1, 2, 2), 3)
+    assert [name for name, _ in made.named_children()] == ["body", "head"]
+    assert {name: tuple(leaf.shape) for name, leaf in made.state_dict().items()} == {
+        "body.1.0.weight": (5, 4),
+        "body.1.0.bias": (5,),
+        "head.weight": (3, 5),
+        "head.bias": (3,),
+    }
+    assert not any("Dropout" in type(each).__name__ for each in made.train().modules())
+    x = torch.randn(6, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(made(x), net.eval()(x))
+    with pytest.raises(ConfigError, match="does not end in a linear layer"):
+        Made(nn.Sequential(nn.Conv2d(1, 2, 1)), architecture="known").build((1, 2, 2), 3)
+    with pytest.raises(ConfigError, match=r"and 'knwn' is not one; nearest: known$"):
+        Made(net, architecture="knwn").build((1, 2, 2), 3)
+
+
+def test_a_body_begins_with_a_file_s_leaves_and_its_name_tells_which(tmp_path: Path) -> None:
+    file, net = tmp_path / "w.pth", network()
+    torch.save(net.state_dict(), file)
+    model = Made(network(), architecture="known", weights=str(file))
+    begun = model.begin()
+    assert begun.keys() == {"body.1.0.weight", "body.1.0.bias"}
+    assert torch.equal(begun["body.1.0.weight"], net[1][0].weight)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+    assert [model.label, Made(architecture="known").label, Made().label] == [
+        f"timm-known-{digest}",
+        "timm-known",
+        "timm",
+    ]
+    lost = Made(network(), architecture="known", weights=f"{tmp_path}/none.pth")
+    assert lost.lacking() == f"model.weights={tmp_path}/none.pth: there is no such file"
+    assert (model.lacking(), Made().lacking(), Made().begin()) == ("", "", {})
+
+
+def test_timm_is_asked_for_a_network_of_these_channels_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def create_model(*given: object, **options: object) -> nn.Module:
+        asked.extend([*given, options])
+        return network()
+
+    timm = types.SimpleNamespace(create_model=create_model, list_models=lambda: ("a", "b"))
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    TimmModel(architecture="a").build((5, 2, 2), 3)
+    assert asked == ["a", {"pretrained": False, "num_classes": 3, "in_chans": 5}]
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ConfigError, match="needs timm: pip install timm"):
+        TimmModel(architecture="a").build((5, 2, 2), 3)
+
+
+def test_torchvision_is_asked_for_no_classifiers_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, object]] = []
+
+    def get_model(name: str, **options: object) -> nn.Module:
+        asked.append((name, options))
+        return nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 1)), nn.Flatten(), nn.Linear(4, 6))
+
+    monkeypatch.setattr("torchvision.models.get_model", get_model)
+    for name in ("googlenet", "resnet18"):
+        net = TorchvisionModel(architecture=name).build((2, 2, 2), 6)
+        shapes = [tuple(leaf.shape) for leaf in net.parameters()]
+        assert shapes == [(4, 2, 3, 3), (4,), (4, 4, 1, 1), (4,), (6, 4), (6,)]
+    plain: dict[str, object] = {"weights": None, "num_classes": 6}
+    more = {"aux_logits": False, "init_weights": True}
+    assert asked == [("googlenet", plain | more), ("resnet18", plain)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,84 @@ def test_tables_tell_scratch_and_other_weights_from_imagenet_s(tmp_path: Path) -
     keys = [run_key(each) for each in (usual, scratch, other, fetched)]
     assert keys[0] == keys[3]
     assert len(set(keys)) == 3
+
+
+def test_what_is_lacking_and_where_it_is_looked_for(hub: Path, tmp_path: Path) -> None:
+    hub.mkdir(parents=True)
+    assert weight_files.hub_file("resnet18") == hub / "resnet18-f37072fd.pth"
+    mine = tmp_path / "mine.pth"
+    asked = [
+        {"pretrained": p, "weights": w, "download": d} for p in (True, False) for w in (None, mine) for d in (0, 1)
+    ]
+    for there in ((), ("hub",), ("mine",)):
+        for name, file in (("hub", hub / "resnet18-f37072fd.pth"), ("mine", mine)):
+            file.write_bytes(b"1") if name in there else file.unlink(missing_ok=True)
+        for each in asked:
+            own, chosen = each["weights"] is not None, {**each, "download": bool(each["download"])}
+            model = build("resnet18", **{**chosen, "weights": str(mine) if own else None})
+            found = ("mine" if own else "hub") in there or not each["pretrained"] or (each["download"] and not own)
+            file = mine if own else hub / "resnet18-f37072fd.pth"
+            end = "set model.download=true, model.weights=FILE or model.pretrained=false"
+            said = f"the ImageNet weights of resnet18 are not at {file}; {end}"
+            assert model.lacking() == ("" if found else said)
+    assert build("resnet18", pretrained=False).begin() == {}
+
+
+def test_a_file_with_torchvision_s_own_content_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hash is in the published name; also where the file is called otherwise."""
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"1")
+    assert build("resnet18", pretrained=True, weights=str(path)).label == "resnet18-6b86b273"
+    assert build("resnet18", pretrained=False, weights=str(path)).label == "resnet18_scratch"
+    monkeypatch.setattr(weight_files, "hub_file", lambda _: Path("resnet18-6b86b273.pth"))
+    assert build("resnet18", pretrained=True, weights=str(path)).label == "resnet18"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert build("resnet18", pretrained=True, weights="~/w.pth").label == "resnet18"
+    with pytest.raises(DataMissing, match=r"^model\.weights=.*none\.pth: No such file or directory$"):
+        weight_files.weights_hash(tmp_path / "none.pth")
+    with pytest.raises(DataCorrupt, match=r"w\.pth holds no weights that torch can read; delete it"):
+        weight_files.read_weights(path)
+
+
+class Harmful:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (self.folder,)
+
+
+def test_a_file_of_weights_executes_nothing(tmp_path: Path) -> None:
+    torch.save({"conv1.weight": Harmful(tmp_path / "done")}, tmp_path / "w.pth")
+    with pytest.raises(DataCorrupt, match=r"w\.pth holds no weights that torch can read"):
+        weight_files.read_weights(tmp_path / "w.pth")
+    assert not (tmp_path / "done").exists()
+
+
+def test_weights_that_were_on_a_gpu_are_read_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+        torch.save({"w": torch.ones(2)}, tmp_path / "w.pth")
+    assert weight_files.read_weights(tmp_path / "w.pth")["w"].device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(OSError("no\nroute"), "no"), (OSError(), "OSError"), (RuntimeError("hash"), "hash")]
+)
+def test_a_download_that_fails_says_why(
+    error: Exception, said: str, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def fail(*_: object, **options: object) -> None:
+        asked.update(options)
+        raise error
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
+    with pytest.raises(DataMissing) as caught:
+        build("squeezenet", pretrained=True, download=True).begin()  # type: ignore[attr-defined]
+    end = "set model.weights=FILE or model.pretrained=false"
+    assert str(caught.value) == f"the ImageNet weights of squeezenet1_0 could not be downloaded: {said}; {end}"
+    assert (asked["progress"], asked["check_hash"]) == (False, True)
