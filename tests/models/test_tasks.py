@@ -228,6 +228,14 @@ def test_a_gradient_leaves_statistics_alone_and_returns_where_they_went(stacked:
         assert (flat.keys(), still.keys()) == (task.parameters, task.buffers)
         assert not any(leaf.any() for leaf in flat.values())
 
+        def moves(m: Tree) -> Tensor:
+            m["conv.1.running_mean"].add_(m["head.bias"].sum())
+            return m["head.bias"].square().sum()
+
+        slope, moved = gradient(moves, w, task)
+        assert torch.equal(slope["head.bias"], 2 * w["head.bias"])
+        assert not moved["conv.1.running_mean"].requires_grad, "a statistic is a number"
+
 
 # --- kinds of client
 
