@@ -6,6 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_alike_requests_are_served_as_one_and_cost_each_its_share() -> None:
         assert result == [answer, answer, 4.0] * 2
         assert (own.asked, own.closed) == ([], 1)
     assert joint.closed == 1
+
+
+def test_requests_are_alike_whose_clients_send_and_keep_leaves_of_one_kind() -> None:
+    one = Request(True, torch.arange(2), {"a": torch.zeros(2, 3, 4)}, {"m": torch.zeros(2)}, Clock(1, 9), ("local",))
+    more = replace(one, ids=torch.arange(5), message={"a": torch.ones(5, 3, 4)}, memory={"m": torch.ones(5)})
+    assert more.kind == one.kind, "how many clients ask and what stands in the leaves does not matter"
+    others = [
+        {"training": False}, {"clock": Clock(2, 9)}, {"score": ()}, {"message": {"b": torch.zeros(2, 3, 4)}},
+        {"message": {"a": torch.zeros(2, 2, 4)}}, {"message": {"a": torch.zeros(2, 3)}}, {"memory": {}},
+        {"message": {"a": torch.zeros(2, 3, 4).double()}}, {"memory": {"m": torch.zeros(2, 1)}},
+    ]  # fmt: skip
+    assert len({one.kind, *(replace(one, **other).kind for other in others)}) == 1 + len(others)
 
 
 def test_one_that_is_left_alone_is_served_by_its_own_engine_and_pays_all() -> None:

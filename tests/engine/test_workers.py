@@ -25,6 +25,7 @@ from fedbench.engine import workers
 from fedbench.engine.contract import Client, Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import HookError
+from fedbench.engine.optim import KEPT
 from fedbench.engine.setup import Setup
 from fedbench.engine.workers import (
     BLOCKS_PER_WORKER,
@@ -350,6 +351,8 @@ def test_a_lone_client_tells_the_shapes_too(monkeypatch: pytest.MonkeyPatch) -> 
     upload, kept = trainer._specimen(torch.tensor([3]), model, {}, CLOCK)
     assert (spec_of(upload), kept) == (spec_of(model), {})
     assert spec_of(upload, 4)["head.bias"] == ((4, 10), torch.float32)
+    _, kept = trainer._specimen(torch.tensor([3]), model, {f"{KEPT}/0/own": torch.ones(1, 2)}, CLOCK)
+    assert spec_of(kept) == {f"{KEPT}/0/own": ((1, 2), torch.float32)}
 
 
 def test_processes_are_begun_without_signals_and_links_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from fedbench.methods.fedsac import FedSaC
 from fedbench.methods.local import Local
 from fedbench.methods.parts.features import complementarity, directions, products
 from fedbench.methods.pfedgraph import PFedGraph
+from fedbench.models.task import Task
 from tests.methods.toys import (
     FOUR,
     bases,
@@ -104,6 +105,16 @@ def test_the_pull_by_hand() -> None:
     for i in (0, 1):
         expected = {k: W[i, 0] * trained[0][k] + W[i, 1] * trained[1][k] for k in w}
         assert close(trees.row(found, i), expected)
+
+
+@pytest.mark.parametrize("reference", ["mixed", "directions"])
+def test_a_model_of_zeros_pulls_nobody(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cosine to it is 0, and so is its gradient at a model that is zeros itself."""
+    nought = Task.init
+    monkeypatch.setattr(Task, "init", lambda *given: {k: torch.zeros_like(v) for k, v in nought(*given).items()})
+    pulled, plain = (final(FedSaC(lam=lam, reference=reference), (6, 9), rounds=1, **FULL) for lam in (3.0, 0.0))
+    assert close(pulled, plain)
+    assert any(leaf.any() for leaf in plain.values())
 
 
 def test_the_codes_push_by_hand() -> None:

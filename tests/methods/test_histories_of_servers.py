@@ -834,7 +834,9 @@ def test_stages_of_one_order_see_the_same_mini_batches_and_others_do_not() -> No
     assert stages_of(FedRep(head_epochs=4)) == [(0, 4, None, None), (1, 1, None, None)]
     assert stages_of(FedAS(align_epochs=3, align_lr=0.7)) == [(1, 3, None, 0.7), once]
     assert stages_of(FedReMa(alternate=True, classifier_epochs=3)) == [(0, 3, None, None), (1, None, None, None)]
-    assert stages_of(FedPAC(classifier_epochs=2, classifier_lr=0.6)) == [(0, 2, None, 0.6), (1, None, None, None)]
+    apart = FedPAC(classifier_epochs=2, classifier_lr=0.6, extractor_epochs=5)
+    assert stages_of(apart) == [(0, 2, None, 0.6), (1, 5, None, None)]
+    assert stages_of(FedPAC()) == [(0, 1, None, 0.1), (1, None, None, None)]
     assert stages_of(APFL(alpha_lr=0.6)) == [(0, None, 1, 0.6), once]
     by_order = [(order, 1, None, None) for order in (1, 0, 3, 2)]
     assert stages_of(FedSelect()) == by_order

@@ -17,7 +17,7 @@ from fedbench.core.errors import ConfigError
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import State
-from fedbench.methods.parts import mixing
+from fedbench.methods.parts import features, mixing
 from fedbench.models.layers import GlobalMean
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import build
@@ -259,10 +259,17 @@ def test_seconds_of_clients_are_those_of_their_work_and_of_its_steps(clock: list
     assert found == pytest.approx(np.mean((readings[:, 3] - readings[:, 0]) / sizes))
 
 
+@pytest.mark.parametrize("matching", [True, False])
 def test_fedsacs_phases_are_timed_on_what_the_last_round_came_to(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
+    matching: bool, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: dict[str, Any] = {}
+    greedy: list[bool] = []
+    angles_of = features.complementarity
+
+    def complementarity(U: torch.Tensor, matched: bool) -> torch.Tensor:
+        greedy.append(matched)
+        return angles_of(U, matched)
 
     def project(rows: torch.Tensor) -> torch.Tensor:
         kept["W"] = mixing.project(rows)
@@ -272,13 +279,16 @@ def test_fedsacs_phases_are_timed_on_what_the_last_round_came_to(
         kept["watch"], kept["state"] = real(config)
         kept["read"] = len(clock)
         monkeypatch.setattr(studies, "mixing", SimpleNamespace(project=project))
+        monkeypatch.setattr(studies, "features", SimpleNamespace(complementarity=complementarity))
         return kept["watch"], kept["state"]
 
     monkeypatch.setattr(studies, "play", play)
     method = ("method=fedsac", "method.similarity=parameters", "method.snap=null", "method.alpha_share=1")
+    method += (f"method.angles={'greedy' if matching else 'principal'}",)
     found = run("fedsac_phases", *TINY, "partition=homo", "partition.num_clients=3", "model=mlp", *method)
     assert torch.allclose(kept["W"], kept["state"].server["W"], atol=1e-5)
     assert ((kept["W"] > 0.01) & (kept["W"] < 0.99)).any()
+    assert greedy == [matching] * (1 + studies.REPEATS)
     laps = kept["watch"].laps
     after = np.array(clock[kept["read"] :]).reshape(3, studies.REPEATS, 2)
     similarity, angles, optimisation = np.median(after[..., 1] - after[..., 0], axis=1)
