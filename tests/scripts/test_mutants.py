@@ -128,5 +128,5 @@ def test_the_score_leaves_equivalent_errors_out(load: Callable[[str], Any]) -> N
     assert script.nearest(
         "fedbench/engine/x.py",
         ["tests/a", "tests/engine/b", "tests/x"],
-        dict.fromkeys(["tests/a", "tests/engine/b", "tests/x"], 25.0),
+        dict.fromkeys(["tests/a", "tests/engine/b", "tests/x"], 120.0),
     ) == ("tests/x", "tests/engine/b")
