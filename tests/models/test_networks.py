@@ -166,7 +166,7 @@ def test_networks_are_what_their_papers_say(forward) -> None:
     fields: dict[str, object] = {"_code": {"activations": "code"}, "bn": {"batch_norm": True}}.get(how, {})
     model = build(stem, **fields)
     draw = torch.Generator().manual_seed(0)
-    w = {k: v + 0.02 * torch.rand(v.shape, generator=draw) for k, v in weights(model, shape, 7).items()}
+    w = {k: v + 0.02 * torch.randn(v.shape, generator=draw) for k, v in weights(model, shape, 7).items()}
     x = torch.randn(3, *shape, generator=draw)
     x = x.abs().mul(4).round() if name == "textcnn" else x
     task = model.task(shape, 7)
