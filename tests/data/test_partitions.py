@@ -626,7 +626,11 @@ def test_samples_are_dealt_in_turn_as_by_a_loop(seed: int) -> None:
                 own.append(int(members[label][at[label] % stock[label]]))
                 at[label] += 1
         expected.append(own)
-    assert [part.tolist() for part in groups._in_turn(members, counts)] == expected
+    found = groups._in_turn(members, counts)
+    assert [part.tolist() for part in found] == expected
+    nobody = groups._in_turn(members, np.zeros((2, 4), dtype=np.int64))
+    assert [part.tolist() for part in nobody] == [[], []]
+    assert {part.dtype for part in (*found, *nobody)} == {np.dtype(np.int64)}, "samples are counted, also none"
     counts[2, 1] = stock[1] + 1
     with pytest.raises(ConfigError, match=f"a client {stock[1] + 1} samples of label 1, there are {stock[1]}"):
         groups._in_turn(members, counts)
