@@ -52,7 +52,8 @@ def packed(tree: Mapping[str, Tensor]) -> Packed:
 def unpacked(tree: Packed) -> Tree:
     """The inverse of `packed`; the arrays that came are read-only, the leaves are copies."""
     return {
-        name: torch.from_numpy(array.copy()).view(dtype).view(shape) for name, (array, dtype, shape) in tree.items()
+        name: torch.frombuffer(array.copy(), dtype=dtype).view(shape) if array.size else torch.empty(shape, dtype=dtype)
+        for name, (array, dtype, shape) in tree.items()
     }
 
 

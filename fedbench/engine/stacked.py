@@ -228,6 +228,7 @@ class Program:
         other = Program(self.stacking, self.stage, chunk, work, plan, kept).begin()
         if state is not None:
             other.at, other.total = state["at"], state["total"]
+        if state is not None and not kept:
             other.optimizer.count = state.get("count", 0)
             for k, each in enumerate(other.optimizer.moments):
                 each[:] = [state[f"moments/{k}/{n}"] for n in range(len(each))]
@@ -294,7 +295,7 @@ class Replayed:
     def _try(self, own: Program, key: tuple[int, bool]) -> None:
         """Capture a step, if that is possible."""
         chunk = own.chunk
-        own.chunk = replace(chunk, clock=Unread(0, 0))
+        own.chunk = replace(chunk, clock=Unread(0, chunk.clock.rounds))
         try:
             self._replays[key] = self._capture(own, *key)
         except torch.OutOfMemoryError:

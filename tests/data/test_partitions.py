@@ -626,7 +626,11 @@ def test_samples_are_dealt_in_turn_as_by_a_loop(seed: int) -> None:
                 own.append(int(members[label][at[label] % stock[label]]))
                 at[label] += 1
         expected.append(own)
-    assert [part.tolist() for part in groups._in_turn(members, counts)] == expected
+    found = groups._in_turn(members, counts)
+    assert [part.tolist() for part in found] == expected
+    nobody = groups._in_turn(members, np.zeros((2, 4), dtype=np.int64))
+    assert [part.tolist() for part in nobody] == [[], []]
+    assert {part.dtype for part in (*found, *nobody)} == {np.dtype(np.int64)}, "samples are counted, also none"
     counts[2, 1] = stock[1] + 1
     with pytest.raises(ConfigError, match=f"a client {stock[1] + 1} samples of label 1, there are {stock[1]}"):
         groups._in_turn(members, counts)
@@ -773,6 +777,8 @@ def test_just_enough_samples_are_enough():
     assert Dirichlet(alpha=1e6, num_clients=4, min_size=5).counts(
         np.array([20]), np.random.default_rng(0)
     ).tolist() == [[5, 5, 5, 5]]
+    one_absent = Dirichlet(alpha=1e6, num_clients=4, min_size=5).counts(np.array([20, 0]), np.random.default_rng(0))
+    assert one_absent.tolist() == [[5, 5, 5, 5], [0, 0, 0, 0]], "nobody is left to take of it, and nobody need"
     assert build("dir_prior", num_clients=4, size=5).counts(np.array([10, 10]), np.random.default_rng(0)).sum() == 20
     assert build("feature_shift", large=3, small=2, test=1, scale=1.0).counts(70)[0].sum() == 50
     with pytest.raises(ConfigError, match="feature_shift needs 70 samples, there are 69"):
@@ -988,10 +994,10 @@ def test_a_class_is_cut_at_the_sums_of_its_shares_as_by_a_loop(alpha: float, cap
         for size, row in zip(sizes, draw.tolist(), strict=True):
             full = [cap and count >= sum(sizes) / 4 for count in held]
             open_to = [0.0 if closed else share for share, closed in zip(row, full, strict=True)]
-            if sum(open_to) == 0:
+            if sum(open_to) == 0 and size:
                 expected, dead = [[0] * 4] * 5, dead + 1
                 break
-            cuts = [math.floor(sum(open_to[: n + 1]) / sum(open_to) * size) for n in range(3)]
+            cuts = [math.floor(sum(open_to[: n + 1]) / (sum(open_to) or 1) * size) for n in range(3)]
             expected.append([b - a for a, b in itertools.pairwise([0, *cuts, size])])
             held = [a + b for a, b in zip(held, expected[-1], strict=True)]
         assert found.tolist() == expected

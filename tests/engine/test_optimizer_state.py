@@ -109,7 +109,9 @@ def test_fedavg_by_hand_with_a_client_that_is_absent_for_a_round() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("config", [SGD, ADAM], ids=["sgd", "adam"])
-def test_every_engine_goes_on_alike(engine: str, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_engine_goes_on_alike(
+    engine: str, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Clients of different sizes, two of three a round, so that their states are of different ages."""
     monkeypatch.setattr(stacked, "WARM", 0)
     chosen = setup(FedAvg(), federation((13, 21, 5)), rounds=4, epochs=2, cohort=2, optimizer=config)
@@ -117,6 +119,7 @@ def test_every_engine_goes_on_alike(engine: str, config: OptimizerConfig, monkey
     assert gap(plain.optimizers, other.optimizers) < 1e-9
     assert gap(plain.server, other.server) < 1e-9
     assert plain.optimizers.initial, "nothing was kept"
+    assert not caplog.records, "a step that is not captured is told"
 
 
 FEW = ("fedavg", "fedrep", "ditto", "pfedme", "fedrema", "fedbn", "sosicfl_plus")

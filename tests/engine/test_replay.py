@@ -130,6 +130,21 @@ def test_a_loss_that_reads_the_round_is_not_captured_and_says_so_once(
     assert "let `draw` put" in caplog.text
 
 
+class ReadsTheLength(FedAvg):
+    """A loss that depends on how many rounds there are, which a capture may know."""
+
+    def loss(self, work: Tree, client: Client, batch: Batch) -> Tensor:
+        """FedAvg's, larger."""
+        return super().loss(work, client, batch) * client.clock.rounds
+
+
+def test_a_captured_loss_knows_how_many_rounds_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = setup(ReadsTheLength(), federation(RAGGED), rounds=3)
+    found = everything(simulate(chosen, StackedTrainer(chosen, 99, traced)))
+    assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 99)))) < 1e-12
+    assert not caplog.records
+
+
 @dataclass(frozen=True)
 class Slowing(FedAvg):
     """A learning rate that falls from round to round."""

@@ -328,6 +328,7 @@ def test_a_packed_tree_comes_out_as_it_went_in() -> None:
     tree = {
         "scalar": torch.tensor(2.5, dtype=torch.float64), "half": torch.ones(2).bfloat16(),
         "turned": torch.arange(6.0).view(2, 3).t(), "flag": torch.tensor([True, False]), "learns": torch.ones(2, 2),
+        "empty": torch.ones(0, 3),
     }  # fmt: skip
     tree["learns"].requires_grad_()
     there = sharded.packed(tree)

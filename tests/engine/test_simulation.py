@@ -83,6 +83,11 @@ def test_observers_hear_of_every_phase_round_and_record() -> None:
     assert min(state.seconds.values()) >= 0
     times = [sum(record.seconds.values()) for record in diary.records]
     assert times == sorted(times)
+    told = len(diary.phases)
+    for phase in ("train", "train", "server"):
+        with simulation.timed({}, phase):
+            pass
+    assert diary.phases[told:] == ["train", "server"], "a phase that goes on is told once"
 
 
 def test_traffic_by_hand() -> None:

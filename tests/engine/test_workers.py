@@ -237,9 +237,13 @@ def test_rows_of_what_clients_keep_are_their_own_and_what_all_keep_is_stored_onc
     model = chosen.task.init(torch.Generator().manual_seed(0))
     own, same = 3 * torch.eye(10)[:5], torch.linspace(-1, 1, 10)
     kept = {"own": own, **trees.expand({"same": same}, 5)}
-    message, memory = (SharedTree.like(spec_of(tree)) for tree in (trees.expand(model, 5), kept))
+    sent = {**model, "head.bias": torch.randn(5, 10, generator=torch.Generator().manual_seed(1))}
+    message, memory = (
+        SharedTree.like(spec_of(tree)) for tree in ({**trees.expand(model, 5), "head.bias": sent["head.bias"]}, kept)
+    )
     assert {name: len(leaf) for name, leaf in memory.leaves().items()} == {"own": 5, "same": 1}
-    for shared, tree in ((message, model), (memory, {"own": own, "same": same[None]})):
+    assert {name: len(leaf) for name, leaf in message.leaves().items()} == {n: 1 + 4 * (n == "head.bias") for n in sent}
+    for shared, tree in ((message, sent), (memory, {"own": own, "same": same[None]})):
         for name, leaf in shared.leaves().items():
             leaf.copy_(tree[name])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -250,7 +254,7 @@ def test_rows_of_what_clients_keep_are_their_own_and_what_all_keep_is_stored_onc
     found = [counts["global"] for _, counts in link.replies[0][1]]
     looped = LoopedTrainer(chosen)
     for row, client in enumerate(clients):
-        held = {**model, "head.bias": model["head.bias"] + own[row] + same}
+        held = {**model, "head.bias": sent["head.bias"][row] + own[row] + same}
         correct, total = looped.count(client, held, ("global",))["global"]
         assert found[row] == (correct.tolist(), total.tolist())
     assert len({tuple(each[0]) if isinstance(each[0], list) else each[0] for each in found}) > 1

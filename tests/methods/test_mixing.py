@@ -64,6 +64,9 @@ def test_the_closed_form_is_the_solvers(count: int) -> None:
             assert close(solved, closed, 1e-6)
             assert mask is None or not solved[~mask].any()
             assert float(solved.sum(1).sub(1).abs().max()) < 1e-12
+            few = slice(count // 2 + 1)  # rows, of clients that take part
+            part = mixing.closest(p, cost[few], None if mask is None else mask[few], "cvxpy")
+            assert close(part, closed[few], 1e-6)
 
 
 def test_no_solution_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,6 +469,16 @@ def test_the_best_known_are_sent_and_others_by_lot() -> None:
     ]
     assert len(set(map(frozenset, explored[:10]))) > 1
     assert set(map(frozenset, explored[10:])) == {frozenset({1, 5})}
+
+
+def test_fedfomos_graph_by_loops() -> None:
+    """A row of P without what is negative, its sum one; the identity's where nothing is positive."""
+    P = torch.tensor([[0.2, -1.0, 0.6, 0.0], [-1, -1, 0, -3], [5, 0, 0, 15], [0, 1e-3, -2, 0]], dtype=torch.float64)
+    chosen = setup(FedFomo(M=2), federation(FOUR))
+    found = chosen.method.collaboration({"P": P}, chosen.population)
+    assert found is not None
+    expected = [[0.25, 0, 0.75, 0], [0, 1, 0, 0], [0.25, 0, 0, 0.75], [0, 1, 0, 0]]
+    assert close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_fedfomos_traffic_is_m_models_down_and_one_up() -> None:

@@ -90,3 +90,8 @@ def test_merges_by_hand(linkage: str, joins: float) -> None:
     assert same_groups(groups(distances, joins - 0.01, linkage).tolist(), [0, 0, 0, 1] if joins > 2 else [0, 0, 1, 2])
     assert same_groups(groups(distances, joins, linkage).tolist(), [0, 0, 0, 0])
     assert same_groups(groups(distances, 1.0, linkage).tolist(), [0, 0, 1, 2])
+    pair = distances[np.ix_([2, 3], [2, 3])]
+    assert [groups(pair, threshold, linkage).tolist() for threshold in (4.9, 5.0)] == [[0, 1], [0, 0]]
+    for few in (0, 1):
+        alone = groups(distances[:few, :few], 1.0, linkage)
+        assert (alone.tolist(), alone.dtype) == ([0] * few, np.int64)

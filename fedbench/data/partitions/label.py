@@ -78,7 +78,7 @@ class Dirichlet(PartitionSpec):
         for label, size in enumerate(sizes):
             share = shares[:, label] * (held < fair) if self.cap else shares[:, label]
             weight = share.sum(1)
-            alive &= weight > 0
+            alive &= (weight > 0) | (size == 0)  # a class without samples needs no taker
             cuts = np.floor(np.cumsum(share, 1) / np.where(weight > 0, weight, 1)[:, None] * size).astype(np.int64)
             cuts[:, -1] = size  # the cumulative sum may end a rounding error below 1
             counts[:, label] = np.diff(cuts, axis=1, prepend=0)
