@@ -37,6 +37,13 @@ def initial(clients: int = 9) -> Tree:
     }
 
 
+def test_leaves_lie_in_order_however_the_first_ones_did() -> None:
+    memory = ClientMemory({"turned": torch.arange(12.0).view(3, 4).t()}, 4, CPU)
+    memory.put(torch.tensor([2]), {"turned": torch.ones(1, 3)})
+    assert memory["turned"].is_contiguous()
+    assert memory["turned"].tolist() == [[0, 4, 8], [1, 5, 9], [1, 1, 1], [3, 7, 11]]
+
+
 def random_rows(count: int, draw: torch.Generator) -> Tree:
     return {
         "weight": torch.randn(count, 3, 5, generator=draw),

@@ -71,6 +71,11 @@ def test_blocks_are_of_similar_work(work: list[float], count: int) -> None:
     assert most <= 4 / 3 * at_best, "Graham (1969): never worse than 4/3 of the best"
 
 
+def test_each_goes_where_there_is_least_by_hand() -> None:
+    assert in_blocks([0.1, 0.1, 0.1, 0.2], 3) == [[3], [0, 2], [1]]
+    assert in_blocks([1e-17] * 3, 3) == [[0], [1], [2]]
+
+
 def test_scoring_is_dealt_by_what_is_scored_and_training_by_what_is_trained_on() -> None:
     chosen = setup()
     trainer = object.__new__(WorkersTrainer)  # no processes are needed to ask

@@ -271,6 +271,13 @@ def drawn(seed: int) -> TableResult:
     return TableResult(spec.parse(content), tuple(cells))
 
 
+def test_values_whose_seeds_are_not_known_are_paired_with_nothing() -> None:
+    whole = drawn(0)
+    torn = dataclasses.replace(whole, cells=tuple(dataclasses.replace(each, seeds=()) for each in whole.cells))
+    with pytest.raises(ValueError, match="longer"):
+        verdict._by_seed(torn, "B", "c", whole.spec.metrics[0])
+
+
 def stepped_down(p: list[float]) -> list[float]:
     """Holm: the largest of what the smaller p times those not yet done come to, at most 1."""
     ranks = {k: rank for rank, k in enumerate(sorted(range(len(p)), key=lambda k: (p[k], k)))}
