@@ -92,7 +92,8 @@ class Client:
     memory: Tree  # what stays on the client between rounds, but for its optimisers'
     size: Tensor  # scalar, training samples n_k
     steps: Tensor  # scalar, local steps of the protocol's plain local work
-    optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its lr or momentum
+    optimizer: OptimizerConfig  # the protocol's: for methods whose formulas hold its momentum
+    lr: float | Tensor  # the protocol's learning rate; a scalar, float64, where runs at several train as one
     on_host: Mapping[str, Tensor] | None = None  # the message for `draw`, where it is not on the CPU itself
     fetch: Callable[[], Batch] | None = None
     fetch_validation: Callable[[], Batch] | None = None

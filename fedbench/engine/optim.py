@@ -44,9 +44,20 @@ def _moments(config: OptimizerConfig) -> int:
 class Optimizer:
     """State of one stage's optimiser over `params`; `axes` is 1 if their first axis is the client's."""
 
-    def __init__(self, config: OptimizerConfig, params: Tree, axes: int = 0, kept: Tree | None = None) -> None:
-        """It goes on from `kept` (see `kept_leaves`), which it changes in place; without, it begins."""
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        params: Tree,
+        axes: int = 0,
+        kept: Tree | None = None,
+        rates: Tensor | None = None,
+    ) -> None:
+        """It goes on from `kept` (see `kept_leaves`), which it changes in place; without, it begins.
+
+        `rates`: float64 [C], each client's learning rate in the place of the config's.
+        """
         self.config = config
+        self.lr: float | Tensor = config.lr if rates is None else rates
         self.params = list(params.values())
         self.axes = axes
         # Steps so far; beside a client axis, where steps are captured, on the device; [C] where they differ.
@@ -67,8 +78,9 @@ class Optimizer:
         """
         if not self.params:  # a stage whose selector matches no leaf of this network
             return
-        params, moments, count = self.params, self.moments, self.count
+        params, moments, count, lr = self.params, self.moments, self.count, self.lr
         if active is not None:
+            lr = lr[:active] if isinstance(lr, Tensor) else lr
             params = [p[:active] for p in params]
             moments = [[m[:active] for m in each] for each in moments]
             count = count[:active] if isinstance(count, Tensor) and count.dim() else count
@@ -80,16 +92,24 @@ class Optimizer:
         if self.config.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=self.config.weight_decay))
         if self.config.name == "adam":
-            self._adam(params, grads, moments, count)
+            self._adam(params, grads, moments, count, lr)
             return
         if moments:
             torch._foreach_mul_(moments[0], self.config.momentum)
             torch._foreach_add_(moments[0], grads)
             grads = moments[0]
-        torch._foreach_add_(params, grads, alpha=-self.config.lr)
+        if isinstance(lr, Tensor):
+            torch._foreach_addcmul_(params, grads, _factor(-lr, params))
+        else:
+            torch._foreach_add_(params, grads, alpha=-lr)
 
     def _adam(
-        self, params: list[Tensor], grads: list[Tensor], moments: list[list[Tensor]], count: int | Tensor
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        moments: list[list[Tensor]],
+        count: int | Tensor,
+        lr: float | Tensor,
     ) -> None:
         """Kingma & Ba (2015), beta = (0.9, 0.999), eps = 1e-8, as torch.optim.Adam computes it."""
         first, second = moments
@@ -99,7 +119,7 @@ class Optimizer:
         denominators = list(torch._foreach_sqrt(second))
         torch._foreach_div_(denominators, _factor((1 - 0.999**count) ** 0.5, params))
         torch._foreach_add_(denominators, 1e-8)
-        torch._foreach_mul_(denominators, _factor((1 - 0.9**count) / -self.config.lr, params))
+        torch._foreach_mul_(denominators, _factor((1 - 0.9**count) / -lr, params))
         torch._foreach_addcdiv_(params, first, denominators)
 
 

@@ -1,4 +1,4 @@
-"""Several setups of different seeds as one, and what their simulations ask of an engine as one request.
+"""Several setups of different seeds or learning rates as one, and what their simulations ask an engine as one request.
 
 The clients of all simulations train in one chunk, each on its own data with its own randomness; servers stay apart. The
 results equal those of separate runs up to rounding.
@@ -30,13 +30,16 @@ from fedbench.engine.trainer import Counts, Outcome, Trainer
 def joint_setup(setups: Sequence[Setup]) -> Setup:
     """The clients of several setups, those of the first before those of the second, and so on.
 
-    The setups are of one kind of client, and differ in their seeds and partitions only.
+    The setups are of one kind of client, and differ in their seeds, partitions and learning rates only.
     """
-    federation, members = (
-        Federation.joined([each.federation for each in setups]),
-        sum(e.members for e in setups),
+    rates = tuple(each.protocol.optimizer.lr for each in setups)
+    return replace(
+        setups[0],
+        federation=Federation.joined([each.federation for each in setups]),
+        seeds=tuple(each.seed for each in setups),
+        rates=rates if len({*rates}) > 1 else (),
+        members=sum(each.members for each in setups),
     )
-    return replace(setups[0], federation=federation, seeds=tuple(each.seed for each in setups), members=members)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,8 @@ def drawn(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -
 class Setup:
     """One simulation's fixed parts. Picklable: worker processes get a copy that shares the tensors.
 
-    Clients may come in groups. Those of several runs, one after the other, train as one: `seeds` has each run's seed.
+    Clients may come in groups. Those of several runs, one after the other, train as one: `seeds` has each run's seed,
+    `rates` each run's learning rate where they differ.
     Those of several kinds have networks, views of the data and batch shapes of their own: `parts` has a setup for each
     kind, which knows all clients by their numbers, and is used for its own `members` only. The trees of a server and
     of a cohort hold the leaves of all kinds; a leaf's row is nan where the client does not have it, so that a private
@@ -107,6 +108,7 @@ class Setup:
     seed: int
     source: BatchSource = field(default=drawn)  # of mini-batches; a trial takes some of those that are `drawn`
     seeds: tuple[int, ...] = ()  # of each run, where there are several
+    rates: tuple[float, ...] = ()
     parts: tuple[Setup, ...] = ()  # the setup of each kind of client, where there are several
     members: int = 0  # clients of this part's kind; 0: all clients
     prefetched: dict[tuple[object, ...], schedule.Order] = field(default_factory=dict, init=False)
@@ -170,6 +172,10 @@ class Setup:
     def seed_of(self, client: int) -> int:
         """What keys the client's randomness, beside its id: the seed of its run."""
         return self.runs[client // self.run_clients]
+
+    def lr_of(self, client: int) -> float:
+        """The protocol's learning rate for `client`: that of its run."""
+        return self.rates[client // self.run_clients] if self.rates else self.protocol.optimizer.lr
 
     def steps(self, client: int, clock: Clock | None = None) -> int:
         """Local steps of the protocol's plain local work on `client`; at `clock` as many as it does in that round."""
@@ -281,6 +287,7 @@ class Setup:
             torch.full((), float(self.federation.size(client)), device=self.federation.device),
             torch.full((), float(self.steps(client, clock)), device=self.federation.device),
             self.protocol.optimizer,
+            self.lr_of(client),
             on_host,
             lambda: self.federation.all_of(client),
             lambda: Batch(*self.federation.gather(self.federation.validation_indices(client))),

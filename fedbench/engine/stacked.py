@@ -50,6 +50,7 @@ class Chunk:
     dims: dict[str, int | None]  # axis of each message leaf: 0, or None where shared
     sizes: Tensor
     steps: Tensor
+    rates: Tensor | None  # float64, learning rates; None: the protocol's for all
     clock: Clock
 
     def first(self, count: int) -> Chunk:
@@ -63,6 +64,7 @@ class Chunk:
             memory=memory,
             sizes=self.sizes[:count],
             steps=self.steps[:count],
+            rates=None if self.rates is None else self.rates[:count],
         )
 
 
@@ -138,7 +140,8 @@ class Program:
     def __post_init__(self) -> None:
         setup, chunk = self.stacking.setup, self.chunk
         self.hook = self.stage.hook
-        names_only = Client(setup.task, chunk.clock, {}, {}, chunk.sizes[0], chunk.steps[0], setup.protocol.optimizer)
+        optimizer = setup.protocol.optimizer
+        names_only = Client(setup.task, chunk.clock, {}, {}, chunk.sizes[0], chunk.steps[0], optimizer, optimizer.lr)
         self.moves = moved(self.stage, self.work, names_only)
         self.total = torch.zeros_like(chunk.sizes, dtype=torch.float64)  # [C], losses of all steps so far
 
@@ -146,7 +149,9 @@ class Program:
         """At the first step."""
         self.at = torch.zeros(1, dtype=torch.int64, device=self.total.device)  # the step that comes next
         config = self.stage.optimizer_or(self.stacking.setup.protocol.optimizer)
-        self.optimizer = Optimizer(config, {name: self.work[name] for name in self.moves}, axes=1, kept=self.kept)
+        rates = self.chunk.rates if self.stage.lr is None and self.stage.optimizer is None else None
+        params = {name: self.work[name] for name in self.moves}
+        self.optimizer = Optimizer(config, params, axes=1, kept=self.kept, rates=rates)
         return self
 
     def run(self) -> None:
@@ -200,13 +205,14 @@ class Program:
     def inputs(self) -> Tree:
         """All that the steps read or train, by name."""
         chunk, plan = self.chunk, self.plan
+        own = {"sizes": chunk.sizes, "steps": chunk.steps, "indices": plan.indices, "mask": plan.mask}
         return trees.join(
             work=self.work,
             kept=self.kept,
             message=chunk.message,
             memory=chunk.memory,
             noise=plan.noise,
-            own={"sizes": chunk.sizes, "steps": chunk.steps, "indices": plan.indices, "mask": plan.mask},
+            own=own if chunk.rates is None else {**own, "rates": chunk.rates},
         )
 
     def state(self) -> Tree:
@@ -222,7 +228,8 @@ class Program:
         """The same program on other tensors; without `state` at its beginning."""
         own = trees.part(inputs, "own")
         message, memory = trees.part(inputs, "message"), trees.part(inputs, "memory")
-        chunk = replace(self.chunk, message=message, memory=memory, sizes=own["sizes"], steps=own["steps"])
+        sizes, steps, rates = own["sizes"], own["steps"], own.get("rates")
+        chunk = replace(self.chunk, message=message, memory=memory, sizes=sizes, steps=steps, rates=rates)
         plan = replace(self.plan, indices=own["indices"], mask=own["mask"], noise=trees.part(inputs, "noise"))
         work, kept = trees.part(inputs, "work"), trees.part(inputs, "kept")
         other = Program(self.stacking, self.stage, chunk, work, plan, kept).begin()
@@ -522,6 +529,7 @@ class StackedTrainer(Engine):
     def _chunk(self, ids: Tensor, message: Tree, memory: Tree, on_host: list[trees.OnHost], clock: Clock) -> Chunk:
         device = self.setup.federation.device
         dims: dict[str, int | None] = {k: None if trees.is_shared(v) else 0 for k, v in message.items()}
+        rates = [self.setup.lr_of(client) for client in ids.tolist()]
         return Chunk(
             ids.tolist(),
             {k: sent(v[0] if dims[k] is None else v, device) for k, v in message.items()},
@@ -531,6 +539,7 @@ class StackedTrainer(Engine):
             dims,
             sent(self.setup.population.sizes[ids].to(torch.float32), device),
             sent(torch.tensor([float(self.setup.steps(i, clock)) for i in ids.tolist()]), device),
+            sent(torch.tensor(rates, dtype=torch.float64), device) if self.setup.rates else None,
             clock,
         )
 
@@ -548,6 +557,7 @@ class StackedTrainer(Engine):
             memory: Tree,
             size: Tensor,
             steps: Tensor,
+            lr: Tensor | None,
             data: Any,
             held: Any,
             batched: dict[str, Any],
@@ -561,6 +571,7 @@ class StackedTrainer(Engine):
                 size,
                 steps,
                 setup.protocol.optimizer,
+                setup.protocol.optimizer.lr if lr is None else lr,
                 None,
                 fetch,
                 fetch_held,
@@ -568,8 +579,8 @@ class StackedTrainer(Engine):
             return function(client, **batched)
 
         own = {key: None if each is None else 0 for key, each in batched.items()}
-        dims = (chunk.dims, 0, 0, 0, *[None if each is None else 0 for each in (data, held)], own)
-        inputs = (chunk.message, chunk.memory, chunk.sizes, chunk.steps, data, held)
+        dims = (chunk.dims, 0, 0, 0, *[None if each is None else 0 for each in (chunk.rates, data, held)], own)
+        inputs = (chunk.message, chunk.memory, chunk.sizes, chunk.steps, chunk.rates, data, held)
         return call(name, vmap(one, in_dims=dims), *inputs, batched)
 
     def calls(self, chunk: Chunk) -> HookCaller:

@@ -107,7 +107,7 @@ class APPLE(Method):
     def moved(self, work: Tree, client: Client) -> Tensor:
         """Return p - p^0 [N], with gradients scaled so that a step at the protocol's rate is one at `p_lr`."""
         value = work["moved"].detach()
-        return value + self.p_lr / client.optimizer.lr * (work["moved"] - value)
+        return value + self.p_lr / client.lr * (work["moved"] - value)
 
     def draw(self, generator: torch.Generator, steps: int, client: Client) -> Tree:
         """Return lambda(r) mu, [S]."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedbench.config.fields import at_least, one_of, positive
 from fedbench.config.schema import LocalConfig, added
@@ -83,8 +84,12 @@ class PFedMe(Method):
                 **statistics,
                 **{k: leaf.sub_(slope[k], alpha=self.personal_lr) for k, leaf in pulled.items()},
             }
-        eta = client.optimizer.lr if self.lr is None else self.lr
-        moved = {name: leaf.sub(self.lam * (leaf - theta[name]), alpha=eta) for name, leaf in w.items()}
+        eta = client.lr if self.lr is None else self.lr
+        change = {name: self.lam * (leaf - theta[name]) for name, leaf in w.items()}
+        if isinstance(eta, Tensor):  # which `sub` does not take
+            moved = {name: leaf - eta * change[name] for name, leaf in w.items()}
+        else:
+            moved = {name: leaf.sub(change[name], alpha=eta) for name, leaf in w.items()}
         return trees.join(shared=moved, personal=theta)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:

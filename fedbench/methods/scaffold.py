@@ -76,7 +76,7 @@ class Scaffold(Method):
     def _control(self, change: Tree, received: Tree, client: Client) -> Tree:
         if self.option == 1:
             return gradient(lambda model: client.task.loss(model, client.data), received, client.task)[0]
-        factor = accumulation(client.steps, client.optimizer, "scaffold") * client.optimizer.lr
+        factor = accumulation(client.steps, client.optimizer, "scaffold") * client.lr
         shared = trees.part(client.message, "control")
         return {
             name: leaf - shared[name] - change[name] / factor.to(leaf.dtype) for name, leaf in client.memory.items()

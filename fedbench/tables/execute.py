@@ -40,7 +40,8 @@ def run_all(
 ) -> None:
     """Run the jobs of each wave, one wave after the other; `launcher` holds overrides such as hydra/launcher=joblib.
 
-    `join_seeds`: where runs are stacked, those of one cell are one program; their times are then shares of it.
+    `join_seeds`: where runs are stacked, those that differ in seed and learning rate alone are one program; their times
+    are then shares of it.
     A job that fails leaves its reason in its folder and does not stop the others. `watch` is told now and then, from
     another thread, and once at the end, which are done.
     """
@@ -54,7 +55,7 @@ def run_all(
 
 
 def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
-    """Return jobs that differ in their seeds only, where they would train on the stacked engine.
+    """Return jobs that differ in their seeds and learning rates only, where they would train on the stacked engine.
 
     None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it. `cards`:
     each gets one from its launcher, whether there is one here or not.
@@ -64,7 +65,9 @@ def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         if stacks(job.config.hardware, cards=cards) and not job.config.settings.trackers:
-            groups.setdefault(run_key(job.config.changed(seed=0)), []).append(job)
+            protocol = job.config.plain["protocol"]
+            alike = {"seed": 0, "protocol": {**protocol, "optimizer": {**protocol["optimizer"], "lr": 1.0}}}
+            groups.setdefault(run_key(job.config.changed(**alike)), []).append(job)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -191,22 +192,27 @@ def named(leaves: list[torch.Tensor]) -> Tree:
     return {str(place): leaf for place, leaf in enumerate(leaves)}
 
 
+@pytest.mark.parametrize("rates", [(), (0.3, 0.02)], ids=["one rate", "two"])
 @pytest.mark.parametrize("config", [SGD, HEAVY, CLIPPED, ADAM])
-def test_optimizer_equals_torch_with_a_client_axis_or_without(config: OptimizerConfig) -> None:
+def test_optimizer_equals_torch_with_a_client_axis_or_without(
+    config: OptimizerConfig, rates: tuple[float, ...]
+) -> None:
     g = torch.Generator().manual_seed(0)
     shapes = [(3, 2), (4,)]
     start = [torch.randn(2, *shape, generator=g, dtype=torch.float64) for shape in shapes]
     grads = [[torch.randn(2, *s, generator=g, dtype=torch.float64) for s in shapes] for _ in range(4)]
     ours = [p.clone() for p in start]
-    optimizer = Optimizer(config, named(ours), axes=1)
+    given = torch.tensor(rates, dtype=torch.float64) if rates else None
+    optimizer = Optimizer(config, named(ours), axes=1, rates=given)
     for step, grad in enumerate(grads):
         active = 2 if step < 2 else 1  # the second client stops after two steps
         optimizer.step([g[:active] for g in grad], active)
     for client, steps in ((0, 4), (1, 2)):
         net = nn.ParameterList([nn.Parameter(p[client].clone()) for p in start])
-        reference = torch_optimizer(config, net)
+        own = replace(config, lr=rates[client]) if rates else config
+        reference = torch_optimizer(own, net)
         alone = [p[client].clone() for p in start]
-        single = Optimizer(config, named(alone))
+        single = Optimizer(own, named(alone))
         for grad in grads[:steps]:
             single.step([g[client] for g in grad])
             for p, each in zip(net, grad, strict=True):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core.errors import Diverged
 from fedbench.core.signals import Stopped
 from fedbench.core.trees import Tree
@@ -225,5 +226,9 @@ def test_a_joint_setup_is_the_first_with_the_clients_of_all() -> None:
     whole = joint_setup([one, two])
     assert (whole.seed, whole.seeds, whole.runs, whole.members, whole.at_once) == (3, (3, 5), (3, 5), 0, 10)
     assert [whole.seed_of(client) for client in (0, 4, 5, 9)] == [3, 3, 5, 5]
+    assert (whole.rates, whole.lr_of(9)) == ((), 0.1)
+    slow = setup(FedAvg(), seed=3, optimizer=OptimizerConfig(lr=0.02))
+    apart = joint_setup([one, slow])
+    assert [apart.lr_of(client) for client in (0, 4, 5, 9)] == [0.1, 0.1, 0.02, 0.02]
     alone = seeds.merged([Request(True, torch.arange(2), {"a": torch.ones(2)}, {}, Clock(0, 1))], [4])
     assert (alone.ids.tolist(), alone.message["a"].tolist()) == ([4, 5], [1, 1])

@@ -19,6 +19,7 @@ from fedbench.engine.simulation import Simulation
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.trainer import Outcome, Trainer
 from fedbench.runs import execution
+from fedbench.runs.config import RunConfig
 from fedbench.runs.execution import execute_batched
 from fedbench.runs.run import Run
 from fedbench.testing.checks import rerun
@@ -99,6 +100,48 @@ def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
     assert set(captured) == {14}
     for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
         same(ours, execution.execute(config))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rates"),
+    [
+        (["method=fedavg"], (0.1, 0.03)),
+        pytest.param(["method=fedavg", "protocol.optimizer.name=adam"], (0.01, 0.003), marks=pytest.mark.slow),
+        pytest.param(["method=scaffold"], (0.1, 0.03), marks=pytest.mark.slow),
+        pytest.param(["method=apple"], (0.1, 0.03), marks=pytest.mark.slow),
+        pytest.param(["method=pfedme"], (0.1, 0.03), marks=pytest.mark.slow),
+        pytest.param(["method=finetune_lpft"], (0.1, 0.03), marks=pytest.mark.slow),
+    ],
+    ids=["sgd", "adam", "in a control", "in a scale", "in a direction", "in stages"],
+)
+def test_runs_at_other_learning_rates_train_as_one(
+    chosen: list[str],
+    rates: tuple[float, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also the runs of Local that they are compared with, each at its own rate."""
+
+    def trials(folder: Path) -> list[RunConfig]:
+        more = [*chosen, "partition=dir0.5", "partition.num_clients=5", "reference_seed=1"]
+        return [configs(folder, *more, f"protocol.optimizer.lr={rate}")[0] for rate in rates]
+
+    rows: list[int] = []
+    serve = Request.served_by
+
+    def watched(self: Request, trainer: Trainer) -> Outcome:
+        rows.append(len(self.ids))
+        return serve(self, trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Request, "served_by", watched)
+        together = finished(execute_batched(trials(tmp_path / "together")))
+    assert set(rows) == {10}
+    assert not caplog.records
+    for ours, config in zip(together, trials(tmp_path / "alone"), strict=True):
+        same(ours, execution.execute(config))
+    assert together[0].row["acc"] != together[1].row["acc"]
 
 
 def test_what_is_drawn_ahead_for_all_runs_is_what_each_draws(tmp_path: Path) -> None:

@@ -174,6 +174,19 @@ def test_runs_logged_to_wandb_have_a_process_to_themselves(tmp_path: Path, logge
     assert execute._stackable(jobs) == ([] if logged else [jobs])
 
 
+def test_runs_that_differ_in_seed_and_learning_rate_alone_are_one_program(tmp_path: Path) -> None:
+    more = ("method=fedprox", "hardware.engine=stacked", f"runs_dir={tmp_path}")
+    settings = ("method.mu=0.1", "method.mu=0.1", "method.mu=0.2", "method.mu=0.2")
+    rates = (0.1, 0.02, 0.1, 0.05)
+    jobs = [
+        job(*more, setting, f"protocol.optimizer.lr={rate}", f"seed={seed}")
+        for setting, rate in zip(settings, rates, strict=True)
+        for seed in range(2)
+    ]
+    assert execute._stackable(jobs) == [jobs[:4], jobs[4:]]
+    assert execute._stackable([jobs[0], job(*more, "method.mu=0.1", "protocol.rounds=2")]) == []
+
+
 def test_the_local_references_of_several_seeds_train_together(tmp_path: Path) -> None:
     more = ("method=fedavg", "hardware.engine=stacked", f"runs_dir={tmp_path}")
     twins = [local_reference(job(*more, f"seed={seed}")) for seed in range(2)]

@@ -16,7 +16,7 @@ from fedbench.config import groups
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
 from fedbench.methods import METHODS
 from fedbench.runs import execution, fingerprint
-from fedbench.tables import leaderboard, standings
+from fedbench.tables import execute, leaderboard, standings
 from fedbench.tables.leaderboard import Board, Federation, Ledger, Range, Trial, stages
 from fedbench.tables.spec import Selection
 from fedbench.tables.standings import Standing
@@ -114,6 +114,15 @@ def test_every_row_has_as_many_trials_and_the_default_is_the_first(filled: Ledge
         assert BOARD.trials_of(row)[0] == Trial(0)
     rates = {BOARD.trials_of(row)[1].rate for row in BOARD.all_rows}
     assert len(rates) == 1, "the same for all, as they name no other range"
+
+
+def test_trials_of_a_rung_that_differ_in_the_rate_are_rows_of_one_program(tmp_path: Path) -> None:
+    """Where runs are stacked; the others, and all runs elsewhere, are jobs."""
+    ledger = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware.engine=stacked"])
+    jobs = [entry.job for entry in ledger.entries(stages(BOARD)[0], ("local", "fedavg", "better"))]
+    assert execute._stackable(jobs) == [jobs[:2], jobs[2:4]]
+    elsewhere = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware=cpu"])
+    assert execute._stackable([entry.job for entry in elsewhere.entries(stages(BOARD)[0])]) == []
 
 
 def test_the_reference_is_local_at_its_own_rate(filled: Ledger) -> None:
