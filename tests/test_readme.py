@@ -40,9 +40,9 @@ def block(language: str, marker: str, page: str = README) -> str:
 
 
 def test_the_method_of_the_readme_runs_and_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "l2_fedavg.py").write_text(block("python", "class ShrinkingFedAvg"), encoding="utf-8")
+    (tmp_path / "l2_fedavg.py").write_text(block("python", "class Shrinking"), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(METHODS._entries, "shrinking", "l2_fedavg:ShrinkingFedAvg")
+    monkeypatch.setitem(METHODS._entries, "shrinking", "l2_fedavg:Shrinking")
     plain = losses(tmp_path, {"name": "fedavg"})
     assert len(plain) == 3
     config = yaml.safe_load(block("yaml", "name: shrinking"))

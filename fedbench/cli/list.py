@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,8 +181,8 @@ def _paper(method: type[Method]) -> str:
 
 def _leaves(method: type, what: str) -> str:
     """Return what the docstring of a method, or of the nearest base that says so, has at `Message:`, `Upload:`, ...."""
-    lines = (line.strip() for base in method.__mro__ for line in (base.__doc__ or "").splitlines())
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{what}:")), "-")
+    texts = (re.search(rf"^ *{what}: (.*(?:\n {{8}}.*)*)", base.__doc__ or "", re.MULTILINE) for base in method.__mro__)
+    return next((re.sub(r"\s+", " ", found[1]) for found in texts if found), "-")
 
 
 def presets() -> Listing:

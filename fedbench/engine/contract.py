@@ -30,11 +30,6 @@ class Clock:
     round: int
     rounds: int
 
-    @property
-    def next(self) -> Clock:
-        """A round later."""
-        return replace(self, round=self.round + 1)
-
 
 @dataclass(frozen=True)
 class Cohort:

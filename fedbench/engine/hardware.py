@@ -132,7 +132,7 @@ def _key(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> str:
         sorted((name, each.clients) for name, each in contenders.items()),
         *(["bf16"] if setup.task.bf16 else []),
         (setup.method, str(net), [leaf.shape for leaf in net.state_dict().values()], setup.task.shape),
-        (protocol.local, protocol.optimizer, protocol.augment),
+        (protocol.local, replace(protocol.optimizer, lr=1.0), protocol.augment),  # whatever the rate
         (federation.clients, federation.dtype, setup.at_once, float(setup.population.sizes.max())),
     )
     return f"pace-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"

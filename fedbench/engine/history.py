@@ -178,11 +178,6 @@ class History:
         return cls(records)
 
 
-def deterministic(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of `row` that two runs of one configuration must agree on bit for bit: all but the timings."""
-    return {column: value for column, value in row.items() if not column.startswith(TIMING_PREFIX)}
-
-
 def seconds_columns(seconds: Mapping[str, float]) -> dict[str, float]:
     """seconds_<phase> for every phase, and seconds_total."""
     columns = {TIMING_PREFIX + phase: spent for phase, spent in seconds.items()}

@@ -19,6 +19,7 @@ from fedbench.engine.method import HookCaller
 from fedbench.engine.optim import KEPT, Optimizer
 from fedbench.engine.schedule import Order
 from fedbench.engine.trainer import Counted, Counts, Engine, Outcome, count_correct
+from fedbench.models.task import Task
 
 EVALUATION_BATCH = 1024  # samples a forward pass
 CONVOLVED_BATCH = 256  # the same for convolutions on a CPU, whose outputs must stay in its cache
@@ -140,7 +141,7 @@ class LoopedTrainer(Engine):
         for place, stage in enumerate(stages):
             hook = stage.hook
             order, noise = self.setup.batches(client, stage, view, purpose)
-            moves = moved(stage, work, view)
+            moves = moved(stage, work, view.task)
             config = stage.optimizer_or(self.setup.protocol.optimizer)
             kept = trees.part(view.optimizers, str(place))
             optimizer = Optimizer(config, {name: work[name] for name in moves}, kept=kept)
@@ -215,13 +216,13 @@ class LoopedTrainer(Engine):
         return counts
 
 
-def moved(stage: Stage, work: Tree, view: Client) -> list[str]:
+def moved(stage: Stage, work: Tree, task: Task) -> list[str]:
     """Names of the leaves the optimiser moves in `stage`: selected, floating point, no statistics."""
-    fixed = set(view.task.select(work, stage.fixed))
+    fixed = set(task.select(work, stage.fixed))
     return [
         name
-        for name in view.task.select(work, stage.moves)
-        if name not in fixed and work[name].is_floating_point() and not view.task.is_buffer(name)
+        for name in task.select(work, stage.moves)
+        if name not in fixed and work[name].is_floating_point() and not task.is_buffer(name)
     ]
 
 

@@ -50,12 +50,9 @@ class Optimizer:
         params: Tree,
         axes: int = 0,
         kept: Tree | None = None,
-        rates: Tensor | None = None,
+        rates: Tensor | None = None,  # float64 [C], each client's in the place of the config's
     ) -> None:
-        """It goes on from `kept` (see `kept_leaves`), which it changes in place; without, it begins.
-
-        `rates`: float64 [C], each client's learning rate in the place of the config's.
-        """
+        """It goes on from `kept` (see `kept_leaves`), which it changes in place; without, it begins."""
         self.config = config
         self.lr: float | Tensor = config.lr if rates is None else rates
         self.params = list(params.values())
@@ -92,7 +89,16 @@ class Optimizer:
         if self.config.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=self.config.weight_decay))
         if self.config.name == "adam":
-            self._adam(params, grads, moments, count, lr)
+            # Kingma & Ba (2015), beta = (0.9, 0.999), eps = 1e-8, as torch.optim.Adam computes it.
+            first, second = moments
+            torch._foreach_lerp_(first, grads, 0.1)
+            torch._foreach_mul_(second, 0.999)
+            torch._foreach_addcmul_(second, grads, grads, value=0.001)
+            denominators = list(torch._foreach_sqrt(second))
+            torch._foreach_div_(denominators, _factor((1 - 0.999**count) ** 0.5, params))
+            torch._foreach_add_(denominators, 1e-8)
+            torch._foreach_mul_(denominators, _factor((1 - 0.9**count) / -lr, params))
+            torch._foreach_addcdiv_(params, first, denominators)
             return
         if moments:
             torch._foreach_mul_(moments[0], self.config.momentum)
@@ -102,25 +108,6 @@ class Optimizer:
             torch._foreach_addcmul_(params, grads, _factor(-lr, params))
         else:
             torch._foreach_add_(params, grads, alpha=-lr)
-
-    def _adam(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        moments: list[list[Tensor]],
-        count: int | Tensor,
-        lr: float | Tensor,
-    ) -> None:
-        """Kingma & Ba (2015), beta = (0.9, 0.999), eps = 1e-8, as torch.optim.Adam computes it."""
-        first, second = moments
-        torch._foreach_lerp_(first, grads, 0.1)
-        torch._foreach_mul_(second, 0.999)
-        torch._foreach_addcmul_(second, grads, grads, value=0.001)
-        denominators = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(denominators, _factor((1 - 0.999**count) ** 0.5, params))
-        torch._foreach_add_(denominators, 1e-8)
-        torch._foreach_mul_(denominators, _factor((1 - 0.9**count) / -lr, params))
-        torch._foreach_addcdiv_(params, first, denominators)
 
 
 def _factor(value: float | Tensor, params: list[Tensor]) -> Any:

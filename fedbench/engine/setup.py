@@ -98,7 +98,6 @@ class Setup:
     kind, which knows all clients by their numbers, and is used for its own `members` only. The trees of a server and
     of a cohort hold the leaves of all kinds; a leaf's row is nan where the client does not have it, so that a private
     leaf which crossed would be seen in every number after it. What is sent, and counted, are a client's own leaves.
-    `prefetched` alone changes: orders drawn before they are asked for. What `order` returns is the same without it.
     """
 
     method: Method
@@ -111,7 +110,6 @@ class Setup:
     rates: tuple[float, ...] = ()
     parts: tuple[Setup, ...] = ()  # the setup of each kind of client, where there are several
     members: int = 0  # clients of this part's kind; 0: all clients
-    prefetched: dict[tuple[object, ...], schedule.Order] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Refuse a method that selects leaves which the network lacks, or names hooks that there are not.
@@ -205,10 +203,8 @@ class Setup:
 
     def draw_cohort(self, clock: Clock) -> Tensor:
         """Ids of this round's clients, sorted, drawn without replacement; a function of (seed, round) alone."""
-        count = self.run_clients
-        size = self.protocol.cohort_size(count)
-        cohorts = [schedule.cohort(seed, clock, count, size) for seed in self.runs]
-        return torch.cat([ids + place * count for place, ids in enumerate(cohorts)])
+        count = self.federation.clients
+        return schedule.cohort(self.seed, clock, count, self.protocol.cohort_size(count))
 
     def traffic(self, tree: Tree, ids: Tensor) -> int:
         """Bytes that cross the network when clients `ids` [C] are sent, or send, their rows of `tree`."""
@@ -221,28 +217,10 @@ class Setup:
 
     def order(self, client: int, stage: Stage, clock: Clock, purpose: str) -> schedule.Order:
         """The mini-batches of one client's stage in the round of `clock`, whatever the server sent."""
-        if (key := self._drawing(client, stage, clock, purpose)) in self.prefetched:
-            return self.prefetched.pop(key)
         keys = (clock.round, self.federation.ids[client], stage.order)
         generator = rng.torch_rng(self.seed_of(client), purpose, *keys)
         share = self.falls_short(client, clock)[0] if purpose == "batches" else 1.0
         return schedule.batches(self.federation.size(client), self.protocol.local, stage, generator, share)
-
-    def prefetch_batches(self, ids: Tensor, clock: Clock) -> None:
-        """Draw the orders of clients `ids`, who train next, at `clock`: for the host while the device works.
-
-        A CPU is the device itself: there they are drawn when they are needed.
-        """
-        self.prefetched.clear()
-        if self.federation.device.type == "cpu" or clock.round >= clock.rounds:
-            return
-        for stage in HookCaller(self.method, clock, ids)("stages", self.method.stages, self.protocol.local, clock):
-            for client in ids.tolist():
-                drawing = client, stage, clock, "batches"
-                self.prefetched[self._drawing(*drawing)] = self.order(*drawing)
-
-    def _drawing(self, client: int, stage: Stage, clock: Clock, purpose: str) -> tuple[object, ...]:
-        return purpose, clock, client, stage.order, schedule.local_work(stage, self.protocol.local)
 
     @property
     def counted(self) -> int:

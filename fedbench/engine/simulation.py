@@ -347,7 +347,7 @@ class Simulation:
             work = call("start", method.start, call.client_view("start", view))
             for number in range(rounds):
                 for place, stage in enumerate(method.stages(setup.protocol.local, Clock(number, rounds))):
-                    moving = {name: work[name] for name in moved(stage, work, view)}
+                    moving = {name: work[name] for name in moved(stage, work, view.task)}
                     kept = kept_leaves(stage.optimizer_or(setup.protocol.optimizer), moving)
                     leaves |= trees.join(**{str(place): kept})
         return trees.expand(setup.federation.placed(leaves), setup.federation.clients)

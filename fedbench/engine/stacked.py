@@ -57,15 +57,9 @@ class Chunk:
         """The first `count` clients: views."""
         message = {k: v if self.dims[k] is None else v[:count] for k, v in self.message.items()}
         memory = {k: v[:count] for k, v in self.memory.items()}
-        return replace(
-            self,
-            ids=self.ids[:count],
-            message=message,
-            memory=memory,
-            sizes=self.sizes[:count],
-            steps=self.steps[:count],
-            rates=None if self.rates is None else self.rates[:count],
-        )
+        rates = None if self.rates is None else self.rates[:count]
+        rows = {name: getattr(self, name)[:count] for name in ("ids", "sizes", "steps")}
+        return replace(self, message=message, memory=memory, rates=rates, **rows)
 
 
 @dataclass(frozen=True)
@@ -138,12 +132,9 @@ class Program:
     kept: Tree  # what its optimiser goes on from, leaves [C, ...], moved in place; {}: it begins
 
     def __post_init__(self) -> None:
-        setup, chunk = self.stacking.setup, self.chunk
         self.hook = self.stage.hook
-        optimizer = setup.protocol.optimizer
-        names_only = Client(setup.task, chunk.clock, {}, {}, chunk.sizes[0], chunk.steps[0], optimizer, optimizer.lr)
-        self.moves = moved(self.stage, self.work, names_only)
-        self.total = torch.zeros_like(chunk.sizes, dtype=torch.float64)  # [C], losses of all steps so far
+        self.moves = moved(self.stage, self.work, self.stacking.setup.task)
+        self.total = torch.zeros_like(self.chunk.sizes, dtype=torch.float64)  # [C], losses of all steps so far
 
     def begin(self) -> Self:
         """At the first step."""
@@ -366,7 +357,7 @@ def cuda_capture(device: torch.device) -> Capture:
 
     def capture(program: Program, rows: int, full: bool) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads (draws of the next round) may go on allocating meanwhile.
+        # Other threads may go on allocating meanwhile.
         with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             program.step(rows, full=full)
         return graph.replay

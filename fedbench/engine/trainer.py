@@ -109,7 +109,7 @@ class Trainer(ABC):
 
 
 class Engine(Trainer):
-    """A trainer of clients of one kind, which sets the device to all work, draws for the next round, and then waits."""
+    """A trainer of clients of one kind, which sets the device to all work, and then waits."""
 
     @abstractmethod
     def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
@@ -120,8 +120,7 @@ class Engine(Trainer):
         """`evaluate`, with counts that may still be on the device."""
 
     def train(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
-        launched, after = self.dispatch(ids, message, memory, clock, score), clock.next
-        self.setup.prefetch_batches(self.setup.draw_cohort(after), after)
+        launched = self.dispatch(ids, message, memory, clock, score)
         return synchronize([(self.setup, ids, launched)], clock)[0]
 
     def evaluate(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
@@ -225,12 +224,7 @@ class KindsTrainer(Trainer):
             (engine.setup, ids[chosen], engine.dispatch(ids[chosen], *given, clock, score))
             for chosen, engine, given in each
         ]
-        after = self.setup.draw_cohort(clock.next)
-        kind = self.setup.task.kind_of(after)
-        for place, engine in enumerate(self.engines):
-            engine.setup.prefetch_batches(after[kind == place], clock.next)
         parts = [(chosen, part) for (chosen, _, _), part in zip(each, synchronize(launched, clock), strict=True)]
-
         return rejoined(parts, len(ids))
 
     def evaluate(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:

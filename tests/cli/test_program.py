@@ -52,7 +52,9 @@ def test_anything_else_is_a_run(capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_help_shows_what_a_run_is_composed_of(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):  # Hydra's own way to end
         program.main(["--help"])
-    groups = {line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if ": " in line}
+    out = capsys.readouterr().out
+    assert f"  {', '.join(program.COMMANDS)}\n" in out
+    groups = {line.partition(":")[0] for line in out.splitlines() if ": " in line}
     assert {"method", "dataset", "experiment"} <= groups
     assert not {"table", "scale", "figure"} & groups
 

@@ -23,10 +23,10 @@ from fedbench.cli.program import main
 from fedbench.core.errors import DataMissing, FolderInUse
 from fedbench.core.signals import Stopped, handled, held
 from fedbench.engine import checkpoint
-from fedbench.engine.history import deterministic
 from fedbench.engine.simulation import Simulation
 from fedbench.runs import execution
 from fedbench.runs.folder import CHECKPOINT, RESULT, files_of
+from tests.helpers.runs import deterministic
 
 RUN = [
     "method=local",

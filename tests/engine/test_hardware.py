@@ -332,6 +332,12 @@ def test_the_largest_client_is_part_of_what_a_time_is_remembered_by() -> None:
     assert len(keys) == 2
 
 
+def test_a_time_is_remembered_for_every_learning_rate_and_no_other_optimiser() -> None:
+    optimizers = OptimizerConfig(), OptimizerConfig(lr=0.01), OptimizerConfig(momentum=0.9)
+    first, slow, heavy = (hardware._key(setup(FedAvg(), optimizer=each), {}) for each in optimizers)
+    assert first == slow != heavy
+
+
 def test_what_a_method_does_besides_is_part_of_a_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ditto trains two models, so a plain step costs two; FedRep's stages have epochs of their own."""
     contender = Ticking(monkeypatch).contender

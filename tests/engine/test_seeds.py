@@ -230,5 +230,6 @@ def test_a_joint_setup_is_the_first_with_the_clients_of_all() -> None:
     slow = setup(FedAvg(), seed=3, optimizer=OptimizerConfig(lr=0.02))
     apart = joint_setup([one, slow])
     assert [apart.lr_of(client) for client in (0, 4, 5, 9)] == [0.1, 0.1, 0.02, 0.02]
+    assert [apart.client(client, {}, {}, Clock(0, 1)).lr for client in (4, 5)] == [0.1, 0.02]
     alone = seeds.merged([Request(True, torch.arange(2), {"a": torch.ones(2)}, {}, Clock(0, 1))], [4])
     assert (alone.ids.tolist(), alone.message["a"].tolist()) == ([4, 5], [1, 1])

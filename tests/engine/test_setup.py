@@ -22,9 +22,9 @@ from fedbench.engine import setup as setups
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer, SharedScores
 from fedbench.engine.method import HookCaller
-from fedbench.engine.setup import ScoredSets, Setup, assemble, check_kinds
+from fedbench.engine.setup import ScoredSets, assemble, check_kinds
 from fedbench.engine.stacked import StackedTrainer
-from fedbench.engine.trainer import KindsTrainer, Outcome, by_kind
+from fedbench.engine.trainer import KindsTrainer, Outcome
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedsac import FedSaC
 from fedbench.models.small import MLP, LeNet5
@@ -95,39 +95,6 @@ def test_a_client_learns_whose_stages_have_a_loss_and_a_step() -> None:
         assert chosen.learns(0, stages) is learns
 
 
-def test_orders_are_drawn_ahead_for_a_device_and_are_the_same() -> None:
-    chosen, ids = setup(FedAvg(), cohort=2), torch.tensor([1, 3])
-    chosen.prefetch_batches(ids, Clock(0, 2))
-    assert not chosen.prefetched, "a CPU is the device itself"
-    chosen.federation.device = torch.device("cuda")
-    for number, held in ((0, 2), (1, 2), (2, 0)):
-        chosen.prefetch_batches(ids, Clock(number, 2))
-        assert len(chosen.prefetched) == held
-        assert {key[1] for key in chosen.prefetched} <= {Clock(number, 2)}
-    chosen.prefetch_batches(ids, Clock(1, 2))
-    (stage,) = chosen.method.stages(chosen.protocol.local, CLOCK)
-    fresh = setup(FedAvg(), cohort=2)
-    for client in ids.tolist():
-        ahead, plain = (each.order(client, stage, Clock(1, 2), "batches") for each in (chosen, fresh))
-        assert ahead.positions.tolist() == plain.positions.tolist()
-    assert not chosen.prefetched, "what was drawn ahead is used once"
-
-
-@pytest.mark.parametrize("kinds", [True, False])
-def test_what_trains_next_is_drawn_while_the_device_works(kinds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(Setup, "prefetch_batches", lambda _, ids, clock: told.append((ids.tolist(), clock)))
-    chosen = pair(FedAvg(), cohort="2") if kinds else setup(FedAvg(), cohort=2, rounds=3)
-    engine = by_kind(chosen, [LoopedTrainer(each) for each in chosen.kinds])
-    ids, after = (chosen.draw_cohort(Clock(number, 3)) for number in (0, 1))
-    server, _ = chosen.method.init(chosen.task, chosen.population, torch.Generator().manual_seed(0))
-    engine.train(ids, trees.expand(chosen.federation.placed(server), 2), {}, Clock(0, 3))
-    each = [after[:0], after]
-    if kinds:
-        each = [after[after < 2], after[after >= 2]]
-    assert told == [(part.tolist(), Clock(1, 3)) for part in each[not kinds :]]
-
-
 def test_engines_of_kinds_are_all_closed() -> None:
     closed: list[int] = []
     engines: Any = [SimpleNamespace(close=lambda place=place: closed.append(place)) for place in range(2)]
@@ -164,14 +131,13 @@ def test_a_network_is_tried_on_the_shortest_batch(
 def test_the_leaves_that_move_by_hand() -> None:
     task = setup(FedAvg(), federation((9, 9), (1, 16, 16)), LeNet5(batch_norm=True)).task
     work = task.init(torch.Generator()) | {"choice": torch.tensor(1), "extra": torch.ones(2)}
-    view: Any = SimpleNamespace(task=task)
     floats = {name for name in work if work[name].is_floating_point() and "running" not in name}
     head = {name for name in work if name.startswith("head.")}
     for stage, expected in (
         (Stage(), floats), (Stage(moves=("@head",)), head), (Stage(fixed=("@head",)), floats - head),
         (Stage(moves=("@head",), fixed=("*.bias",)), {"head.weight"}), (Stage(fixed=("*",)), set[str]()),
     ):  # fmt: skip
-        assert set(looped.moved(stage, work, view)) == expected
+        assert set(looped.moved(stage, work, task)) == expected
 
 
 def test_a_step_leaves_no_graph_behind_and_leaves_alone_what_the_loss_does_not_read() -> None:

@@ -8,7 +8,7 @@ import multiprocessing
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 
 from fedbench.config import compose
 from fedbench.engine import checkpoint
-from fedbench.engine.history import deterministic
+from fedbench.engine.history import TIMING_PREFIX
 from fedbench.engine.simulation import Simulation, State
 from fedbench.runs import execution as run
 from fedbench.runs.config import RunConfig, resolve
@@ -65,11 +65,16 @@ def count_rounds(monkeypatch: pytest.MonkeyPatch, before: Callable[[State], None
     return trained
 
 
+def deterministic(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of `row` that two runs of one configuration must agree on bit for bit: all but the timings."""
+    return {column: value for column, value in row.items() if not column.startswith(TIMING_PREFIX)}
+
+
 def rows(folder: Path) -> Any:
     """Everything of a finished run that may not depend on time or interruption."""
     frames = {name: pd.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")}
     kept = {
-        name: frame[[c for c in frame.columns if not c.startswith("seconds_")]].to_csv()
+        name: frame[[c for c in frame.columns if not c.startswith(TIMING_PREFIX)]].to_csv()
         for name, frame in frames.items()
     }
     result = deterministic(json.loads((folder / "result.json").read_text()))

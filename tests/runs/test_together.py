@@ -13,8 +13,7 @@ import torch
 
 from fedbench.core.errors import Diverged
 from fedbench.engine import seeds
-from fedbench.engine.contract import Clock
-from fedbench.engine.seeds import Request, joint_setup
+from fedbench.engine.seeds import Request
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.stacked import Program, StackedTrainer
 from fedbench.engine.trainer import Outcome, Trainer
@@ -111,8 +110,9 @@ def test_the_seeds_train_on_the_engine_that_the_hardware_stacks_by(
         pytest.param(["method=apple"], (0.1, 0.03), marks=pytest.mark.slow),
         pytest.param(["method=pfedme"], (0.1, 0.03), marks=pytest.mark.slow),
         pytest.param(["method=finetune_lpft"], (0.1, 0.03), marks=pytest.mark.slow),
+        pytest.param(["method=finetune_lpft", "method.lr=0.3"], (0.1, 0.03), marks=pytest.mark.slow),
     ],
-    ids=["sgd", "adam", "in a control", "in a scale", "in a direction", "in stages"],
+    ids=["sgd", "adam", "in a control", "in a scale", "in a direction", "in stages", "beside a rate of its own"],
 )
 def test_runs_at_other_learning_rates_train_as_one(
     chosen: list[str],
@@ -142,18 +142,6 @@ def test_runs_at_other_learning_rates_train_as_one(
     for ours, config in zip(together, trials(tmp_path / "alone"), strict=True):
         same(ours, execution.execute(config))
     assert together[0].row["acc"] != together[1].row["acc"]
-
-
-def test_what_is_drawn_ahead_for_all_runs_is_what_each_draws(tmp_path: Path) -> None:
-    chosen = ["method=local", "partition=dir0.5", "protocol.cohort=4"]
-    setups = [execution.build(config) for config in configs(tmp_path, *chosen)]
-    whole, clock = joint_setup(setups), Clock(2, 3)
-    first, second = (setup.draw_cohort(clock) for setup in setups)
-    assert whole.draw_cohort(clock).tolist() == [*first.tolist(), *(second + whole.run_clients).tolist()]
-    for place, (setup, ids) in enumerate(zip(setups, (first, second), strict=True)):
-        client, (stage,) = int(ids[0]), setup.method.stages(setup.protocol.local, clock)
-        joint = whole.order(client + place * whole.run_clients, stage, clock, "batches")
-        assert torch.equal(joint.positions, setup.order(client, stage, clock, "batches").positions)
 
 
 def test_a_run_is_charged_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,9 @@ def test_runs_that_differ_in_seed_and_learning_rate_alone_are_one_program(tmp_pa
         for seed in range(2)
     ]
     assert execute._stackable(jobs) == [jobs[:4], jobs[4:]]
-    assert execute._stackable([jobs[0], job(*more, "method.mu=0.1", "protocol.rounds=2")]) == []
+    for other in ("protocol.rounds=2", "protocol.optimizer.momentum=0.5", "protocol.optimizer.name=adam"):
+        apart = job(*more, "method.mu=0.1", "protocol.optimizer.lr=0.02", other)
+        assert execute._stackable([jobs[0], apart]) == []
 
 
 def test_the_local_references_of_several_seeds_train_together(tmp_path: Path) -> None:
