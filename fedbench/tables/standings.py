@@ -30,14 +30,14 @@ class Standing:
     """A row in a federation."""
 
     row: str
-    trial: str = ""  # the chosen values
+    trial: str = ""  # the chosen values, or those that lead so far
     scores: Mapping[int, float] = field(default_factory=dict)  # seed -> test accuracy, percent
     half: float = math.nan  # of the 95 % interval of the mean over seeds
     best: bool = False  # cannot be told from the row with the highest mean
     above: Mapping[str, bool] = field(default_factory=dict)  # reference -> whether it is above; missing: itself
     # validation accuracy in percent of all trials at the first rung, by number; nan: failed
     trials: tuple[float, ...] = ()
-    chosen: int = 0  # the number of the trial in the final runs
+    chosen: int = 0  # its number
     reached: int = 0  # seeds that came to Local's accuracy
     megabytes: float = math.nan  # up and down, until then; mean over the seeds that did
     seconds: float = math.nan
@@ -96,24 +96,16 @@ def read(folder: Path) -> Standings:
     made, lines = files_of(folder).json(BOARD), files_of(folder).csv(ROWS)
     board = made["board"]
     federations = [_federation(board, each, lines) for each in board["federations"]]
-    seconds = sum(float(line["seconds_total"] or 0) for line in lines)
-    return Standings(
-        board["name"],
-        board["title"],
-        board,
-        made["hash"],
-        made["machine"],
-        tuple(federations),
-        len(lines),
-        seconds / 3600,
-    )
+    hours = sum(float(line["seconds_total"] or 0) for line in lines) / 3600
+    named = board["name"], board["title"], board, made["hash"], made["machine"]
+    return Standings(*named, tuple(federations), len(lines), hours)
 
 
 def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: Sequence[Line]) -> Table:
     here = [line for line in lines if line["federation"] == federation["label"]]
     clients = {row: _clients(here, row) for row in dict.fromkeys(line["row"] for line in here)}
     found = [_standing(board, row, here, clients) for row in clients]
-    found.sort(key=lambda each: -each.mean if each.scores else math.inf)
+    found.sort(key=lambda each: (-each.mean, 0) if each.scores else (math.inf, -np.nan_to_num(each.trials).max()))
     seeds = sorted({seed for each in found for seed in each.scores})
     setting = " ".join(federation["overrides"])
     return Table(federation["label"], setting, tuple(seeds), tuple(_judged(found, board["references"])))
@@ -135,6 +127,9 @@ def _standing(
     first = f"{board['rungs'][0]} rounds"
     trials = {int(line["trial"]): float(line["acc_on_val"] or "nan") for line in own if line["stage"] == first}
     finals = [line for line in own if line["stage"] == FINAL]
+    furthest = [line for line in own if line["stage"] == own[-1]["stage"]]  # as stages follow each other
+    found = [(line["trial"], float(line["acc_on_val"] or "-inf")) for line in furthest]
+    leading = max(furthest, key=lambda line: _mean([value for trial, value in found if trial == line["trial"]]))
     scores = {int(line["seed"]): float(line["acc"]) for line in finals if line["acc"]}
     failures = [line["failure"] for line in own if line["failure"]]
     lost = [seed for seed in board["seeds"] if seed not in scores]
@@ -149,11 +144,11 @@ def _standing(
     }
     return Standing(
         row,
-        finals[0]["values"] if finals else "",
+        leading["values"],
         scores,
         _half([*scores.values()]),
         trials=tuple(trials[number] for number in sorted(trials)),
-        chosen=int(finals[0]["trial"]) if finals else 0,
+        chosen=int(leading["trial"]),
         reached=len(reached),
         megabytes=_mean([float(line["bytes_to_local"]) / 1e6 for line in reached]),
         seconds=_mean([float(line["seconds_to_local"]) for line in reached]),
@@ -225,12 +220,15 @@ HEADINGS = (
 
 def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
     """Return the texts of a row, in the order of `HEADINGS`."""
-    if not line.scores:
-        return [line.row, line.lacks, *[DASH] * (len(HEADINGS) - 2)]
     finite = [each for each in line.trials if math.isfinite(each)]
+    if not finite:
+        return [line.row, line.lacks, *[DASH] * (len(HEADINGS) - 2)]
     failed = len(line.trials) - len(finite)
     spread = f"{min(finite):.1f} to {max(finite):.1f}" + (f", {failed} failed" if failed else "")
     default = f"{line.trials[0]:.1f}" if math.isfinite(line.trials[0]) else "failed"
+    tuned = [f"{default} → {line.trials[line.chosen]:.1f}", spread, line.trial]
+    if not line.scores:
+        return [line.row, line.lacks, DASH, DASH, *tuned, *[DASH] * 4]
     reached = "" if line.reached == len(line.scores) else f" ({line.reached} of {len(line.scores)} seeds)"
     few = "" if len(line.scores) == seeds else f" ({len(line.scores)} seeds)"
     return [
@@ -238,9 +236,7 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
         f"{line.mean:.2f}" + (f" ± {line.half:.2f}" if math.isfinite(line.half) else "") + few,
         "●" if line.best else "",
         ", ".join(name for name in references if not line.above.get(name, True)),
-        f"{default} → {line.trials[line.chosen]:.1f}",
-        spread,
-        line.trial,
+        *tuned,
         f"{line.megabytes:.1f} MB, {line.seconds:.1f} s{reached}" if line.reached else "not reached",
         f"{line.worst:.1f}",
         ", ".join(f"{line.hurt[name]:.0f}" if name in line.hurt else DASH for name in references),

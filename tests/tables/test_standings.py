@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy import stats
 
 from fedbench.core.errors import Damaged
 from fedbench.tables import standings
-from tests.tables.toys import recorded
+from fedbench.tables.leaderboard import Ledger, stages
+from tests.tables.toys import board, recorded
 
 SCORES = {
     "local": (70.0, 72.0, 71.0),
@@ -80,3 +82,25 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     (folder / "rows.csv").write_text((folder / "rows.csv").read_text().replace("90.1", "95.1"))
     with pytest.raises(Damaged, match="git restore"):
         standings.read(folder)
+
+
+def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path) -> None:
+    """By the mean over seeds at the furthest rung; a row of failures says why it has nothing."""
+    changes: dict[str, Any] = {"seeds": (0,), "rungs": (4, 6), "tuning_seeds": (8, 9)}
+    folder = recorded(tmp_path, dict.fromkeys(SCORES, ()), **changes)
+    ledger = Ledger(board(dict.fromkeys(SCORES, ()), **changes), folder)
+    first, second, *_ = stages(ledger.board)
+    for trial, values in ((0, (70.0, 64.0)), (1, (71.0, 62.0))):
+        for seed, value in zip((8, 9), values, strict=True):
+            line = {**ledger.lines[first.name, "here", "ditto", trial, 9], "stage": second.name, "seed": seed}
+            ledger.lines[second.name, "here", "ditto", trial, seed] = {**line, "acc_on_val": value, "values": trial}
+    for place, line in ledger.lines.items():
+        if place[2] == "local":
+            line |= {"acc_on_val": "", "failure": "Diverged: training diverged in round 2"}
+    ledger.save()
+    (found,) = standings.read(folder).federations
+    lines = {line.row: standings.cells(line, ["local", "fedavg"], 0) for line in found.lines}
+    assert lines["ditto"] == ["ditto", "not run to its end", "-", "-", "50.0 → 50.0", "50.0 to 60.0", "0", *"----"]
+    assert lines["local"] == ["local", "Diverged: training diverged in round 2", *"---------"]
+    assert next(reversed(lines)) == "local"
+    assert {len(cells) for cells in lines.values()} == {len(standings.HEADINGS)}
