@@ -17,7 +17,7 @@ from torch import Tensor
 from fedbench.core import rng, source, trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.cache import Arrays, cached_arrays
-from fedbench.core.errors import CheckpointError
+from fedbench.core.errors import CheckpointError, Diverged
 from fedbench.core.trees import Tree
 from fedbench.engine import checkpoint
 from fedbench.engine.client_state import ClientMemory
@@ -523,10 +523,8 @@ class Newcomers:
         """Score them by the looped engine, whichever trained the run.
 
         As received is left out where that model depends on what the client itself would have filled: rows of the state
-        that are as they began, while others' moved. Lending it the rows of others then changes the model.
-
-        Raises:
-            Diverged: a model's scores are not finite.
+        that are as they began, while others' moved. Lending it the rows of others then changes the model. A moment at
+        which a client's model has no finite scores is left out too: the run, which is over, is not lost by that.
         """
         whole, clock, sets = self.whole, Clock(state.round, self.whole.protocol.rounds), scored_sets(self.whole)
         try:
@@ -557,8 +555,13 @@ class Newcomers:
             notes.append(f"as received {which}{more} would be made of rows that only clients that took part have")
         if given := sorted(set(state.memory) - set(self._begun[1]["memory"])):
             notes.append(f"without {', '.join(given[:NAMED])}, which others were given in the preparation")
-        scored = {name: on_host(stack_counts(each), self.ids, clock) for name, each in counts.items()}
-        return Unseen({name: tallies(whole, each, self.ids) for name, each in scored.items()}, "; ".join(notes))
+        found: dict[str, Mapping[str, Tally]] = {}
+        for name, each in counts.items():
+            try:
+                found[name] = tallies(whole, on_host(stack_counts(each), self.ids, clock), self.ids)
+            except Diverged as error:  # noqa: PERF203 - three moments
+                notes.append(f"{name}: {str(error).partition(';')[0]}")
+        return Unseen(found, "; ".join(notes))
 
     def _views(self, state: State, clock: Clock, *, lend: bool) -> list[Client]:
         """Each of them as its hooks see it, given what the server sends and the memory that clients begin with."""

@@ -43,7 +43,7 @@ class Standing:
     seconds: float = math.nan
     worst: float = math.nan  # mean of the worst tenth of clients, percent
     hurt: Mapping[str, float] = field(default_factory=dict)  # reference -> clients hurt, percent
-    # accuracy of unseen clients, percent: as received, after 1 and 5 epochs; nan: the method has nothing for them
+    # accuracy of unseen clients, percent: as received, after 1 and 5 epochs; nan: a final run has nothing for them
     unseen: tuple[float, ...] = ()
     lacks: str = ""  # why it has no score, or not one of every seed
 
@@ -154,7 +154,7 @@ def _standing(
         seconds=_mean([float(line["seconds_to_local"]) for line in reached]),
         worst=_mean([worst(each) for each in clients[row].values()]),
         hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
-        unseen=tuple(_mean([float(line[name]) for line in finals if line.get(name)]) for name in UNSEEN),
+        unseen=tuple(_mean([float(line.get(name) or "nan") for line in finals]) for name in UNSEEN),
         lacks=lacks if scores else (failures or ["not run to its end"])[-1],
     )
 

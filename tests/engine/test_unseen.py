@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ import torch
 import fedbench
 from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
+from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine import simulation as states
@@ -188,6 +190,24 @@ def test_a_hook_that_fails_for_them_in_another_way_ends_the_run() -> None:
     whole = setup(Lost(), federation(SIZES), rounds=1, unseen=2)
     with pytest.raises(HookError, match=r"Lost.send failed .*for 2 clients, 5, 6: KeyError"):
         scored(whole)
+
+
+@pytest.mark.parametrize(("step", "lacking"), [(2, "1"), (4, "5")])
+def test_one_whose_adaptation_diverges_does_not_end_the_run(step: int, lacking: str) -> None:
+    """Client 6, which takes two steps an epoch, in its second step of all, or in the second of its five epochs."""
+    taken: list[int] = []
+
+    class Exploding(FedAvg):
+        def loss(self, work: Tree, client: Client, batch: Batch) -> torch.Tensor:
+            if int(client.size) == SIZES[6]:
+                taken.append(1)
+            return super().loss(work, client, batch) * (math.inf if len(taken) == step else 1)
+
+    whole = setup(Exploding(), federation(SIZES), rounds=1, unseen=2)
+    state, found = scored(whole)
+    assert [*found.tallies] == [name for name in ("received", "1", "5") if name != lacking]
+    assert found.note == f"{lacking}: training diverged in round 1 on client 6: its model's scores are not finite"
+    assert equal(everything(state), everything(simulate(whole.seen)))
 
 
 def test_they_are_sent_nothing_of_one_another() -> None:
