@@ -95,10 +95,13 @@ def papers() -> str:
     for paper, name in text.PAPERS.items():
         of = [each for each in filled().values() if each.spec.paper == paper and not each.spec.varies]
         own = [each for each in of if each.provenance.is_paper_setting and not each.provenance.varied]
-        runs: dict[str, list[str]] = {}
+        settings: dict[tuple[str, str], list[str]] = {}
         for found in own or of:
-            what = f"{text.setting(found)}; {text.data(found)}"
-            runs.setdefault(what, []).append(found.spec.table.removeprefix("T"))
+            settings.setdefault((found.spec.table.removeprefix("T"), text.data(found)), []).append(text.setting(found))
+        runs: dict[str, list[str]] = {}
+        for (number, data), each in settings.items():
+            what = f"{each[0] if len(each) == 1 else f'{len(each)} changed settings'}; {data}"
+            runs.setdefault(what, []).append(number)
         ran = "<br>".join(
             f"Table{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {what}" for what, numbers in runs.items()
         )
