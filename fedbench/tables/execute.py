@@ -86,9 +86,10 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool) -
     sources.register()
     with hydra.initialize_config_dir(str(conf_dir()), job_name="fedbench", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        config = loader.load_configuration("config", list(launcher), run_mode=RunMode.MULTIRUN)
-        runs_dir, mine = jobs[0].config.settings.runs_dir, Path(config.hydra.sweep.dir).name
-        config.hydra.sweep.dir = str(Path(runs_dir).absolute() / ".sweeps" / mine)  # which other machines see
+        # An override, as each process composes its config anew; a folder that other machines see.
+        runs_dir = str(Path(jobs[0].config.settings.runs_dir).absolute()).replace("'", r"\'")
+        shared_dir = f"hydra.sweep.dir='{runs_dir}/.sweeps/${{fedbench.unique:}}'"
+        config = loader.load_configuration("config", [*launcher, shared_dir], run_mode=RunMode.MULTIRUN)
         cards = any(config.hydra.launcher.get(key) for key in CARDS)
         groups = _stackable(jobs, cards=cards) if join_seeds else []
         tasks = [*groups, *([job] for job in jobs if not any(job in group for group in groups))]

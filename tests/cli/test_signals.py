@@ -176,6 +176,7 @@ TABLE = [
     *["fedbench", "reproduce", "table=fedcollab_t1", "scale=paper", "substitute=digits", "rows=Local"],
     *["columns=1", "seeds=2", "jobs=1", "hardware.engine=stacked", *STOPPED_RUN],
 ]
+APART = [*(each for each in TABLE if each not in ("jobs=1", "hardware.engine=stacked")), "jobs=2"]
 
 
 def process(command: list[str], folder: Path) -> subprocess.Popen[str]:
@@ -214,6 +215,7 @@ def straight(command: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
         pytest.param(SWEEP, signal.SIGINT, True, id="sweep, Ctrl-C"),
         pytest.param(TABLE, signal.SIGINT, True, id="seeds together, Ctrl-C"),
         pytest.param(TABLE, signal.SIGTERM, False, id="seeds together, SIGTERM"),
+        pytest.param(APART, signal.SIGTERM, False, id="seeds apart, SIGTERM"),
     ],
 )
 def test_every_run_under_way_is_saved_and_goes_on(
@@ -226,7 +228,7 @@ def test_every_run_under_way_is_saved_and_goes_on(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     places = [
-        f"runs_dir={tmp_path / 'runs'}",
+        f"runs_dir={tmp_path / 'elsewhere'}",  # not where a process looks by itself
         *([] if command is SWEEP else [f"results={tmp_path / 'results'}"]),
     ]
     whole = [*command, *(JOBLIB if command is SWEEP else []), *places]

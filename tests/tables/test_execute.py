@@ -167,6 +167,21 @@ def test_what_a_process_prints_is_in_its_log_while_it_lives(tmp_path: Path, capf
     assert capfd.readouterr() == ("to who asked", "")
 
 
+def test_another_process_finds_the_folder_that_it_is_asked_in_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the runs, wherever these are: it composes its config from the overrides alone."""
+    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
+    runs = tmp_path / "o'clock, and $more"
+    one = job()
+    execute.run_all([[Job(one.overrides, one.config.changed(runs_dir=str(runs)))]], ["hydra/launcher=joblib"])
+    (context, _, config), _ = instantiate.call_args
+    folder = Path(context.config_loader.load_sweep_config(config, ["+task=0"]).hydra.sweep.dir)
+    assert folder == Path(config.hydra.sweep.dir)
+    assert folder.parent == runs / ".sweeps"
+
+
 @pytest.mark.parametrize("logged", [False, True])
 def test_runs_logged_to_wandb_have_a_process_to_themselves(tmp_path: Path, logged: bool) -> None:
     more = ("hardware.engine=stacked", f"runs_dir={tmp_path}", f"wandb.enabled={logged}")
