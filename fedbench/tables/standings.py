@@ -131,7 +131,6 @@ def _standing(
     found = [(line["trial"], float(line["acc_on_val"] or "-inf")) for line in furthest]
     leading = max(furthest, key=lambda line: _mean([value for trial, value in found if trial == line["trial"]]))
     scores = {int(line["seed"]): float(line["acc"]) for line in finals if line["acc"]}
-    failures = [line["failure"] for line in own if line["failure"]]
     lost = [seed for seed in board["seeds"] if seed not in scores]
     lacks = f"seeds {', '.join(map(str, lost))} lack" if lost and scores else ""
     reached = [line for line in finals if line.get("rounds_to_local")]
@@ -155,7 +154,7 @@ def _standing(
         worst=_mean([worst(each) for each in clients[row].values()]),
         hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
         unseen=tuple(_mean([float(line.get(name) or "nan") for line in finals]) for name in UNSEEN),
-        lacks=lacks if scores else (failures or ["not run to its end"])[-1],
+        lacks=lacks if scores else leading["failure"] or "not run to its end",
     )
 
 

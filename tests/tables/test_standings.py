@@ -95,12 +95,13 @@ def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path) -> None:
             line = {**ledger.lines[first.name, "here", "ditto", trial, 9], "stage": second.name, "seed": seed}
             ledger.lines[second.name, "here", "ditto", trial, seed] = {**line, "acc_on_val": value, "values": trial}
     for place, line in ledger.lines.items():
-        if place[2] == "local":
+        if place[2] == "local" or place[2:4] == ("fedrep", 0):
             line |= {"acc_on_val": "", "failure": "Diverged: training diverged in round 2"}
     ledger.save()
     (found,) = standings.read(folder).federations
     lines = {line.row: standings.cells(line, ["local", "fedavg"], 0) for line in found.lines}
     assert lines["ditto"] == ["ditto", "not run to its end", "-", "-", "50.0 → 50.0", "50.0 to 60.0", "0", *"----"]
     assert lines["local"] == ["local", "Diverged: training diverged in round 2", *"---------"]
+    assert lines["fedrep"][1] == "not run to its end", "one of its trials failed"
     assert next(reversed(lines)) == "local"
     assert {len(cells) for cells in lines.values()} == {len(standings.HEADINGS)}
