@@ -234,9 +234,8 @@ def _read_image(path: Path, size: int, resize: bool) -> Images:
             if (width, height) != (size, size) and not (resize and width * height <= MOST_PIXELS):
                 expected = f"{size} x {size}" if not resize else f"at most {MOST_PIXELS:,}"
                 raise DataCorrupt(f"{path} has {width} x {height} pixels, expected {expected}")
-            if image.mode == "P" and "transparency" in image.info:
-                image = image.convert("RGBA")
-            colour = image.convert("RGB")
+            transparent = image.mode == "P" and "transparency" in image.info
+            colour = (image.convert("RGBA") if transparent else image).convert("RGB")
             if resize and colour.size != (size, size):
                 colour = colour.resize((size, size), Image.Resampling.BILINEAR)
     except FileNotFoundError as error:
