@@ -126,7 +126,10 @@ class Filled(FedAvg):
         return {name: torch.full_like(leaf, torch.nan) for name, leaf in server.items()}, memory
 
 
-def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_method_that_cannot_be_tried_gets_an_engine_all_the_same(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "cuda_capture", lambda _: None)  # which torch without CUDA does not have
     chosen = setup(Filled())
     with pytest.raises(Diverged):
         hardware.time_engines(chosen, {"looped": EngineCandidate(LoopedTrainer)})
@@ -149,6 +152,7 @@ def test_a_gpu_takes_the_faster_of_stacked_and_looped(
     steps_take: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
+    monkeypatch.setattr(hardware, "cuda_capture", lambda _: None)  # which torch without CUDA does not have
     chosen, single = setup(FedAvg()), setup(FedAvg(), cohort=0.2)
     for each in (chosen, single):
         each.federation.device = torch.device("cuda")
