@@ -20,7 +20,7 @@ from fedbench.plots import style
 from fedbench.runs import execution
 from fedbench.tables import plan as tables
 from fedbench.tables.plan import Job, Plan
-from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec
+from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, content_of
 from fedbench.tables.text import PAPERS
 
 PAPER, OPEN, QUICK = "paper", "open", "quick"
@@ -90,7 +90,7 @@ class FigureSpec:
 
 def spec_names() -> list[str]:
     """Return the names of all figures, those that have a YAML."""
-    return sorted(file.stem for file in (groups.conf_dir() / "figure").glob("*.yaml"))
+    return groups.names("figure")
 
 
 def load_spec(name: str) -> FigureSpec:
@@ -100,13 +100,8 @@ def load_spec(name: str) -> FigureSpec:
         UnknownName: no such figure, or a key that does not exist.
         ConfigError: a value of the wrong type, or a setting that is lacking.
     """
-    from omegaconf import OmegaConf
-
     name = name.replace("-", "_")
-    if name not in spec_names():
-        raise unknown("figure", name, spec_names())
-    path = Path(groups.conf_dir()) / "figure" / f"{name}.yaml"
-    return parse_spec(cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(path), resolve=True)), name)
+    return parse_spec(content_of("figure", name), name)
 
 
 def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:

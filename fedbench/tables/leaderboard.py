@@ -33,6 +33,7 @@ from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
 from fedbench.tables.measures import reaches
 from fedbench.tables.plan import Job
+from fedbench.tables.spec import content_of
 
 RATE = "rate"  # in `tune`: the clients' learning rate; any other key is the method's own
 OWN_KEYS = 2  # of a method that trials may choose among
@@ -233,15 +234,7 @@ def load(name: str) -> Board:
         UnknownName: no such board, or a key or row that there is none of.
         ConfigError: a value that cannot be.
     """
-    from omegaconf import OmegaConf
-
-    folder = groups.conf_dir() / "leaderboard"
-    if name not in (known := sorted(file.stem for file in folder.glob("*.yaml"))):
-        raise unknown("leaderboard", name, known)
-    loaded = OmegaConf.to_container(groups.load_yaml(folder / f"{name}.yaml"), resolve=True)
-    content = {"name": name, **cast("dict[str, Any]", loaded)}
-    where = f"leaderboard '{name}'"
-    board = _typed(content, where)
+    board = _typed({"name": name, **content_of("leaderboard", name)}, f"leaderboard '{name}'")
     for row in board.all_rows:
         board.trials_of(row)
     return board

@@ -16,10 +16,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedbench.config import schema
+from fedbench.config import groups, schema
 from fedbench.config.compose import compose, is_setting
 from fedbench.config.fields import typed
-from fedbench.config.groups import conf_dir, load_yaml
 from fedbench.core.errors import ConfigError, Damaged, unknown
 
 # How far ours may be from a published value and still agree for practical purposes, in the metric's own unit.
@@ -296,13 +295,24 @@ class TableSpec:
 
 def names() -> list[str]:
     """Return every table that has a YAML."""
-    return sorted(file.stem for file in (conf_dir() / "table").glob("*.yaml"))
+    return groups.names("table")
 
 
 def todo(name: str) -> int:
     """Return how many TODO are left in conf/table/`name`.yaml, as `new` writes them; 0 without the file."""
-    file = Path(conf_dir()) / "table" / f"{name}.yaml"
-    return file.read_text(encoding="utf-8").count("TODO") if file.is_file() else 0
+    file = groups.find("table", name)
+    return file.read_text(encoding="utf-8").count("TODO") if file else 0
+
+
+def content_of(group: str, name: str) -> dict[str, Any]:
+    """Return the plain content of conf/`group`/`name`.yaml, a table's or what is declared beside them.
+
+    Raises:
+        UnknownName: there is no such file.
+    """
+    from omegaconf import OmegaConf
+
+    return cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(groups.file_of(group, name)), resolve=True))
 
 
 def load(name: str) -> TableSpec:
@@ -312,12 +322,7 @@ def load(name: str) -> TableSpec:
         UnknownName: no such table, a key that does not exist, or a group of rows that are not there.
         ConfigError: a value of the wrong type.
     """
-    from omegaconf import OmegaConf
-
-    if name not in names():
-        raise unknown("table", name, names())
-    path = Path(conf_dir()) / "table" / f"{name}.yaml"
-    spec = parse(cast("dict[str, Any]", OmegaConf.to_container(load_yaml(path), resolve=True)))
+    spec = parse(content_of("table", name))
     labels = [row.label for row in spec.rows]
     for group, patterns in spec.groups.items():
         for pattern in patterns:
@@ -475,14 +480,7 @@ def load_scale(name: str) -> Scale:
     Raises:
         UnknownName: no such scale, or an unknown key.
     """
-    from omegaconf import OmegaConf
-
-    folder = conf_dir() / "scale"
-    known = sorted(file.stem for file in folder.glob("*.yaml"))
-    if name not in known:
-        raise unknown("scale", name, known)
-    content = OmegaConf.to_container(load_yaml(folder / f"{name}.yaml"), resolve=True)
-    return typed(Scale, cast("dict[str, Any]", content), f"scale '{name}'")
+    return typed(Scale, content_of("scale", name), f"scale '{name}'")
 
 
 @dataclass(frozen=True)
@@ -556,8 +554,8 @@ def compose_cell(
 
 def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:
     """Return the overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
-    groups = {key for text in chosen if "." not in (key := _key(text))}
-    return [text for text in overrides if _key(text).partition(".")[0] not in groups]
+    chosen_anew = {key for text in chosen if "." not in (key := _key(text))}
+    return [text for text in overrides if _key(text).partition(".")[0] not in chosen_anew]
 
 
 def _key(override: str) -> str:

@@ -38,7 +38,7 @@ def test_a_todo_in_today_s_yaml_is_counted_and_voids_verdicts(tmp_path: Path, mo
     file = tmp_path / "table" / "toy.yaml"
     text = (groups.conf_dir().parent / "fedbench/cli/templates/table.yaml.txt").read_text()
     file.write_text(text.replace("NAME", "toy").replace("PAPER", "p").replace("NUMBER", "T1"))
-    monkeypatch.setattr(spec, "conf_dir", lambda: tmp_path)
+    monkeypatch.setattr(groups, "conf_dir", lambda: tmp_path)
     selection = spec.Selection("toy")
     store.save(tmp_path, filled({"Local": [89.9, 90.0, 90.1]}, {"Local": value(90.0, 0.1)}), [])
     for left in (text.count("TODO"), 1):

@@ -261,7 +261,7 @@ def test_a_group_of_rows_that_are_not_there(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "table").mkdir()
     text = (groups.conf_dir() / "table" / "fedcollab_t1.yaml").read_text()
     (tmp_path / "table" / "mine.yaml").write_text(text.replace('["*+FedCollab"]', '["*+FedColab"]'))
-    monkeypatch.setattr(spec, "conf_dir", lambda: tmp_path)
+    monkeypatch.setattr(groups, "conf_dir", lambda: tmp_path)
     with pytest.raises(UnknownName, match=r"row in group 'inside FedCollab' of table 'mine' '\*\+FedColab'"):
         spec.load("mine")
 
