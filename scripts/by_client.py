@@ -71,7 +71,7 @@ def collect(results: Path) -> tuple[Frames, Frames]:
     clients, rounds = {}, {}
     for name in ("fedcollab_t1", "fedcollab_t3"):
         folder = store.folder_of(results, name, Provenance())
-        kept, points = store.load_clients(folder), pd.DataFrame(store.load_curves(folder))
+        kept, points = store.load_arrays(folder, store.CLIENTS), pd.DataFrame(store.load_rows(folder, store.CURVES))
         for key, label in LABELS.items():
             places = {seed: store.place_of(label, COLUMN, seed) for seed in range(100)}
             found = pd.DataFrame({seed: kept[place] for seed, place in places.items() if place in kept}).T

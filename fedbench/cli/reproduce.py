@@ -174,10 +174,8 @@ def reproduce(selection: Selection) -> int:
     with held(folder):
         if missing:
             planned, _ = _planned(selection)  # another call may have added cells meanwhile
-        store.save(folder, plan.fill(planned), plan.rows(planned))
-        store.save_curves(folder, plan.curves(planned))
-        store.save_matrices(folder, plan.matrices(planned))
-        store.save_clients(folder, plan.clients(planned))
+        rows, curves = plan.rows(planned), list(plan.curves(planned))
+        store.save(folder, plan.fill(planned), rows, curves, plan.matrices(planned), plan.clients(planned))
         write(folder)
     show(store.load(folder)[0])  # as table.md has it: with margins and marks
     return conclude(planned, folder, len(missing))

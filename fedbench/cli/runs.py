@@ -320,7 +320,7 @@ def table_figures(folder: Path) -> Figures:
     """Return curves by column, and ours beside the published values."""
     table = store.load_table(folder)
     found: Figures = {}
-    points = store.load_curves(folder)
+    points = store.load_rows(folder, store.CURVES)
     for index, column in enumerate(table.spec.columns, 1):
         named = _named(points, column.label)
         sets = {name for each in named.values() for run in each for name in run if name.startswith("acc_on_")}

@@ -255,7 +255,7 @@ def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping
 
 def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[str, dict[str, Arrays]]:
     """Return clients' accuracies by table and "row|column|seed", from another table where one did not keep a run's."""
-    kept = {folder.name: store.load_clients(folder) for folder in folders}
+    kept = {folder.name: store.load_arrays(folder, store.CLIENTS) for folder in folders}
     named = [
         (table, store.place_of(run["row"], run["column"], run["seed"]), run["key"])
         for table, runs in rows.items()
@@ -272,7 +272,8 @@ def _folder_view(
     folder: Path, table: TableResult, rows: ResultRows, clients: Mapping[str, Arrays], out: Path
 ) -> TableView:
     links = [(name, _relative(folder / name, out)) for name in DRAWN if (folder / name).is_file()]
-    found = behind(only_run(table), store.load_curves(folder), store.load_matrices(folder), clients)
+    curves, matrices = store.load_rows(folder, store.CURVES), store.load_arrays(folder, store.MATRICES)
+    found = behind(only_run(table), curves, matrices, clients)
     return table_view(table, folder.name, rows, found, links)
 
 

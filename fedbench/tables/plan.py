@@ -379,7 +379,7 @@ def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
         row, column = cell.row.label, cell.column.label
         if (row, column) in found:
             continue
-        matrix = job.run.W if job.finished else plan.stored.matrix(row, column, job.seed)
+        matrix = job.run.W if job.finished else plan.stored.matrices.get(place_of(row, column, job.seed))
         if matrix is not None:
             found[row, column] = job.seed, matrix
     return {place_of(*labels, seed): matrix for labels, (seed, matrix) in found.items()}
@@ -389,10 +389,10 @@ def clients(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
     """Return the accuracy of each client [N] of the finished runs, in percent, where it was kept."""
     found = {}
     for cell, job in _finished(plan):
-        row, column = cell.row.label, cell.column.label
-        kept = job.run.accuracies if job.finished else plan.stored.accuracies(row, column, job.seed)
+        place = place_of(cell.row.label, cell.column.label, job.seed)
+        kept = job.run.accuracies if job.finished else plan.stored.clients.get(place)
         if kept is not None:
-            found[place_of(row, column, job.seed)] = kept
+            found[place] = kept
     return found
 
 

@@ -241,7 +241,7 @@ class FilledTable:
     @cached_property
     def matrices(self) -> dict[str, np.ndarray]:
         """Collaboration matrices [N, N] by "row|column|seed"."""
-        return store.load_matrices(self.folder)
+        return store.load_arrays(self.folder, store.MATRICES)
 
     def __repr__(self) -> str:
         """Return the table as Markdown."""

@@ -8,10 +8,11 @@ clients.npz the accuracy of every client. All have checksums (fedbench.core.file
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,8 @@ MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 JUDGING = ("published_seeds", "clients", "margins", "groups", "exploratory", "notes", "findings")
 JUDGING_LINE = ("exploratory", "exploratory_with", "note")  # the same of a row or column
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
 
 
 def folder_of(results: Path | str, table: str, made: Provenance) -> Path:
@@ -151,8 +154,18 @@ def folders(results: Path | str) -> list[Path]:
     return sorted(file.parent for file in (Path(results) / "tables").glob(f"*/{TABLE}"))
 
 
-def save(folder: Path, table: TableResult, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write table.json and rows.csv; each file is replaced as a whole.
+def save(
+    folder: Path,
+    table: TableResult,
+    rows: Sequence[Mapping[str, Any]] = (),
+    curves: Sequence[Mapping[str, Any]] = (),
+    matrices: Arrays | None = None,
+    clients: Arrays | None = None,
+) -> None:
+    """Write a table; each file is replaced as a whole, and one for which nothing is given stays.
+
+    `rows` are result rows, `curves` points with row, column, seed, round and acc_on_<set> in percent; `matrices` [N, N]
+    and the accuracies of `clients` [N] in percent are kept by "row|column|seed", as float32.
 
     Raises:
         Damaged: the folder's checksums are.
@@ -164,29 +177,12 @@ def save(folder: Path, table: TableResult, rows: Sequence[Mapping[str, Any]]) ->
         "circumstances": dataclasses.asdict(table.provenance),
         "cells": [_plain(cell) for cell in table.cells],
     }
-    files_of(folder).write({TABLE: as_json(content), **({ROWS: as_csv(rows)} if rows else {})})
-
-
-def save_curves(folder: Path, curves: Iterable[Mapping[str, Any]]) -> None:
-    """Write curves.csv: row, column, seed, round and acc_on_<set> in percent."""
-    if rows := list(curves):
-        files_of(folder).write({CURVES: as_csv(rows)})
-
-
-def save_matrices(folder: Path, matrices: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write matrices.npz, [N, N] each, as float32."""
-    _save_arrays(folder, MATRICES, matrices)
-
-
-def save_clients(folder: Path, clients: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write clients.npz: the accuracy of each client [N] in percent, as float32, by "row|column|seed"."""
-    _save_arrays(folder, CLIENTS, clients)
-
-
-def _save_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    if arrays:
-        small = {key: np.asarray(each, dtype=np.float32) for key, each in arrays.items()}
-        files_of(folder).write({name: as_npz(small)})
+    files = {TABLE: as_json(content)}
+    files |= {name: as_csv(lines) for name, lines in ((ROWS, rows), (CURVES, curves)) if lines}
+    for name, arrays in ((MATRICES, matrices), (CLIENTS, clients)):
+        if arrays:
+            files[name] = as_npz({key: np.asarray(each, dtype=np.float32) for key, each in arrays.items()})
+    files_of(folder).write(files)
 
 
 def write_checksums(folder: Path) -> None:
@@ -259,27 +255,13 @@ def _reworded(stored: tuple[LineT, ...], today: tuple[LineT, ...]) -> tuple[Line
 
 
 def load_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:
-    """Return one line a run; empty if no run finished."""
+    """Return one line a run, or the points of the learning curves (CURVES); empty if no run finished."""
     files = files_of(folder)
     return files.csv(name) if files.has(name) else []
 
 
-def load_curves(folder: Path) -> list[dict[str, str]]:
-    """Return the learning curves behind the cells."""
-    return load_rows(folder, CURVES)
-
-
-def load_matrices(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Return collaboration matrices [N, N] by "row|column|seed"."""
-    return _arrays(folder, MATRICES)
-
-
-def load_clients(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Return accuracies of clients [N] in percent by "row|column|seed"."""
-    return _arrays(folder, CLIENTS)
-
-
-def _arrays(folder: Path, name: str) -> dict[str, np.ndarray[Any, Any]]:
+def load_arrays(folder: Path, name: str) -> dict[str, Array]:
+    """Return the collaboration matrices (MATRICES) or accuracies of clients (CLIENTS), as `save` is given them."""
     files = files_of(folder)
     return files.npz(name) if files.has(name) else {}
 
@@ -307,7 +289,6 @@ def _number(value: Any) -> float:
 
 LOCAL = "Local"  # why a cell is marked
 TOLERANCE = 1e-3  # percentage points; accuracies are kept as float32
-Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
@@ -338,8 +319,8 @@ class StoredTable:
     table: TableResult | None = None
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by run key
     curves: tuple[Mapping[str, str], ...] = ()
-    matrices: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    clients: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    matrices: Arrays = field(default_factory=dict)  # of runs, by `place_of`
+    clients: Arrays = field(default_factory=dict)
     # keys of the runs measured against another result of Local than the recorded
     apart: frozenset[str] = frozenset()
 
@@ -364,14 +345,6 @@ class StoredTable:
         """Return the thinned learning curve of a run, as stored."""
         wanted = (row, column, str(seed))
         return [dict(point) for point in self.curves if (point["row"], point["column"], point["seed"]) == wanted]
-
-    def matrix(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
-        """Return the collaboration matrix [N, N] of a run."""
-        return self.matrices.get(place_of(row, column, seed))
-
-    def accuracies(self, row: str, column: str, seed: int) -> np.ndarray[Any, Any] | None:
-        """Return the accuracy of each client [N] of a run, in percent."""
-        return self.clients.get(place_of(row, column, seed))
 
     def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
         """Return whether the stored values of `metric` in this cell were measured as today; labels do not matter."""
@@ -398,10 +371,9 @@ def read(folder: Path) -> StoredTable:
         return StoredTable()
     lines = load_rows(folder)
     rows = {line["key"]: _result(line) for line in lines}
-    curves = tuple(load_curves(folder))
-    clients = load_clients(folder)
-    apart = another_local(lines, clients)
-    return StoredTable(load_table(folder), rows, curves, load_matrices(folder), clients, apart)
+    curves = tuple(load_rows(folder, CURVES))
+    matrices, clients = (load_arrays(folder, name) for name in (MATRICES, CLIENTS))
+    return StoredTable(load_table(folder), rows, curves, matrices, clients, another_local(lines, clients))
 
 
 def _result(line: Mapping[str, str]) -> dict[str, Any]:
@@ -464,30 +436,19 @@ def load(folder: Path) -> tuple[TableResult, RunCounts]:
         FedbenchError: a file of the table is damaged.
     """
     table, rows = load_table(folder), load_rows(folder)
-    stale: dict[tuple[str, str], tuple[str, ...]] = {}
+    apart = another_local(rows, load_arrays(folder, CLIENTS))
+    today = functools.cache(functools.partial(_today, table))
+    marks: dict[tuple[str, str], dict[str, None]] = {}  # in the order in which they are met
     changed = 0
-    for place, codes in _codes(rows).items():
-        today = _today(table, *place)
-        parts = [fingerprint.changed(code, today) for code in codes] if today else []
-        changed += sum(map(bool, parts))
-        if any(parts):
-            stale[place] = tuple(dict.fromkeys(part for each in parts for part in each))
-    apart = another_local(rows, load_clients(folder))
     for row in rows:
-        if row["key"] in apart:
-            place = row["row"], row["column"]
-            stale[place] = tuple(dict.fromkeys((*stale.get(place, ()), LOCAL)))
+        place, code = (row["row"], row["column"]), row.get("code")
+        parts = fingerprint.changed(code, now) if code and (now := today(*place)) else []
+        changed += bool(parts)
+        if found := [*parts, *([LOCAL] if row["key"] in apart else [])]:
+            marks.setdefault(place, {}).update(dict.fromkeys(found))
+    stale = {place: tuple(found) for place, found in marks.items()}
     count = RunCounts(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
     return dataclasses.replace(table, stale=stale), count
-
-
-def _codes(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
-    """Return the codes that are known, by (row, column)."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if code := row.get("code"):
-            found.setdefault((row["row"], row["column"]), []).append(code)
-    return found
 
 
 def _today(table: TableResult, row: str, column: str) -> str:

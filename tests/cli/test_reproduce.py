@@ -54,7 +54,7 @@ def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "4 finished, 0 failed, 0 to do" in said
     assert "\ncomplete: 2 of 2 cells asked for are in " in said
-    clients = store.load_clients(store.folders(tmp_path / "results")[0])
+    clients = store.load_arrays(store.folders(tmp_path / "results")[0], store.CLIENTS)
     assert sorted(clients) == [f"{row}|Label shift|{seed}" for row in ("FedAvg", "Local") for seed in (0, 1)]
     assert clients["FedAvg|Label shift|1"].mean() == pytest.approx(cell.values[1], rel=1e-6)
 

@@ -63,8 +63,8 @@ def test_accuracies_by_client_are_those_of_the_run_whichever_table_kept_them(tmp
     runs = store.load_rows(folders[1])
     store.save(folders[0], judged_table(), runs)
     here, kept = clients_of(folders, {"again": [*runs, {**runs[0], "key": "alone"}], "fedcollab_t1": runs}).values()
-    assert store.load_clients(folders[0]) == {}
-    assert here.keys() == kept.keys() == store.load_clients(folders[1]).keys()
+    assert store.load_arrays(folders[0], store.CLIENTS) == {}
+    assert here.keys() == kept.keys() == store.load_arrays(folders[1], store.CLIENTS).keys()
     assert all((here[name] == kept[name]).all() for name in kept)
     assert clients_of(folders[:1], {"again": runs}) == {"again": {}}
 

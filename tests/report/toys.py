@@ -79,16 +79,12 @@ def stored(root: Path) -> Path:
     folder = root / "tables" / "fedcollab_t1"
     runs = [run(row, seed, column=label, clients=20) for row in ("Local", "FedAvg", "FedProx") for seed in (0, 1)]
     runs[-1]["partition_hash"] = "another"
-    store.save(folder, judged, runs)
-    store.save_curves(folder, [curve for row in ("Local", "FedAvg") for curve in points(row, label)])
+    curves = [curve for row in ("Local", "FedAvg") for curve in points(row, label)]
     W = np.kron(np.eye(2), np.full((2, 2), 0.5))[:, [0, 2, 1, 3]][[0, 2, 1, 3]]
-    store.save_matrices(folder, {f"FedAvg|{label}|0": W})
     clients = {"Local": [50.0, 60.0, 70.0, 80.0], "FedAvg": [55.0, 60.0, 68.0, 90.0], "FedProx": [1.0] * 4}
     scores = {f"{row}|{label}|{s}": np.array(each) + s for row, each in clients.items() for s in (0, 1)}
-    store.save_clients(folder, scores)
+    store.save(folder, judged, runs, curves, {f"FedAvg|{label}|0": W}, scores)
     (folder / "table.md").write_text("# here")
     other = root / "tables" / "hostile"
-    store.save(other, hostile, [])
-    store.save_curves(other, points(TAG, CLOSE))
-    store.save_matrices(other, {f"{TAG}|{CLOSE}|0": np.eye(2)})
+    store.save(other, hostile, [], points(TAG, CLOSE), {f"{TAG}|{CLOSE}|0": np.eye(2)})
     return root

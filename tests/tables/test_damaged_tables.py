@@ -35,18 +35,17 @@ def table(tmp_path: Path) -> Path:
     folder = tmp_path / "tables" / "toy"
     cell = Cell("FedAvg", "digits", "acc", (12.5, 25.0), (0, 1), (KEY, KEY[::-1]))
     lines = [{"row": "FedAvg", "column": "digits", "key": KEY, "acc": 12.5, "seed": 0}]
-    store.save(folder, TableResult(parse(spec), (cell,)), lines)
-    store.save_curves(folder, [{"row": "FedAvg", "column": "digits", "seed": 0, "round": 1, "acc_on_local": 12.5}])
-    store.save_matrices(folder, {"FedAvg|digits|0": np.eye(3)})
+    curves = [{"row": "FedAvg", "column": "digits", "seed": 0, "round": 1, "acc_on_local": 12.5}]
+    store.save(folder, TableResult(parse(spec), (cell,)), lines, curves, {"FedAvg|digits|0": np.eye(3)})
     return folder
 
 
 STORED: dict[str, Callable[[Path], Any]] = {
     store.TABLE: store.load_table,
     store.ROWS: store.load_rows,
-    store.CURVES: store.load_curves,
-    store.MATRICES: store.load_matrices,
-    files.MANIFEST: store.load_matrices,
+    store.CURVES: lambda folder: store.load_rows(folder, store.CURVES),
+    store.MATRICES: lambda folder: store.load_arrays(folder, store.MATRICES),
+    files.MANIFEST: lambda folder: store.load_arrays(folder, store.MATRICES),
 }
 
 

@@ -55,7 +55,7 @@ def test_partial_calls_add_to_the_table(tmp_path: Path) -> None:
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}
     assert values(tmp_path, "Ditto") == {}
     assert "Concept" in (folder(tmp_path) / "table.md").read_text(encoding="utf-8")  # named as not run
-    points = {(p["row"], p["column"], p["seed"]) for p in store.load_curves(folder(tmp_path))}
+    points = {(p["row"], p["column"], p["seed"]) for p in store.load_rows(folder(tmp_path), store.CURVES)}
     assert {("FedAvg", "Label shift", "1"), ("FedAvg", "Feature shift", "0")} <= points
 
 

@@ -108,10 +108,10 @@ def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_aga
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
-    clients = dict(store.load_clients(folder(tmp_path)))
+    clients = dict(store.load_arrays(folder(tmp_path), store.CLIENTS))
     local = store.place_of("Local", "Label shift", 0)
     clients[local] = clients[local] + np.linspace(0, 1, len(clients[local]), dtype=np.float32)  # as run elsewhere
-    store.save_clients(folder(tmp_path), clients)
+    store.save(folder(tmp_path), store.load_table(folder(tmp_path)), clients=clients)
     capsys.readouterr()
     program.main(["redraw", str(tmp_path / "results")])
     assert "1 measured against another result of Local" in capsys.readouterr().out

@@ -68,16 +68,17 @@ def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_pa
     assert store.load_rows(folder)[1] == {"row": "B", "score": "", "acc": "2.0"}
 
 
-def test_curves_and_matrices_come_back(tmp_path: Path) -> None:
-    store.save_curves(tmp_path, [{"row": "A", "round": 1, "acc_on_local": 12.5}])
-    store.save_matrices(tmp_path, {"A|c|0": np.eye(3)})
-    assert store.load_curves(tmp_path) == [{"row": "A", "round": "1", "acc_on_local": "12.5"}]
-    assert (store.load_matrices(tmp_path)["A|c|0"] == np.eye(3)).all()
-    assert store.load_matrices(tmp_path / "nothing") == {}
-    store.save_clients(tmp_path, {"A|c|0": np.array([50.0, 75.0])})
-    assert store.load_clients(tmp_path)["A|c|0"].tolist() == [50.0, 75.0]
-    assert store.load_clients(tmp_path / "nothing") == {}
-    assert store.load_curves(tmp_path / "nothing") == []
+def test_curves_and_matrices_come_back(table: TableResult, tmp_path: Path) -> None:
+    curves = [{"row": "A", "round": 1, "acc_on_local": 12.5}]
+    store.save(tmp_path, table, [], curves, {"A|c|0": np.eye(3)}, {"A|c|0": np.array([50.0, 75.0])})
+    for _ in range(2):
+        assert store.load_rows(tmp_path, store.CURVES) == [{"row": "A", "round": "1", "acc_on_local": "12.5"}]
+        assert (store.load_arrays(tmp_path, store.MATRICES)["A|c|0"] == np.eye(3)).all()
+        assert store.load_arrays(tmp_path, store.CLIENTS)["A|c|0"].tolist() == [50.0, 75.0]
+        store.save(tmp_path, table)  # what is not given stays
+    for name in (store.MATRICES, store.CLIENTS):
+        assert store.load_arrays(tmp_path / "nothing", name) == {}
+    assert store.load_rows(tmp_path / "nothing", store.CURVES) == []
 
 
 def test_curves_are_thinned_to_their_ends() -> None:
