@@ -302,12 +302,7 @@ def _tables() -> Listing:
     rows = []
     for name in spec.names():
         table = spec.load(name)
-        published = sum(
-            table.published(row, column, metric) is not None
-            for row in table.rows
-            for column in table.columns
-            for metric in table.metrics
-        )
+        published = sum(table.published(*place) is not None for place in table.places())
         used = dict.fromkeys(
             text.partition("=")[2]
             for column in table.columns

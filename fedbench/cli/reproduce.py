@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,7 +241,7 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
     if not table.paper or table.varies:
         return
     blank, shown = [], set()
-    for row, column, metric in product(table.rows, table.columns, table.metrics):
+    for row, column, metric in table.places():
         if value := table.published(row, column, metric):
             shown.add(value)
         else:

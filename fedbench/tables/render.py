@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text as Words
 
 from fedbench.core.errors import FedbenchError, nearest
-from fedbench.core.files import write_csv, write_text
+from fedbench.core.files import as_csv, write_csv, write_text
 from fedbench.tables import store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec
@@ -44,10 +44,6 @@ def write(folder: Path) -> RunCounts:
     Raises:
         FedbenchError: the stored table is unreadable.
     """
-    import dataclasses
-
-    from fedbench.tables import store, verdict
-
     table, count = store.load(folder)
     drawings = (("table.md", draw_markdown), ("table.tex", draw_latex), ("cells.csv", draw_csv))
     for name, draw in drawings:
@@ -64,68 +60,35 @@ def write(folder: Path) -> RunCounts:
     return count
 
 
-COLUMNS = (
-    "row",
-    "column",
-    "metric",
-    "mean",
-    "std",
-    "n",
-    "seeds",
-    "values",
-    "published_mean",
-    "published_std",
-    "difference",
-    "low",
-    "high",
-    "effect",
-    "margin",
-    "verdict",
-    "seeds_needed",
-    "exploratory",
-    "also_passes_for",
-    "reason",
-    "keys",
-)
-
-
 def draw_csv(table: TableResult) -> str:
     """Return the lines, with a header; numbers with all their digits, lists separated by spaces."""
-    layout, out = Layout(table), io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in table.spec.rows:
-        for column in table.spec.columns:
-            for metric in table.spec.metrics:
-                cell = table.cell(row.label, column.label, metric.name)
-                text = layout.text(row, column, metric)
-                verdict, test = text.verdict, text.verdict.comparison
-                published = cell.published
-                line = {
-                    "row": row.label,
-                    "column": column.label,
-                    "metric": metric.name,
-                    "mean": repr(cell.mean),
-                    "std": repr(cell.std),
-                    "n": len(cell.values),
-                    "seeds": " ".join(map(str, cell.seeds)),
-                    "values": " ".join(map(repr, cell.values)),
-                    "published_mean": "" if published is None else f"{published.bound}{published.mean}",
-                    "published_std": "" if published is None or published.std is None else published.std,
-                    "difference": repr(verdict.difference),
-                    "low": "" if test is None else repr(test.low),
-                    "high": "" if test is None else repr(test.high),
-                    "effect": "" if test is None else repr(test.effect),
-                    "margin": "" if test is None else repr(test.margin),
-                    "verdict": verdict.text,
-                    "seeds_needed": "" if math.isnan(verdict.seeds) else f"{verdict.seeds:g}",
-                    "exploratory": verdict.exploratory,
-                    "also_passes_for": ", ".join(text.also),
-                    "reason": cell.reason,
-                    "keys": " ".join(cell.keys),
-                }
-                writer.writerow(line)
-    return out.getvalue()
+    layout, lines = Layout(table), []
+    for row, column, metric in table.spec.places():
+        cell, text = table.cell(row.label, column.label, metric.name), layout.text(row, column, metric)
+        judged, test, published = text.verdict, text.verdict.comparison, cell.published
+        lines.append(
+            {
+                "row": row.label,
+                "column": column.label,
+                "metric": metric.name,
+                "mean": cell.mean,
+                "std": cell.std,
+                "n": len(cell.values),
+                "seeds": " ".join(map(str, cell.seeds)),
+                "values": " ".join(map(repr, cell.values)),
+                "published_mean": published and f"{published.bound}{published.mean}",
+                "published_std": published and published.std,
+                "difference": judged.difference,
+                **{name: test and getattr(test, name) for name in ("low", "high", "effect", "margin")},
+                "verdict": judged.text,
+                "seeds_needed": "" if math.isnan(judged.seeds) else f"{judged.seeds:g}",
+                "exploratory": judged.exploratory,
+                "also_passes_for": ", ".join(text.also),
+                "reason": cell.reason,
+                "keys": " ".join(cell.keys),
+            }
+        )
+    return as_csv(lines).decode()
 
 
 def draw_markdown(table: TableResult) -> str:

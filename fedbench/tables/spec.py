@@ -10,9 +10,10 @@ import dataclasses
 import functools
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -268,6 +269,10 @@ class TableSpec:
     notes: tuple[str, ...] = ()  # what holds at every scale: settings, what the paper leaves open
     findings: tuple[Finding, ...] = ()
 
+    def places(self) -> Iterator[tuple[RowSpec, ColumnSpec, MetricSpec]]:
+        """Yield the place of every cell, row by row."""
+        return product(self.rows, self.columns, self.metrics)
+
     def metric(self, name: str) -> MetricSpec:
         """Return the metric of this name. Raises KeyError if there is none."""
         return {metric.name: metric for metric in self.metrics}[name]
@@ -339,31 +344,24 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
         ConfigError: a value that cannot be, or an exploratory mark or a margin without a reason.
     """
     where = f"table '{content.get('name')}'"
-    rest = {key: value for key, value in content.items() if key not in PARTS}
-    fields = {f.name for f in dataclasses.fields(TableSpec)}
-    for key in rest:
-        if key not in fields:
-            raise unknown(f"key of {where}", str(key), fields)
-    parts: dict[str, Any] = {key: _parts(content, key, where) for key in PARTS}
-    for key in ("base", "left_open", "notes", "findings"):
-        if isinstance(rest.get(key), str):
-            raise ConfigError(f"{where}: '{key}' must be a list")
-        rest[key] = tuple(rest.get(key) or ())
-    findings = ({"text": each} if isinstance(each, str) else each for each in rest["findings"])
-    rest["findings"] = tuple(typed(Finding, each, f"{where}, findings") for each in findings)
-    names = [metric.name for metric in parts["metrics"]]
-    for key in ("margins", "groups", "exploratory"):
-        rest[key] = rest.get(key) or {}
-        if not isinstance(rest[key], Mapping):
+    made: dict[str, Any] = {key: _parts(content, key, where) for key in PARTS}
+    findings = ({"text": each} if isinstance(each, str) else each for each in content.get("findings") or ())
+    made["findings"] = tuple(typed(Finding, each, f"{where}, findings") for each in findings)
+    mappings = {key: content.get(key) or {} for key in ("margins", "groups", "exploratory")}
+    for key, given in mappings.items():
+        if not isinstance(given, Mapping):
             raise ConfigError(f"{where}: '{key}' must be a mapping")
-    rest["margins"] = parse_margins(rest["margins"], names, where)
-    rest["groups"] = {name: _group(name, rows, where) for name, rows in rest["groups"].items()}
-    rest["exploratory"] = dict(rest["exploratory"])
-    for override, reason in rest["exploratory"].items():
+    made["margins"] = parse_margins(mappings["margins"], [metric.name for metric in made["metrics"]], where)
+    made["groups"] = {name: _group(name, rows, where) for name, rows in mappings["groups"].items()}
+    made["exploratory"] = dict(mappings["exploratory"])
+    for override, reason in made["exploratory"].items():
         _reason(reason, f"{where}: '{override}'")
-    spec = TableSpec(**rest, **parts)
-    _whole("published_seeds", spec.published_seeds, 1, where)
-    _whole("clients", spec.clients, 0, where)
+    for name, least in (("published_seeds", 1), ("clients", 0)):
+        if type(given := content.get(name, least)) is not int or given < least:
+            raise ConfigError(f"{where}: {name} is {given}; it must be a whole number of at least {least}")
+    # OmegaConf, which checks the rest, would make mappings of the parts.
+    rest = {key: value for key, value in content.items() if key not in made and value is not None}
+    spec = dataclasses.replace(typed(TableSpec, {**rest, **dict.fromkeys(PARTS, ())}, where), **made)
     if spec.headline and spec.headline not in {row.label for row in spec.rows}:
         raise unknown(f"headline of {where}", spec.headline, [row.label for row in spec.rows])
     return spec
@@ -388,11 +386,6 @@ def _group(name: str, patterns: object, where: str) -> tuple[str, ...]:
     if not isinstance(patterns, list) or not patterns:
         raise ConfigError(f"{where}: group '{name}' must be a list of rows")
     return tuple(map(str, patterns))
-
-
-def _whole(name: str, given: object, least: int, where: str) -> None:
-    if type(given) is not int or given < least:
-        raise ConfigError(f"{where}: {name} is {given}; it must be a whole number of at least {least}")
 
 
 def _reason(given: object, where: str) -> None:

@@ -1,23 +1,14 @@
-"""The cells of the published tables, and the run of each."""
+"""The published tables, and the run of each cell."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 from fedbench.config import compose
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.tables import spec
-from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 
 load = functools.cache(spec.load)
-
-
-def cells(table: TableSpec) -> Iterator[tuple[RowSpec, ColumnSpec, MetricSpec]]:
-    for row in table.rows:
-        for column in table.columns:
-            for metric in table.metrics:
-                yield row, column, metric
 
 
 @functools.cache

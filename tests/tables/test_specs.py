@@ -13,7 +13,7 @@ from fedbench.tables import measures, spec
 from fedbench.tables.spec import ColumnSpec, RowSpec, TableSpec, _without, published
 from fedbench.tables.studies import STUDIES
 from tests.helpers.tiers import tiered
-from tests.tables.cells import cells, composed, config, load
+from tests.tables.cells import composed, config, load
 
 CELLS = {  # table -> (rows, columns, metrics, published values)
     "fedcollab_t1": (15, 3, 3, 129),
@@ -58,7 +58,7 @@ def test_every_published_value_belongs_to_exactly_one_cell() -> None:
         value
         for name in spec.names()
         for table in [load(name)]
-        for cell in cells(table)
+        for cell in table.places()
         if table.paper and not table.varies and (value := table.published(*cell)) is not None
     )
     assert set(claims) == set(published())
@@ -70,7 +70,7 @@ def test_every_published_value_belongs_to_exactly_one_cell() -> None:
 def test_the_tables_are_as_large_as_the_papers(name: str) -> None:
     table = load(name)
     assert (table.name, f"{table.paper}_{table.table}".lower()) == (name, name)
-    values = [table.published(*cell) for cell in cells(table)]
+    values = [table.published(*cell) for cell in table.places()]
     printed = len([value for value in values if value is not None])
     assert (len(table.rows), len(table.columns), len(table.metrics), printed) == CELLS[name]
     for row in table.rows:
@@ -89,9 +89,9 @@ def test_no_published_table_is_missing() -> None:
 @pytest.mark.parametrize("name", [name for name in spec.names() if load(name).varies])
 def test_a_table_at_other_settings_repeats_values_of_the_one_it_varies(name: str) -> None:
     table, varied = load(name), load(load(name).varies)
-    values = {value for cell in cells(table) if (value := table.published(*cell)) is not None}
+    values = {value for cell in table.places() if (value := table.published(*cell)) is not None}
     assert values
-    assert values <= {varied.published(*cell) for cell in cells(varied)}
+    assert values <= {varied.published(*cell) for cell in varied.places()}
     place = next(each for each in varied.columns if each.published == table.columns[0].published)
     known = [config(varied.name, row.label, place.label) for row in varied.rows]
     for row in table.rows:
@@ -109,7 +109,7 @@ def test_the_parts_of_a_table_fit_each_other(name: str) -> None:
         for names in column.rows:
             narrowed = [row for row in labels if ColumnSpec("", rows={names: ["x"]}).own(row)]
             assert narrowed, f"{name}: no row is called {names}"
-    for row, column, metric in cells(table):
+    for row, column, metric in table.places():
         own = {**column.measures.get(metric.name, {}), **row.measures.get(metric.name, {})}
         measures.build({**metric.measure, **own})
         assert not row.study or row.study in STUDIES
