@@ -20,6 +20,7 @@ from fedbench.runs.folder import RESULT
 from fedbench.runs.progress import identity
 from fedbench.runs.run import Run
 from fedbench.tables import store
+from fedbench.tables.spec import ColumnSpec
 from fedbench.tables.store import TableResult
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ def table_figures(folder: Path) -> Figures:
         wanted = [f"acc_on_{name}" for name in TEST_SETS if f"acc_on_{name}" in sets]
         if wanted:
             found[f"curves-{index}"] = runs.accuracy_curves(named, wanted[0], f"{column.label}: accuracy, %")
-        if published := _beside(table, column.label):
+        if published := _beside(table, column):
             labels, title = [row.label for row in table.spec.rows], f"{table.spec.title}: {column.label}"
             found[f"beside-{index}"] = runs.beside_published(published, labels, title)
     return found
@@ -342,11 +343,11 @@ def _named(points: Sequence[Mapping[str, str]], column: str) -> dict[str, list[r
     return {row: [_curve(seed) for seed in seeds.values()] for row, seeds in found.items()}
 
 
-def _beside(table: TableResult, column: str) -> dict[str, np.ndarray]:
+def _beside(table: TableResult, column: ColumnSpec) -> dict[str, np.ndarray]:
     """Return by metric mean and deviation, ours and published, [rows, 4]; none if nothing is published."""
     found = {}
     for metric in table.spec.metrics:
-        cells = [table.cell(row.label, column, metric.name) for row in table.spec.rows]
+        cells = table.cells_below(column, metric)
         theirs = [(c.published.mean, c.published.std) if c.published else (np.nan, np.nan) for c in cells]
         values = np.array([(c.mean, c.std, *t) for c, t in zip(cells, theirs, strict=True)], dtype=np.float64)
         if np.isfinite(values[:, 2]).any() and np.isfinite(values[:, 0]).any():

@@ -606,6 +606,7 @@ def _overview_line(
     values: Sequence[Judged],
 ) -> OverviewLine:
     chosen = [tables[name] for name in folders]
+    confirmed, exploratory = map(text.kinds_of, text.parted(values))
     runs: dict[str, list[str]] = {}
     for table in chosen:
         runs.setdefault(text.data(table), []).append(_short_name(table))
@@ -615,8 +616,8 @@ def _overview_line(
         setting,
         "; ".join(f"{', '.join(dict.fromkeys(names))}: {data}" for data, names in runs.items()),
         tuple(folders),
-        text.kinds_of(values),
-        text.kinds_of(values, exploratory=True),
+        confirmed,
+        exploratory,
         sum(_open(table) for table in chosen),
         *_cost(rows, folders),
     )

@@ -54,9 +54,9 @@ class Sample:
     rounding: float = 0.0  # half a unit of the last digit that the mean is known to
 
 
-def share_of(clients: int, sample: Sample) -> Sample:
-    """Return `sample`, of a share in percent of `clients`, with a spread of at least the binomial one."""
-    if sample.std is None:
+def share_of(clients: int | None, sample: Sample) -> Sample:
+    """Return `sample`, of a share in percent of `clients` (None: no share), with at least the binomial spread."""
+    if sample.std is None or not clients:
         return sample
     least = _binomial(np.asarray(sample.mean), sample.n, clients)
     return replace(sample, std=max(sample.std, float(least)))

@@ -23,7 +23,7 @@ from fedbench.tables import store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec
 from fedbench.tables.store import TableResult
-from fedbench.tables.text import DASH, SIGNS, Layout, Text, absent, headings, notes
+from fedbench.tables.text import DASH, SIGNS, Layout, Text, absent, escaped, headings, markdown, notes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,13 +95,11 @@ def draw_markdown(table: TableResult) -> str:
     """Return the whole document."""
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
-    lines = [["", *(_heading(table, *pair) for pair in pairs)], ["---"] * (len(pairs) + 1)]
-    for row in layout.rows:
-        texts = [layout.text(row, *pair) for pair in pairs]
-        lines.append([row.label, *map(_cell, texts)])
-    said = "".join(f"- {_escaped(note)}\n" for note in notes(layout))
+    lines = [["", *(_heading(table, *pair) for pair in pairs)]]
+    lines += [[row.label, *(_cell(layout.text(row, *pair)) for pair in pairs)] for row in layout.rows]
+    said = "".join(f"- {escaped(note)}\n" for note in notes(layout))
     matrices = "".join(_matrix(layout, column) for column in layout.columns)
-    grid = f"{_lines(lines)}\n" if pairs else ""
+    grid = f"{markdown(lines)}\n" if pairs else ""
     return f"# {table.title}\n\n{grid}{said}{matrices}"
 
 
@@ -112,18 +110,14 @@ def _matrix(layout: Layout, column: ColumnSpec) -> str:
     published = list(dict.fromkeys(name for _, name in found))
     if len(published) < 2:
         return ""
-    lines = [["ours \\ published", *published], ["---"] * (len(published) + 1)]
     signs = {pair: "".join(SIGNS[outcome] for outcome in outcomes) for pair, outcomes in found.items()}
-    lines += [[row, *(signs.get((row, name), "") for name in published)] for row in rows]
+    lines = [[row, *(signs.get((row, name), "") for name in published)] for row in rows]
+    grid = markdown([["ours \\ published", *published], *lines])
     metrics = ", ".join(metric.label for metric in layout.table.spec.metrics)
     return (
-        f"\n## For which published rows does a row of ours pass? {_escaped(column.label)}\n\n"
-        f"A sign for each of {metrics} that both have.\n\n{_lines(lines)}"
+        f"\n## For which published rows does a row of ours pass? {escaped(column.label)}\n\n"
+        f"A sign for each of {metrics} that both have.\n\n{grid}"
     )
-
-
-def _lines(lines: list[list[str]]) -> str:
-    return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
 
 
 def _heading(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> str:
@@ -148,10 +142,6 @@ def _needed(judged: verdict.Verdict) -> str:
     if math.isfinite(judged.seeds):
         return f" {judged.seeds:.0f}"
     return f" {judged.both:.0f} both" if math.isfinite(judged.both) else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 # A filled table as it is looked at from Python: cells, runs and curves as data frames, the drawing in notebooks.
@@ -245,7 +235,7 @@ def draw_latex(table: TableResult) -> str:
     width = len(spec.metrics)
     lines = [
         r"\begin{table}",
-        rf"\caption{{{escaped(table.title)}}}",
+        rf"\caption{{{_latex(table.title)}}}",
         rf"\begin{{tabular}}{{l{'r' * len(pairs)}}}",
         r"\toprule",
     ]
@@ -254,11 +244,11 @@ def draw_latex(table: TableResult) -> str:
         lines.append(_spans([(group, width) for group, _ in above]))
     lines.append(_spans([(label, width) for _, label in above]))
     if width > 1:
-        lines.append(" & ".join(["", *(escaped(metric.label) for _, metric in pairs)]) + r" \\")
+        lines.append(" & ".join(["", *(_latex(metric.label) for _, metric in pairs)]) + r" \\")
     lines.append(r"\midrule")
     for row in layout.rows:
         texts = [layout.text(row, *pair) for pair in pairs]
-        lines.append(" & ".join([escaped(row.label), *map(_ours, texts)]) + r" \\")
+        lines.append(" & ".join([_latex(row.label), *map(_ours, texts)]) + r" \\")
         if spec.paper:
             lines.append(" & ".join([r"\quad published", *map(_published, texts)]) + r" \\")
     lines += [
@@ -270,7 +260,7 @@ def draw_latex(table: TableResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def escaped(text: str) -> str:
+def _latex(text: str) -> str:
     """Return `text` with LaTeX's special characters made printable."""
     return "".join(SPECIAL.get(character, character) for character in text)
 
@@ -280,7 +270,7 @@ def _spans(labels: list[tuple[str, int]]) -> str:
     cells = []
     for label, same in groupby(labels, key=lambda pair: pair[0]):
         columns = sum(width for _, width in same)
-        cells.append(rf"\multicolumn{{{columns}}}{{c}}{{{escaped(label)}}}")
+        cells.append(rf"\multicolumn{{{columns}}}{{c}}{{{_latex(label)}}}")
     return " & ".join(["", *cells]) + r" \\"
 
 
@@ -288,14 +278,14 @@ def _ours(text: Text) -> str:
     if not text.ran:
         return "--"
     marked = {1: r"\textbf{%s}", 2: r"\underline{%s}"}.get(text.place, "%s")
-    return marked % escaped(text.ours)
+    return marked % _latex(text.ours)
 
 
 def _published(text: Text) -> str:
     if text.published == "-":
         return ""
     sign = LATEX_SIGNS.get(text.verdict.kind, "") + (SPECIAL["†"] if text.verdict.exploratory else "")
-    return f"{escaped(text.published)} {sign}".rstrip()
+    return f"{_latex(text.published)} {sign}".rstrip()
 
 
 # A table for the terminal: one rich table a column of the paper's, a line a row, ours beside the published value.

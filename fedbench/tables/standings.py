@@ -19,6 +19,7 @@ from fedbench.core.files import write_text
 from fedbench.metrics import hurt, worst
 from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line, files_of
 from fedbench.tables.text import DASH
+from fedbench.tables.text import markdown as table_of
 from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
 
 PAGE = "README.md"
@@ -284,9 +285,8 @@ def markdown(drawn: Standings) -> str:
     )
     for each in drawn.federations:
         text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {', '.join(map(str, each.seeds))}\n")
-        rows = [HEADINGS, ("---",) * len(HEADINGS)]
-        rows += [tuple(cells(line, drawn.references, len(each.seeds))) for line in each.lines]
-        text += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+        lines = [cells(line, drawn.references, len(each.seeds)) for line in each.lines]
+        text.append(table_of([HEADINGS, *lines]).rstrip())
     text.append("\n## Rules\n")
     text += [f"- {rule}" for rule in rules(drawn)]
     return "\n".join(text) + "\n"

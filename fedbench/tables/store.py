@@ -121,6 +121,10 @@ class TableResult:
                 return cell
         raise KeyError((row, column, metric))
 
+    def cells_below(self, column: ColumnSpec, metric: MetricSpec) -> list[Cell]:
+        """Return the cells of a column and metric, one a row."""
+        return [self.cell(row.label, column.label, metric.name) for row in self.spec.rows]
+
     @property
     def title(self) -> str:
         """The table's title, and what is not as published."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import shlex
 from collections import Counter
@@ -23,6 +22,17 @@ from fedbench.tables.store import LOCAL, PENDING, Cell, TableResult
 from fedbench.tables.verdict import KINDS, NONE, Agreement, Bias, Match, Verdict, agreements, biases, counts, verdict_of
 
 DASH = "-"
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells, the headings first, as a table."""
+    head, *rest = ([escaped(cell) for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rest))
+
+
+def escaped(text: str) -> str:
+    """Return `text` as it may stand in Markdown, on one line and in a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 @dataclass(frozen=True)
@@ -124,11 +134,8 @@ def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[
     if metric.better == "neither" or not table.provenance.trained:
         return {}
     sign = 1 if metric.better == "higher" else -1
-    means = {
-        row.label: sign * round(table.cell(row.label, column.label, metric.name).mean, metric.decimals)
-        for row in table.spec.rows
-        if math.isfinite(table.cell(row.label, column.label, metric.name).mean)
-    }
+    finite = [cell for cell in table.cells_below(column, metric) if math.isfinite(cell.mean)]
+    means = {cell.row: sign * round(cell.mean, metric.decimals) for cell in finite}
     levels = sorted(set(means.values()), reverse=True)[:2]
     return {row: levels.index(mean) + 1 for row, mean in means.items() if mean in levels and len(means) > 1}
 
@@ -247,16 +254,10 @@ def _made(table: TableResult) -> list[str]:
 
 def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
     """Return `seeds=5`, or which; nothing for those that the table has anyway."""
-    if own == tuple(range(_of_scale(table.provenance.scale) or table.spec.seeds)):
+    if own == tuple(range(spec.load_scale(table.provenance.scale).seeds or table.spec.seeds)):
         return []
     count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
     return [f"seeds={count}"]
-
-
-@functools.cache
-def _of_scale(name: str) -> int | None:
-    """Return how many seeds a scale has of its own."""
-    return spec.load_scale(name).seeds
 
 
 def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:
@@ -314,8 +315,7 @@ def _margin(table: TableResult, metric: MetricSpec) -> str:
 def _partitions(table: TableResult) -> Iterator[str]:
     """Say over what the intervals are: training seeds alone, or the draw of the partition as well."""
     made = (*table.provenance.varied, *table.provenance.changed)
-    filled = {cell.column for cell in table.cells if cell.values}
-    kept = {}
+    filled, kept = ran(table, "column"), {}
     for column in table.spec.columns:
         last = {text.partition("=")[0]: text for text in (*table.spec.base, *column.overrides, *made)}
         if column.label in filled:
@@ -417,16 +417,17 @@ def _passing(label: str, found: Sequence[Match]) -> str:
 def notes(layout: Layout) -> list[str]:
     """Return the sentences below a table, in the order in which they are read."""
     table = layout.table
-    spec, made = table.spec, table.provenance
-    said = [*_seed_notes(table), *_scale(table), *_stale(table), *sentences(layout), *absent(layout)]
+    own, made = table.spec, table.provenance
+    changed = filter(None, [spec.load_scale(made.scale).words])
+    said = [*_seed_notes(table), *changed, *_stale(table), *sentences(layout), *absent(layout)]
     if not made.trained:
         said.append("The runs are too short for the order of the methods to mean anything.")
         return [*said, _made_on(table)]
-    said += [_agreement(each, spec.headline) for each in agreements(table)]
+    said += [_agreement(each, own.headline) for each in agreements(table)]
     said += _significance(table)
-    said += spec.notes
+    said += own.notes
     if made.scale == "paper" and not made.substitute:
-        said += [finding.text for finding in spec.findings if finding.changed == made.changed]
+        said += [finding.text for finding in own.findings if finding.changed == made.changed]
     said += [f"{row.label}: {row.note}" for row in layout.rows if row.note]
     said += [f"{column.label}: {column.note}" for column in layout.columns if column.note]
     return [*said, _made_on(table)]
@@ -440,23 +441,16 @@ def _made_on(table: TableResult) -> str:
 
 def _seed_notes(table: TableResult) -> Iterator[str]:
     """Say over which seeds the values are, and which rows have only some of them."""
-    seeds = sorted({seed for cell in table.cells for seed in cell.seeds})
-    words = ", ".join(map(str, seeds)) or "none"
-    yield f"Ours: mean ± sample standard deviation over seeds {words}."
+    every = tuple(sorted({seed for cell in table.cells for seed in cell.seeds}))
+    yield f"Ours: mean ± sample standard deviation over seeds {', '.join(map(str, every)) or 'none'}."
     rows: dict[tuple[int, ...], list[str]] = {}
     for row in table.spec.rows:
-        own = {seed for cell in table.cells if cell.row == row.label for seed in cell.seeds}
-        if own and own != set(seeds):
-            rows.setdefault(tuple(sorted(own)), []).append(row.label)
+        own = seeds(table, row.label)
+        if own and own != every:
+            rows.setdefault(own, []).append(row.label)
     each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in rows.items()]
     if each:
         yield f"Fewer seeds so far: {'; '.join(each)}."
-
-
-def _scale(table: TableResult) -> Iterator[str]:
-    """Yield what the scale changes, in its own words."""
-    if words := spec.load_scale(table.provenance.scale).words:
-        yield words
 
 
 def _stale(table: TableResult) -> Iterator[str]:
@@ -617,9 +611,14 @@ def _once(found: Sequence[Judged]) -> list[Judged]:
     return kept
 
 
-def kinds_of(found: Sequence[Judged], *, exploratory: bool = False) -> Counter[str]:
-    """Return how many of which kind: those that are exploratory, or all others."""
-    return Counter(each.kind for each in found if each.exploratory == exploratory)
+def parted(found: Sequence[Judged]) -> list[list[Judged]]:
+    """Return the values that are not exploratory, and those that are."""
+    return [[each for each in found if each.exploratory == exploratory] for exploratory in (False, True)]
+
+
+def kinds_of(found: Sequence[Judged]) -> Counter[str]:
+    """Return how many values have a verdict of which kind."""
+    return Counter(each.kind for each in found)
 
 
 def rows_of(found: Sequence[Judged]) -> int:
@@ -629,39 +628,28 @@ def rows_of(found: Sequence[Judged]) -> int:
 
 def words(found: Sequence[Judged]) -> str:
     """Return the counts as a phrase, with the rows of runs behind them, those of exploratory values apart."""
-    return "; exploratory: ".join(filter(None, _phrases(found))) or "none"
+    confirmed, exploratory = map(_phrase, parted(found))
+    return (confirmed or "none") + (f"; exploratory: {exploratory}" if exploratory else "")
 
 
-def _phrases(found: Sequence[Judged]) -> Iterator[str]:
-    for exploratory in (False, True):
-        own = [each for each in found if each.exploratory == exploratory]
-        of = {kind: [each for each in own if each.kind == kind] for kind in JUDGED_KINDS}
-        told = [f"{len(values)} {kind} from {rows_of(values)} rows" for kind, values in of.items() if values]
-        words = ", ".join(told).replace(" rows", " rows of runs", 1).replace(" 1 rows", " 1 row")
-        yield words or ("" if exploratory or not found else "none")
+def _phrase(found: Sequence[Judged]) -> str:
+    of = {kind: [each for each in found if each.kind == kind] for kind in JUDGED_KINDS}
+    told = [f"{len(values)} {kind} from {rows_of(values)} rows" for kind, values in of.items() if values]
+    return ", ".join(told).replace(" rows", " rows of runs", 1).replace(" 1 rows", " 1 row")
 
 
 def table(found: Sequence[Judged]) -> str:
     """Return a line a table, and one for each tally."""
     lines = [["table", *COLUMNS, *(f"exploratory: {column}" for column in COLUMNS)]]
-    lines.append(["---"] * len(lines[0]))
-    lines += [
-        [
-            f"[{folder}](tables/{folder}/table.md)",
-            *_count_cells([each for each in found if each.folder == folder]),
-        ]
-        for folder in dict.fromkeys(each.folder for each in found)
-    ]
+    for folder in dict.fromkeys(each.folder for each in found):
+        counted = _count_cells([each for each in found if each.folder == folder])
+        lines.append([f"[{folder}](tables/{folder}/table.md)", *counted])
     for each in tallies(found):
         label = f"{each.paper}, {each.setting or 'as specified'}, {len(each.tables)} tables, each value once"
         lines.append([label, *_count_cells(each.values)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown(lines)
 
 
 def _count_cells(found: Sequence[Judged]) -> list[str]:
-    said = []
-    for exploratory in (False, True):
-        own = [each for each in found if each.exploratory == exploratory]
-        kinds = kinds_of(own, exploratory=exploratory)
-        said += [str(len(own)), str(rows_of(own)), *(str(kinds[kind]) for kind in JUDGED_KINDS)]
-    return said
+    counts = [(len(own), rows_of(own), *(kinds_of(own)[kind] for kind in JUDGED_KINDS)) for own in parted(found)]
+    return [str(number) for each in counts for number in each]

@@ -23,7 +23,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -43,11 +44,12 @@ from fedbench.tables.equivalence import (
     seeds_to_attain,
     share_of,
 )
-from fedbench.tables.spec import MetricSpec, Published
+from fedbench.tables.spec import ColumnSpec, MetricSpec, Published
 from fedbench.tables.store import Cell, TableResult
 
 NONE = "none"
 KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE, UNDECIDABLE, NONE)
+TestT = TypeVar("TestT", "Paired", "Bias")
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def verdict_of(table: TableResult, cell: Cell) -> Verdict:
         return Verdict(NONE, difference, "no verdict: its margin is not known")
     text, seeds = f"{test.outcome}{apart}", math.nan
     if test.outcome == INCONCLUSIVE and not cell.published.bound:
-        samples = samples_of(table, cell, cell.published)
+        samples = ours_of(table, cell, cell.values), theirs_of(table, cell, cell.published)
         seeds, both = (seeds_needed(*samples, test.margin, both=both) for both in (False, True))
         text += f", {_told(seeds, both, 'would decide')}"
     return Verdict(test.outcome, difference, text, test, seeds, exploratory=exploratory)
@@ -100,10 +102,9 @@ def undecidable(table: TableResult, cell: Cell, seeds: int) -> Verdict | None:
     published, metric = cell.published, table.spec.metric(cell.metric)
     if published is None or metric.timing or not table.provenance.is_paper_setting:
         return None
-    if (margin := margin_of(table, cell.column, cell.metric, published)) is None:
+    if (margin := margin_of(table, cell, published)) is None:
         return None
-    clients = table.clients_of(cell.column) if cell.metric == "ipr" else None
-    known = theirs_of(table, cell.column, cell.metric, published), margin, clients
+    known = theirs_of(table, cell, published), margin, _sharing(table, cell)
     bound = bool(published.bound)
     if attainable(seeds, *known, bound=bound):
         return None
@@ -112,41 +113,35 @@ def undecidable(table: TableResult, cell: Cell, seeds: int) -> Verdict | None:
     return Verdict(UNDECIDABLE, text=text, seeds=alone, both=both)
 
 
-def margin_of(table: TableResult, column: str, metric: str, published: Published) -> float | None:
-    """Return the margin around a published value; None if it is not known."""
-    return spec.width(metric, table.spec.margins, published.mean, table.clients_of(column))
+def margin_of(table: TableResult, cell: Cell, published: Published) -> float | None:
+    """Return the margin around a published value of the cell's metric; None if it is not known."""
+    return spec.width(cell.metric, table.spec.margins, published.mean, table.clients_of(cell.column))
 
 
 def against(table: TableResult, cell: Cell, published: Published) -> Comparison | None:
     """Return the test of a cell with two values or more against any published value; None if there is no margin."""
-    margin = margin_of(table, cell.column, cell.metric, published)
+    margin = margin_of(table, cell, published)
     if margin is None:
         return None
-    return compare(*samples_of(table, cell, published), margin, bound=bool(published.bound))
+    samples = ours_of(table, cell, cell.values), theirs_of(table, cell, published)
+    return compare(*samples, margin, bound=bool(published.bound))
 
 
-def samples_of(table: TableResult, cell: Cell, published: Published) -> tuple[Sample, Sample]:
-    """Return (ours, theirs) as the test sees them."""
-    theirs = theirs_of(table, cell.column, cell.metric, published)
-    return measured(table, cell.column, cell.metric, cell.values), theirs
+def theirs_of(table: TableResult, cell: Cell, published: Published) -> Sample:
+    """Return a published value of the cell's column and metric as the test sees it."""
+    seeds, rounding = table.spec.published_seeds, 0.5 * 10.0**-published.decimals
+    return share_of(_sharing(table, cell), Sample(published.mean, published.std, seeds, rounding))
 
 
-def theirs_of(table: TableResult, column: str, metric: str, published: Published) -> Sample:
-    """Return a published value as the test sees it."""
-    theirs = Sample(published.mean, published.std, table.spec.published_seeds, 0.5 * 10.0**-published.decimals)
-    return spread(table, column, metric, theirs)
-
-
-def measured(table: TableResult, column: str, metric: str, values: Sequence[float]) -> Sample:
-    """Return values of ours, two or more, one a seed."""
+def ours_of(table: TableResult, cell: Cell, values: Sequence[float]) -> Sample:
+    """Return values of ours in the cell's column and metric, two or more, one a seed, as the test sees them."""
     found = Sample(float(np.mean(values)), float(np.std(values, ddof=1)), len(values))
-    return spread(table, column, metric, found)
+    return share_of(_sharing(table, cell), found)
 
 
-def spread(table: TableResult, column: str, metric: str, sample: Sample) -> Sample:
-    """Return `sample` with the spread that the test takes: a share of the column's clients has a least one."""
-    clients = table.clients_of(column)
-    return share_of(clients, sample) if metric == "ipr" and clients else sample
+def _sharing(table: TableResult, cell: Cell) -> int | None:
+    """Return of how many clients the cell is a share; None if it is none, or they are not known."""
+    return table.clients_of(cell.column) if cell.metric == "ipr" else None
 
 
 def counts(table: TableResult, *, exploratory: bool = False) -> Counter[str]:
@@ -198,7 +193,7 @@ class Paired:
 
 def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paired]:
     """Return every other row against `reference`, in columns where at least three seeds are paired."""
-    found: list[Paired] = []
+    found = []
     for column in table.spec.columns:
         base = _by_seed(table, reference, column.label, metric)
         for row in table.spec.rows:
@@ -208,10 +203,7 @@ def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paire
                 continue
             mean, half, p = t_test(np.array([base[seed] - other[seed] for seed in seeds]))
             found.append(Paired(column.label, row.label, len(seeds), mean, mean - half, mean + half, p))
-    adjusted = holm([each.p for each in found])
-    return [
-        Paired(e.column, e.row, e.seeds, e.difference, e.low, e.high, p) for e, p in zip(found, adjusted, strict=True)
-    ]
+    return _adjusted(found)
 
 
 def t_test(gaps: np.ndarray[Any, Any]) -> tuple[float, float, float]:
@@ -226,13 +218,15 @@ def t_test(gaps: np.ndarray[Any, Any]) -> tuple[float, float, float]:
 
 def holm(p: Sequence[float]) -> list[float]:
     """Return Holm's step-down adjustment: p values that may be compared with the level as they are."""
-    order = np.argsort(p)
-    adjusted = np.empty(len(p))
-    running = 0.0
-    for place, index in enumerate(order):
-        running = max(running, min(1.0, (len(p) - place) * p[index]))
-        adjusted[index] = running
+    order, adjusted = np.argsort(p), np.empty(len(p))
+    factors = np.arange(len(p), 0, -1)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, factors * np.asarray(p)[order]))
     return [float(value) for value in adjusted]
+
+
+def _adjusted(found: Sequence[TestT]) -> list[TestT]:
+    """Return tests with Holm's adjustment over all of them."""
+    return [replace(each, p=p) for each, p in zip(found, holm([each.p for each in found]), strict=True)]
 
 
 def _by_seed(table: TableResult, row: str, column: str, metric: MetricSpec) -> dict[int, float]:
@@ -264,38 +258,22 @@ def agreements(table: TableResult) -> list[Agreement]:
     """
     if table.spec.varies:
         return []
-    found = [
-        _agreement(table, column.label, metric)
-        for column in table.spec.columns
-        for metric in table.spec.metrics
-        if metric.better != "neither"
-    ]
+    ranked = [metric for metric in table.spec.metrics if metric.better != "neither"]
+    found = [_agreement(table, *place) for place in product(table.spec.columns, ranked)]
     return [each for each in found if each.rows]
 
 
-def _agreement(table: TableResult, column: str, metric: MetricSpec) -> Agreement:
-    cells = [table.cell(row.label, column, metric.name) for row in table.spec.rows]
-    both = [cell for cell in cells if comparable(cell)]
+def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Agreement:
+    both = [cell for cell in table.cells_below(column, metric) if math.isfinite(cell.mean) and cell.published]
     sign = 1.0 if metric.better == "higher" else -1.0
     ours = {cell.row: sign * round(cell.mean, EXACT) for cell in both}
     theirs = {cell.row: sign * cell.published.mean for cell in both if cell.published}
-    best_ours, best_published = _best(ours), _best(theirs)
+    best = _best(ours), _best(theirs)
     compared = table.spec.headline in ours and len(both) > 1
-    return Agreement(
-        column,
-        metric.name,
-        len(both),
-        _tau(list(ours.values()), list(theirs.values())),
-        best_ours,
-        best_published,
-        _stands_out(table.spec.headline, best_ours, len(both)) if compared else None,
-        _stands_out(table.spec.headline, best_published, len(both)) if compared else None,
-    )
-
-
-def _stands_out(row: str, best: tuple[str, ...], rows: int) -> bool:
-    """Return whether `row` is among the best, and they are not simply all rows."""
-    return row in best and len(best) < rows
+    # The headline row is among the best, and they are not simply all rows.
+    stands_out = [table.spec.headline in rows and len(rows) < len(both) if compared else None for rows in best]
+    tau = _tau(list(ours.values()), list(theirs.values()))
+    return Agreement(column.label, metric.name, len(both), tau, *best, *stands_out)
 
 
 def _best(values: dict[str, float]) -> tuple[str, ...]:
@@ -310,11 +288,6 @@ def _tau(ours: list[float], theirs: list[float]) -> float:
     with warnings.catch_warnings():  # a constant order has no correlation: nan, and no warning
         warnings.simplefilter("ignore")
         return float(stats.kendalltau(ours, theirs).statistic)
-
-
-def comparable(cell: Cell) -> bool:
-    """Return whether `cell` has a value of ours beside a published one."""
-    return cell.published is not None and math.isfinite(cell.mean)
 
 
 # Does a group of rows lean to one side? A joint test, beside the verdicts on single cells.
@@ -354,14 +327,12 @@ def biases(table: TableResult) -> list[Bias]:
     """
     groups: Mapping[str, tuple[str, ...]] = {ALL: ("*",), **table.spec.groups}
     found = [
-        bias
+        _bias(_members(table, column.label, metric.name, group, names), group, table)
         for column in table.spec.columns
         for metric in table.spec.metrics
         for group, names in groups.items()
-        if (bias := _bias(_members(table, column.label, metric.name, group, names), group, table)) is not None
     ]
-    adjusted = holm([each.p for each in found])
-    return [replace(each, p=p) for each, p in zip(found, adjusted, strict=True)]
+    return _adjusted([bias for bias in found if bias is not None])
 
 
 def _members(table: TableResult, column: str, metric: str, group: str, names: tuple[str, ...]) -> list[Cell]:
@@ -369,15 +340,11 @@ def _members(table: TableResult, column: str, metric: str, group: str, names: tu
     confirmed = [label for label in labels if not table.exploratory(label, column)]
     chosen = confirmed if confirmed or group == ALL else labels
     cells = [table.cell(label, column, metric) for label in chosen]
-    return [
-        cell
-        for cell in cells
-        if verdict_of(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS and not _bounded(cell)
-    ]
+    return [cell for cell in cells if _is_tested(table, cell) and cell.published and not cell.published.bound]
 
 
-def _bounded(cell: Cell) -> bool:
-    return cell.published is None or bool(cell.published.bound)
+def _is_tested(table: TableResult, cell: Cell) -> bool:
+    return verdict_of(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS
 
 
 def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
@@ -385,8 +352,7 @@ def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
     if len(cells) < 2 or len(seeds) < LEAST_SEEDS:
         return None
     ours = np.array([[dict(zip(cell.seeds, cell.values, strict=True))[seed] for seed in seeds] for cell in cells])
-    column, metric = cells[0].column, cells[0].metric
-    theirs = [samples_of(table, cell, cell.published)[1] for cell in cells if cell.published]
+    theirs = [theirs_of(table, cell, cell.published) for cell in cells if cell.published]
     spreads = [each.std for each in theirs if each.std is not None]
     published = Sample(
         float(np.mean([each.mean for each in theirs])),
@@ -395,20 +361,10 @@ def _bias(cells: list[Cell], group: str, table: TableResult) -> Bias | None:
         float(np.mean([each.rounding for each in theirs])),
     )
     by_seed = ours.mean(0)  # [seeds]
-    test = compare(measured(table, column, metric, by_seed), published, math.inf)
+    test = compare(ours_of(table, cells[0], by_seed), published, math.inf)
     below = int((ours.mean(1) < [each.mean for each in theirs]).sum())
-    return Bias(
-        column,
-        metric,
-        group,
-        len(cells),
-        below,
-        len(seeds),
-        test.difference,
-        test.low,
-        test.high,
-        test.p,
-    )
+    counts = len(cells), below, len(seeds)
+    return Bias(cells[0].column, cells[0].metric, group, *counts, test.difference, test.low, test.high, test.p)
 
 
 # What a verdict is worth: for which other published rows would a row of ours pass as well?
@@ -432,12 +388,12 @@ class Match:
 def matches(table: TableResult) -> list[Match]:
     """Return every cell with a verdict and a test against every published value of its column and metric."""
     found = []
-    for column in table.spec.columns:
-        for metric in table.spec.metrics:
-            cells = [table.cell(row.label, column.label, metric.name) for row in table.spec.rows]
-            for cell in cells:
-                if verdict_of(table, cell).kind != NONE and len(cell.values) >= LEAST_SEEDS:
-                    found += _beside(table, cell, cells)
+    for column, metric in product(table.spec.columns, table.spec.metrics):
+        cells = table.cells_below(column, metric)
+        for cell, other in product([cell for cell in cells if _is_tested(table, cell)], cells):
+            test = None if other.published is None else against(table, cell, other.published)
+            if test is not None:
+                found.append(Match(cell.column, cell.metric, cell.row, other.row, test.difference, test.outcome))
     return found
 
 
@@ -459,12 +415,3 @@ def passes_for(found: list[Match], column: str, metric: str, row: str) -> tuple[
         and each.published != row
         and each.outcome == EQUIVALENT
     )
-
-
-def _beside(table: TableResult, cell: Cell, cells: list[Cell]) -> list[Match]:
-    found = []
-    for other in cells:
-        test = None if other.published is None else against(table, cell, other.published)
-        if test is not None:
-            found.append(Match(cell.column, cell.metric, cell.row, other.row, test.difference, test.outcome))
-    return found
