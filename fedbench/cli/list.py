@@ -303,12 +303,7 @@ def _tables() -> Listing:
     for name in spec.names():
         table = spec.load(name)
         published = sum(table.published(*place) is not None for place in table.places())
-        used = dict.fromkeys(
-            text.partition("=")[2]
-            for column in table.columns
-            for text in (*table.base, *column.overrides)
-            if text.startswith("dataset=")
-        )
+        used = dict.fromkeys(name for column in table.columns for name in table.datasets(column))
         ready = [d for d in used if groups.registry("dataset").build(groups.load("dataset", d)).state().ready]
         unsupported = sum(bool(row.unsupported or column.unsupported) for row in table.rows for column in table.columns)
         size = f"{len(table.rows)} × {len(table.columns)}"

@@ -35,14 +35,10 @@ from fedbench.tables.verdict import NONE, verdict_of
 LEVELS = 1000  # between zero and the largest weight of a matrix
 CLIENTS = 150  # of a matrix that are drawn; more would be smaller than a pixel and weigh megabytes
 PREFIX = "acc_on_"
-Arrays = np.ndarray[Any, Any]
 
 
 def behind(
-    table: TableResult,
-    curves: Sequence[Mapping[str, str]],
-    matrices: Mapping[str, Arrays],
-    clients: Mapping[str, Arrays],
+    table: TableResult, curves: Sequence[Mapping[str, str]], matrices: store.Arrays, clients: store.Arrays
 ) -> dict[str, Any]:
     """Return what the page draws of a table, per "row|column" (numbers from 0).
 
@@ -74,7 +70,7 @@ def behind(
     return {"sets": sets, "curves": found, "matrices": drawn, "clients": scores}
 
 
-def _placed(cells: Mapping[str, str], arrays: Mapping[str, Arrays]) -> Iterator[tuple[str, str, Arrays]]:
+def _placed(cells: Mapping[str, str], arrays: store.Arrays) -> Iterator[tuple[str, str, store.Array]]:
     """Yield (cell, seed, array) of those that lie in a cell of the table."""
     for name, array in arrays.items():
         labels, _, seed = name.rpartition(SEPARATOR)
@@ -82,7 +78,7 @@ def _placed(cells: Mapping[str, str], arrays: Mapping[str, Arrays]) -> Iterator[
             yield cells[labels], seed, array
 
 
-def _matrix(weights: Arrays, seed: str) -> dict[str, Any]:
+def _matrix(weights: store.Array, seed: str) -> dict[str, Any]:
     """Return a matrix [N, N], of at most CLIENTS clients, as whole multiples of a unit.
 
     With an order in which those who weigh each other stand together, a place of each client in the plane (the two
@@ -109,7 +105,7 @@ def packed(content: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
-def _levels(weights: Arrays) -> dict[str, Any]:
+def _levels(weights: store.Array) -> dict[str, Any]:
     """Return weights [N, N] as whole numbers, a tenth of the size of decimals; None where one is not finite."""
     finite = np.isfinite(weights)
     unit = float(np.abs(weights[finite]).max(initial=0.0)) / LEVELS or 1.0
@@ -209,15 +205,14 @@ def build(results: Path, out: Path) -> int:
 def board_view(folder: Path, out: Path) -> dict[str, Any]:
     """Return what the page prints of a leaderboard."""
     board = standings.read(folder)
-    lines = {
-        each.label: [standings.cells(line, board.references, len(each.seeds)) for line in each.lines]
-        for each in board.federations
-    }
     return {
         "name": board.name,
         "title": board.title,
         "cost": f"{board.runs} runs, {board.cost:.2f} hours of one core ({board.machine})",
-        "federations": [(each, lines[each.label]) for each in board.federations],
+        "federations": [
+            (each, [standings.cells(line, board.references, len(each.seeds)) for line in each.lines])
+            for each in board.federations
+        ],
         "rules": list(standings.rules(board)),
         "links": [(name, _relative(folder / name, out)) for name in (standings.PAGE, "rows.csv")],
     }
@@ -253,7 +248,7 @@ def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping
     )
 
 
-def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[str, dict[str, Arrays]]:
+def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[str, store.Arrays]:
     """Return clients' accuracies by table and "row|column|seed", from another table where one did not keep a run's."""
     kept = {folder.name: store.load_arrays(folder, store.CLIENTS) for folder in folders}
     named = [
@@ -268,9 +263,7 @@ def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[
     }
 
 
-def _folder_view(
-    folder: Path, table: TableResult, rows: ResultRows, clients: Mapping[str, Arrays], out: Path
-) -> TableView:
+def _folder_view(folder: Path, table: TableResult, rows: ResultRows, clients: store.Arrays, out: Path) -> TableView:
     links = [(name, _relative(folder / name, out)) for name in DRAWN if (folder / name).is_file()]
     curves, matrices = store.load_rows(folder, store.CURVES), store.load_arrays(folder, store.MATRICES)
     found = behind(only_run(table), curves, matrices, clients)
@@ -291,11 +284,7 @@ def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
         {"name": "paper", "label": "Paper", "options": sorted(papers.items())},
         {"name": "dataset", "label": "Data set", "options": [(name, name) for name in datasets]},
         {"name": "method", "label": "Method", "options": [(name, name) for name in methods]},
-        {
-            "name": "verdict",
-            "label": "Verdict",
-            "options": [(kind, word) for kind, (_, word) in KINDS.items()],
-        },
+        {"name": "verdict", "label": "Verdict", "options": [(kind, word) for kind, (_, word) in KINDS.items()]},
     ]
 
 
@@ -360,26 +349,16 @@ def table_view(
 ) -> TableView:
     """Return what the page says of `table`; `runs` are its result rows, `behind` what lies behind its cells."""
     less = only_run(table)
-    spec, layout = less.spec, Layout(less)
-    cells = {
-        f"{i}-{j}-{k}": _cell(layout, row, column, metric)
-        for i, row in enumerate(spec.rows)
-        for j, column in enumerate(spec.columns)
-        for k, metric in enumerate(spec.metrics)
-    }
-    counts = Counter(cell["kind"] for cell in cells.values())
-    known = script_content(less, table.spec, folder, cells, runs)
-    for key, cell in cells.items():
-        row, column, metric = map(int, key.split("-"))
-        where = known["columns"][column]["label"]
-        cell["name"] = f"{spec.rows[row].label}, {where}, {spec.metrics[metric].label}"
+    layout = Layout(less)
+    known = script_content(layout, table.spec, folder, runs)
+    counts = Counter(cell["kind"] for cell in known["cells"].values())
     return TableView(
         folder=folder,
         title=table.title,
         name=_name(table),
         setting=f"{text.setting(table).replace('`', '')}; {text.data(table)}",
-        paper=spec.paper,
-        headline=spec.headline,
+        paper=less.spec.paper,
+        headline=less.spec.headline,
         groups=column_groups(less),
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
         notes=tuple(notes(layout if less is table else Layout(table))),
@@ -442,16 +421,24 @@ def _brief(reason: str) -> str:
     return brief if len(brief) <= SHORT else "not run"
 
 
-def script_content(
-    table: TableResult, whole: TableSpec, folder: str, cells: dict[str, Any], runs: ResultRows
-) -> dict[str, Any]:
-    """Return what the script knows of a table; `cells` by "row-column-metric", `whole` with the columns not shown."""
-    spec, made = table.spec, table.provenance
+def script_content(layout: Layout, whole: TableSpec, folder: str, runs: ResultRows) -> dict[str, Any]:
+    """Return what template and script know of a table; cells by "row-column-metric", `whole` with columns not shown."""
+    table, spec, made = layout.table, layout.table.spec, layout.table.provenance
+    columns = [_column(table, column, runs) for column in spec.columns]
+    cells = {
+        f"{i}-{j}-{k}": {
+            "name": f"{row.label}, {columns[j]['label']}, {metric.label}",
+            **_cell(layout, row, column, metric),
+        }
+        for i, row in enumerate(spec.rows)
+        for j, column in enumerate(spec.columns)
+        for k, metric in enumerate(spec.metrics)
+    }
     return {
         "id": folder,
         "cells": cells,
         "rows": [{"label": row.label, "overrides": row.overrides} for row in spec.rows],
-        "columns": [_column(table, column, runs) for column in spec.columns],
+        "columns": columns,
         "metrics": [
             {
                 "label": metric.label,
@@ -470,29 +457,23 @@ def script_content(
 
 
 def _column(table: TableResult, column: ColumnSpec, runs: ResultRows) -> dict[str, Any]:
-    name, note = column_heading(table, column, runs)
-    own = (*([] if note else [column.group]), name)
-    made = table.provenance
+    """Return what is said of a column, headed by the data that was run; `note`: which of the paper's that replaces."""
+    group, name, note = column.group, column.label, ""
+    if substitute := table.provenance.substitute:
+        parts = dict.fromkeys(run.get("partition", "") for run in runs if run.get("column") == column.label)
+        group, name = "", ", ".join([substitute, *filter(None, parts)])
+        note = text.headings(table, column)[1]
     return {
         "name": name,
         "note": note,
         "key": column.label,
-        "label": ", ".join(part for part in own if part),
+        "label": ", ".join(filter(None, [group, name])),
         "datasets": _datasets(table, column),
         "overrides": column.overrides,
-        "says": ", ".join([*([note] if note else []), *column.overrides]) or "as the table's own settings say",
+        "says": ", ".join(filter(None, [note, *column.overrides])) or "as the table's own settings say",
         "own": [column.own(row.label) for row in table.spec.rows],
-        "substitute": (f"dataset={made.substitute}", *column.substitute) if made.substitute else (),
+        "substitute": (f"dataset={substitute}", *column.substitute) if substitute else (),
     }
-
-
-def column_heading(table: TableResult, column: ColumnSpec, runs: ResultRows) -> tuple[str, str]:
-    """Return (the data that was run, which column of the paper it takes the place of), which stand above a column."""
-    substitute = table.provenance.substitute
-    if not substitute:
-        return column.label, ""
-    parts = dict.fromkeys(run.get("partition", "") for run in runs if run.get("column") == column.label)
-    return ", ".join([substitute, *filter(None, parts)]), text.headings(table, column)[1]
 
 
 def column_groups(table: TableResult) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -536,8 +517,8 @@ def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
     """Return the data set that was run: the column's own, or the one in its place."""
     if table.provenance.substitute:
         return (table.provenance.substitute,)
-    chosen = [text.partition("=")[2] for text in (*table.spec.base, *column.overrides) if text.startswith("dataset=")]
-    return tuple(chosen[-1:] or [column.published[key] for key in ("dataset",) if key in column.published])
+    named = [column.published.get("dataset", ""), *table.spec.datasets(column)]
+    return tuple(filter(None, named[-1:]))
 
 
 @dataclass(frozen=True)

@@ -273,6 +273,10 @@ class TableSpec:
         """Yield the place of every cell, row by row."""
         return product(self.rows, self.columns, self.metrics)
 
+    def datasets(self, column: ColumnSpec) -> list[str]:
+        """Return the data sets that the overrides of a column name; the last one is run."""
+        return [text.partition("=")[2] for text in (*self.base, *column.overrides) if text.startswith("dataset=")]
+
     def metric(self, name: str) -> MetricSpec:
         """Return the metric of this name. Raises KeyError if there is none."""
         return {metric.name: metric for metric in self.metrics}[name]

@@ -193,12 +193,7 @@ def spelled(overrides: Sequence[str]) -> str:
 def data(table: TableResult) -> str:
     """Return the data sets that were run, and of how many columns."""
     columns = [column for column in table.spec.columns if column.label in ran(table, "column")]
-    own = dict.fromkeys(
-        text.partition("=")[2]
-        for column in columns
-        for text in (*table.spec.base, *column.overrides)
-        if text.startswith("dataset=")
-    )
+    own = dict.fromkeys(name for column in columns for name in table.spec.datasets(column))
     substitute = table.provenance.substitute
     named = f"{substitute} instead" if substitute else ", ".join(own)
     every = len(table.spec.columns)
