@@ -279,11 +279,12 @@ def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
     """Return what the page can be filtered by: a name, its label and its options."""
     papers = {each.paper: text.PAPERS.get(each.paper, each.paper) or OWN for each in views}
     datasets = sorted({name for each in views for column in each.content["columns"] for name in column["datasets"]})
-    methods = sorted({row["label"] for each in views for row in each.content["rows"]}, key=str.casefold)
+    methods = {row["label"] for each in views for row in each.content["rows"]}
+    in_order = sorted(methods, key=lambda name: (name.casefold(), name))  # as a set comes in any
     return [
         {"name": "paper", "label": "Paper", "options": sorted(papers.items())},
         {"name": "dataset", "label": "Data set", "options": [(name, name) for name in datasets]},
-        {"name": "method", "label": "Method", "options": [(name, name) for name in methods]},
+        {"name": "method", "label": "Method", "options": [(name, name) for name in in_order]},
         {"name": "verdict", "label": "Verdict", "options": [(kind, word) for kind, (_, word) in KINDS.items()]},
     ]
 

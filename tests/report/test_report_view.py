@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.report.build import CLIENTS, KINDS, LEVELS, TableView, behind, packed, table_view
+from fedbench.report.build import CLIENTS, KINDS, LEVELS, TableView, _facets, behind, packed, table_view
 from fedbench.tables.store import TableResult
 from tests.report.toys import judged_table
 
@@ -40,6 +40,15 @@ def test_every_cell_has_its_verdict_as_colour_sign_and_word() -> None:
     assert (missing["kind"], missing["ours"], missing["said"]) == ("missing", "", "not run: data missing")
     assert missing["name"] == "FedAvg, CIFAR-100 (coarse), Concept shift, Acc %"
     assert cells["0-1-1"]["kind"] == "alone", "nothing is published there, so nothing is missing"
+
+
+def test_methods_that_differ_in_case_alone_stand_in_one_order() -> None:
+    """The same page from the same tables, whatever order a set comes in."""
+    rows = [{"label": label} for label in ("fedavg", "Ditto", "FedAvg", "ditto", "MOON", "moon", "FEDAVG", "dItto")]
+    view = dataclasses.replace(seen(judged_table()), content={"rows": rows, "columns": []})
+    facets = {each["name"]: each for each in _facets([view])}
+    expected = ["Ditto", "dItto", "ditto", "FEDAVG", "FedAvg", "fedavg", "MOON", "moon"]
+    assert facets["method"]["options"] == [(name, name) for name in expected]
 
 
 def test_an_exploratory_cell_is_of_a_kind_of_its_own() -> None:
