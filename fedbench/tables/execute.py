@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config.groups import conf_dir
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, unknown
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain, run_key
 from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable, tell
@@ -237,7 +237,9 @@ def _study(job: Job) -> None:
     folder = job.folder
     with contextlib.suppress(Exception), folder, folder.noting_failure():
         folder.clear()
-        found = STUDIES.build({"name": job.study}).run(job.config)
+        if job.study not in STUDIES:
+            raise unknown("study", job.study, STUDIES)
+        found = STUDIES[job.study](job.config)
         made = {"seed": job.seed, "data": job.data, "code": fingerprint.code_of(job.config)}
         folder.finish({**found, **made})
 

@@ -90,22 +90,6 @@ class Result(Measure):
 
 
 @dataclass(frozen=True)
-class PerRound(Measure):
-    """A cumulative column (seconds or bytes) for each round."""
-
-    name: ClassVar[str] = "per_round"
-    column: str = "seconds_total"
-    factor: float = 1.0
-
-    def value(self, run: Run, baseline: Run | None) -> float:
-        return self.factor * run.column(self.column) / run.column("rounds")
-
-    @property
-    def words(self) -> str:
-        return f"{words_of(self.column)}, for each round" + (f", times {self.factor:g}" if self.factor != 1 else "")
-
-
-@dataclass(frozen=True)
 class Clients(Measure):
     """Mean accuracy in percent of the clients from `first` to `last` inclusive (a domain's clients)."""
 
@@ -164,7 +148,7 @@ class ArrayMean(Measure):
 
 MEASURES: Registry[Measure] = Registry(
     "measure",
-    {cls.name: f"{__name__}:{cls.__name__}" for cls in (Result, PerRound, Clients, Speedup, ArrayMean)},
+    {cls.name: f"{__name__}:{cls.__name__}" for cls in (Result, Clients, Speedup, ArrayMean)},
 )
 
 

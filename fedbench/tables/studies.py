@@ -1,21 +1,24 @@
-"""Studies: cells of a table that no training run's accuracy fills. A table's row names one by `study: NAME`."""
+"""Studies: cells of a table that no training run's accuracy fills. A table's row names one by `study: NAME`.
+
+A study returns numbers by name, for the data, partition, model, method, protocol and seed of a config; the measure
+`result` reads them as it reads a run's columns. A FedbenchError says that it does not fit them.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from fedbench.config.fields import Registry
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.errors import ConfigError
@@ -36,36 +39,6 @@ from fedbench.runs.config import RunConfig, from_plain
 from fedbench.runs.execution import build
 from fedbench.runs.fingerprint import load
 
-
-@dataclass(frozen=True)
-class Study(ABC):
-    """Numbers about a federation, by name: the measure `result` reads them as it reads a run's columns."""
-
-    @abstractmethod
-    def run(self, config: RunConfig) -> dict[str, float]:
-        """Return the numbers, for the data, partition, model, method, protocol and seed of `config`.
-
-        Raises:
-            FedbenchError: the study does not fit them.
-        """
-
-
-STUDIES: Registry[Study] = Registry(
-    "study",
-    {
-        "cs": "fedbench.tables.studies:ClassifierSimilarity",
-        "data_similarity": "fedbench.tables.studies:DataSimilarity",
-        "discriminator_cost": "fedbench.tables.studies:DiscriminatorCost",
-        "fedsac_phases": "fedbench.tables.studies:FedSaCPhases",
-        "ldb": "fedbench.tables.studies:LossSimilarity",
-        "local_seconds": "fedbench.tables.studies:LocalSeconds",
-        "mdb": "fedbench.tables.studies:UpdateSimilarity",
-        "model_cost": "fedbench.tables.studies:ModelCost",
-        "wdb": "fedbench.tables.studies:StatisticsSimilarity",
-    },
-)
-
-
 # Operations and parameters of networks, counted (FedCollab, Table 5).
 #
 # Multiply-adds (MACs) of one forward pass of one sample: the weights of convolutions and linear layers, each as often
@@ -74,34 +47,29 @@ STUDIES: Registry[Study] = Registry(
 # so do we.
 
 
-@dataclass(frozen=True)
-class ModelCost(Study):
-    """Of the model that clients train."""
-
-    def run(self, config: RunConfig) -> dict[str, float]:
-        """Return `macs` and `params` (statistics of batch normalisation are no parameters)."""
-        data = config.model.view(load(config.dataset))
-        net = config.model.build(data.shape, data.classes)
-        params = sum(leaf.numel() for leaf in net.parameters())
-        return {"macs": float(multiply_adds(net, data.shape)), "params": float(params)}
+def model_cost(config: RunConfig) -> dict[str, float]:
+    """Return `macs` and `params` of the model that clients train (statistics of batch normalisation are none)."""
+    data = config.model.view(load(config.dataset))
+    net = config.model.build(data.shape, data.classes)
+    params = sum(leaf.numel() for leaf in net.parameters())
+    return {"macs": float(multiply_adds(net, data.shape)), "params": float(params)}
 
 
-@dataclass(frozen=True)
-class DiscriminatorCost(Study):
-    """Of FedCollab's client discriminator, which sees the features of the model before its classifier, and a label."""
+def discriminator_cost(config: RunConfig) -> dict[str, float]:
+    """Return `macs` and `params` of FedCollab's client discriminator.
 
-    def run(self, config: RunConfig) -> dict[str, float]:
-        """Return `macs` and `params`."""
-        if not isinstance(config.method, FedCollab):
-            raise ConfigError("the study 'discriminator_cost' needs method=fedcollab")
-        data = config.model.view(load(config.dataset))
-        task = config.model.task(data.shape, data.classes)
-        model = task.init(torch.Generator().manual_seed(0))
-        width = task.features(model, torch.zeros(1, *data.shape)).numel()
-        hidden = config.method.discriminator.hidden
-        leaves = distances.initial(width, data.classes, hidden, torch.Generator().manual_seed(0))
-        macs = sum(leaves[name].numel() for name in ("Wx", "Wy", "w2"))
-        return {"macs": float(macs), "params": float(sum(leaf.numel() for leaf in leaves.values()))}
+    It sees the features of the model before its classifier, and a label.
+    """
+    if not isinstance(config.method, FedCollab):
+        raise ConfigError("the study 'discriminator_cost' needs method=fedcollab")
+    data = config.model.view(load(config.dataset))
+    task = config.model.task(data.shape, data.classes)
+    model = task.init(torch.Generator().manual_seed(0))
+    width = task.features(model, torch.zeros(1, *data.shape)).numel()
+    hidden = config.method.discriminator.hidden
+    leaves = distances.initial(width, data.classes, hidden, torch.Generator().manual_seed(0))
+    macs = sum(leaves[name].numel() for name in ("Wx", "Wy", "w2"))
+    return {"macs": float(macs), "params": float(sum(leaf.numel() for leaf in leaves.values()))}
 
 
 def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
@@ -156,24 +124,16 @@ class Trained:
     after: Tree
 
 
-@dataclass(frozen=True)
-class Similarity(Study):
-    """A measure of two clients, for the paper's four pairs."""
-
-    trains: ClassVar[bool] = True  # whether it compares trained models
-
-    def run(self, config: RunConfig) -> dict[str, float]:
-        setup = build(config)
-        clients = setup.federation.clients
-        if clients < 4 or config.labels["method"] != "local":
-            raise ConfigError("this study compares four clients trained alone: method=local, four clients")
-        models = trained(json.dumps(dict(config.plain))) if self.trains else Trained(setup, {}, {})
-        with torch.no_grad():
-            return {name: float(self.of(models, first, second)) for name, (first, second) in PAIRS.items()}
-
-    @abstractmethod
-    def of(self, models: Trained, first: int, second: int) -> Tensor:
-        """Return the similarity of two clients, a scalar."""
+def of_pairs(
+    similarity: Callable[[Trained, int, int], Tensor], config: RunConfig, *, trains: bool = True
+) -> dict[str, float]:
+    """Return the `similarity` of two clients, a scalar, for the paper's four pairs; `trains`: of trained models."""
+    setup = build(config)
+    if setup.federation.clients < 4 or config.labels["method"] != "local":
+        raise ConfigError("this study compares four clients trained alone: method=local, four clients")
+    models = trained(json.dumps(dict(config.plain))) if trains else Trained(setup, {}, {})
+    with torch.no_grad():
+        return {name: float(similarity(models, first, second)) for name, (first, second) in PAIRS.items()}
 
 
 @functools.lru_cache(maxsize=8)
@@ -193,60 +153,43 @@ def trained(plain: str) -> Trained:
     return Trained(setup, before, dict(state.memory))
 
 
-@dataclass(frozen=True)
-class DataSimilarity(Similarity):
+def data_similarity(models: Trained, first: int, second: int) -> Tensor:
     """1 - dist of Eq. 1: the share of the two clients' training samples whose label both have."""
-
-    trains: ClassVar[bool] = False
-
-    def of(self, models: Trained, first: int, second: int) -> Tensor:
-        counts = models.setup.population.label_counts[[first, second]]
-        shared = (counts > 0).all(0)
-        return counts[:, shared].sum() / counts.sum()
+    counts = models.setup.population.label_counts[[first, second]]
+    shared = (counts > 0).all(0)
+    return counts[:, shared].sum() / counts.sum()
 
 
-@dataclass(frozen=True)
-class ClassifierSimilarity(Similarity):
+def classifier_similarity(models: Trained, first: int, second: int) -> Tensor:
     """CS, Eq. 2: the mean over classes of the cosine of the classifiers' rows (weights, as in pFedSim itself)."""
-
-    def of(self, models: Trained, first: int, second: int) -> Tensor:
-        weight = models.after["head.weight"]
-        return cosine_similarity(weight[first], weight[second], dim=1).mean()
+    weight = models.after["head.weight"]
+    return cosine_similarity(weight[first], weight[second], dim=1).mean()
 
 
-@dataclass(frozen=True)
-class UpdateSimilarity(Similarity):
+def update_similarity(models: Trained, first: int, second: int) -> Tensor:
     """MDB: the cosine of the changes of all weights."""
-
-    def of(self, models: Trained, first: int, second: int) -> Tensor:
-        task = models.setup.task
-        before, after = task.weights(models.before), task.weights(models.after)
-        change = trees.flatten({name: leaf - before[name] for name, leaf in after.items()})
-        return cosine_similarity(change[first], change[second], dim=0)
+    task = models.setup.task
+    before, after = task.weights(models.before), task.weights(models.after)
+    change = trees.flatten({name: leaf - before[name] for name, leaf in after.items()})
+    return cosine_similarity(change[first], change[second], dim=0)
 
 
-@dataclass(frozen=True)
-class StatisticsSimilarity(Similarity):
+def statistics_similarity(models: Trained, first: int, second: int) -> Tensor:
     """WDB: one over FedAP's distance of batch-normalisation statistics."""
-
-    def of(self, models: Trained, first: int, second: int) -> Tensor:
-        task = models.setup.task
-        statistics = {name: leaf for name, leaf in models.after.items() if task.is_buffer(name)}
-        if not statistics:
-            raise ConfigError("the study 'wdb' needs a model with batch normalisation, such as model=lenet5_bn")
-        return 1 / fedap.distances(statistics)[first, second]
+    task = models.setup.task
+    statistics = {name: leaf for name, leaf in models.after.items() if task.is_buffer(name)}
+    if not statistics:
+        raise ConfigError("the study 'wdb' needs a model with batch normalisation, such as model=lenet5_bn")
+    return 1 / fedap.distances(statistics)[first, second]
 
 
-@dataclass(frozen=True)
-class LossSimilarity(Similarity):
+def loss_similarity(models: Trained, first: int, second: int) -> Tensor:
     """LDB: FedFomo's weight of the second client's model for the first client."""
-
-    def of(self, models: Trained, first: int, second: int) -> Tensor:
-        task, federation = models.setup.task, models.setup.federation
-        data = Batch(*federation.gather(federation.indices("local", first)))
-        own, other = trees.row(models.after, first), trees.row(models.after, second)
-        gain = features.mean_loss(own, data, task) - features.mean_loss(other, data, task)
-        return gain / trees.squared_distance(task.weights(own), task.weights(other)).sqrt()
+    task, federation = models.setup.task, models.setup.federation
+    data = Batch(*federation.gather(federation.indices("local", first)))
+    own, other = trees.row(models.after, first), trees.row(models.after, second)
+    gain = features.mean_loss(own, data, task) - features.mean_loss(other, data, task)
+    return gain / trees.squared_distance(task.weights(own), task.weights(other)).sqrt()
 
 
 # Seconds: of FedSaC's phases (Yan et al., 2024, Table 6) and of local training a sample (pFedSim, Table 7).
@@ -318,40 +261,51 @@ def play(config: RunConfig) -> tuple[Stopwatch, State]:
     return watch, state
 
 
-@dataclass(frozen=True)
-class LocalSeconds(Study):
-    """pFedSim's xi_p: seconds of a client's local work over its training samples, mean over rounds and cohorts."""
+def local_seconds(config: RunConfig) -> dict[str, float]:
+    """Return `seconds_per_sample`, pFedSim's xi_p.
 
-    def run(self, config: RunConfig) -> dict[str, float]:
-        """Return `seconds_per_sample`."""
-        laps = play(config)[0].laps
-        return {"seconds_per_sample": sum(lap.seconds / lap.samples for lap in laps) / len(laps)}
+    Seconds of a client's local work over its training samples, mean over rounds and cohorts.
+    """
+    laps = play(config)[0].laps
+    return {"seconds_per_sample": sum(lap.seconds / lap.samples for lap in laps) / len(laps)}
 
 
-@dataclass(frozen=True)
-class FedSaCPhases(Study):
-    """Seconds a round of one client's local training, and of what FedSaC adds for all of its clients."""
+def fedsac_phases(config: RunConfig) -> dict[str, float]:
+    """Return seconds a round: `training` of one client, and of what FedSaC adds for all of its clients.
 
-    def run(self, config: RunConfig) -> dict[str, float]:
-        """Return `training`, `similarity`, `complementarity` (subspaces, their angles) and `optimization` (Eq. 8)."""
-        method = config.method
-        if not isinstance(method, FedSaC):
-            raise ConfigError("the study 'fedsac_phases' needs method=fedsac")
-        watch, state = play(config)
-        ids = torch.arange(watch.setup.federation.clients)
-        cohort = watch.setup.cohort(ids, Clock(0, config.protocol.rounds))
-        with torch.no_grad():
-            S = method.similarities(state.server, watch.uploads, cohort)
-            U = watch.uploads["subspace/U"]
-            C = features.complementarity(U, method.angles == "greedy").to(S)
-            rows = cohort.weights.to(S) - (method.alpha * C - method.beta * S) / 2
-            similarity = watch.median(lambda: method.similarities(state.server, watch.uploads, cohort))
-            angles = watch.median(lambda: features.complementarity(U, method.angles == "greedy"))
-            optimization = watch.median(lambda: mixing.project(rows))
-        subspaces = median(lap.seconds - lap.training for lap in watch.laps)
-        return {
-            "training": median(lap.training for lap in watch.laps),
-            "similarity": similarity,
-            "complementarity": len(ids) * subspaces + angles,
-            "optimization": optimization,
-        }
+    That is `similarity`, `complementarity` (subspaces, their angles) and `optimization` (Eq. 8).
+    """
+    method = config.method
+    if not isinstance(method, FedSaC):
+        raise ConfigError("the study 'fedsac_phases' needs method=fedsac")
+    watch, state = play(config)
+    ids = torch.arange(watch.setup.federation.clients)
+    cohort = watch.setup.cohort(ids, Clock(0, config.protocol.rounds))
+    with torch.no_grad():
+        S = method.similarities(state.server, watch.uploads, cohort)
+        U = watch.uploads["subspace/U"]
+        C = features.complementarity(U, method.angles == "greedy").to(S)
+        rows = cohort.weights.to(S) - (method.alpha * C - method.beta * S) / 2
+        similarity = watch.median(lambda: method.similarities(state.server, watch.uploads, cohort))
+        angles = watch.median(lambda: features.complementarity(U, method.angles == "greedy"))
+        optimization = watch.median(lambda: mixing.project(rows))
+    subspaces = median(lap.seconds - lap.training for lap in watch.laps)
+    return {
+        "training": median(lap.training for lap in watch.laps),
+        "similarity": similarity,
+        "complementarity": len(ids) * subspaces + angles,
+        "optimization": optimization,
+    }
+
+
+STUDIES: Mapping[str, Callable[[RunConfig], dict[str, float]]] = {
+    "cs": partial(of_pairs, classifier_similarity),
+    "data_similarity": partial(of_pairs, data_similarity, trains=False),
+    "discriminator_cost": discriminator_cost,
+    "fedsac_phases": fedsac_phases,
+    "ldb": partial(of_pairs, loss_similarity),
+    "local_seconds": local_seconds,
+    "mdb": partial(of_pairs, update_similarity),
+    "model_cost": model_cost,
+    "wdb": partial(of_pairs, statistics_similarity),
+}

@@ -44,13 +44,11 @@ def test_clients_are_those_from_first_to_last_inclusive(first: int) -> None:
         assert math.isnan(found) == (first <= 2 <= last)
 
 
-def test_columns_and_what_is_for_each_round() -> None:
-    one = run(row={"score": 41.5, "seconds_total": 30.0, "bytes_up": 12, "rounds": 8, "ipr": None})
+def test_columns() -> None:
+    one = run(row={"score": 41.5, "seconds_total": 30.0, "bytes_up": 12, "ipr": None})
     assert value({"name": "result"}, one) == 41.5
     assert value({"name": "result", "column": "bytes_up", "factor": 0.5}, one) == 6
     assert math.isnan(value({"name": "result", "column": "ipr"}, one))
-    assert value({"name": "per_round"}, one) == 3.75
-    assert value({"name": "per_round", "column": "bytes_up", "factor": 10}, one) == 15
 
 
 def test_the_mean_of_an_array() -> None:
@@ -100,8 +98,6 @@ def test_what_a_run_took_until_an_accuracy() -> None:
         ({"name": "result", "column": "nll_on_val"}, "negative log-likelihood on the val test set"),
         ({"name": "result", "column": "acc_best"}, "accuracy, best"),
         ({"name": "result", "column": "bytes_up", "factor": 1e-6}, "bytes up, times 1e-06"),
-        ({"name": "per_round"}, "seconds of the whole run, for each round"),
-        ({"name": "per_round", "column": "bytes_up", "factor": 0.5}, "bytes up, for each round, times 0.5"),
         ({"name": "clients", "first": 2, "last": 5}, "mean accuracy of clients 2 to 5, percent"),
         ({"name": "array", "array": "kept"}, "mean of what the method records as kept"),
     ],
