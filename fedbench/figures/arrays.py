@@ -53,7 +53,9 @@ def collect(plan: FigurePlan) -> Arrays:
         "seeds": np.array(plan.runs.seeds),
     }
     for column in reads.get("scores", ()):
-        found[f"score/{column}"] = _map(grid, lambda job, key=column: _number(_row(job).get(key)))
+        found[f"score/{column}"] = _map(
+            grid, lambda job, key=column: _number(job.run.row.get(key) if job.finished else None)
+        )
     if columns := reads.get("curves", ()):
         found.update(_curves(grid, columns))
     for name in reads.get("clients", ()):
@@ -80,32 +82,22 @@ def _map(grid: Grid, value: Any) -> np.ndarray:
     return np.array([[[value(job) for job in jobs] for jobs in line] for line in grid], dtype=np.float64)
 
 
-def _row(job: Job) -> dict[str, Any]:
-    return job.run.row if job.finished else {}
-
-
 def _number(value: Any) -> float:
     return float("nan") if value in (None, "") else float(value)
 
 
 def _curves(grid: Grid, columns: list[str]) -> Arrays:
     """Return the rounds that any of the runs scored, and the columns in them."""
-    tables = {job.identity: _rounds(job) for line in grid for jobs in line for job in jobs}
+    tables = {
+        job.identity: {int(row["round"]): row for row in job.run.rounds} if job.finished else {}
+        for job in (job for line in grid for jobs in line for job in jobs)
+    }
     rounds = sorted({done for table in tables.values() for done in table})
 
     def read(column: str) -> np.ndarray:
-        return _map(
-            grid,
-            lambda job: [_number(tables[job.identity].get(done, {}).get(column)) for done in rounds],
-        )
+        return _map(grid, lambda job: [_number(tables[job.identity].get(done, {}).get(column)) for done in rounds])
 
     return {"round": np.array(rounds), **{f"curve/{column}": read(column) for column in columns}}
-
-
-def _rounds(job: Job) -> dict[int, dict[str, str]]:
-    if not job.finished:
-        return {}
-    return {int(row["round"]): row for row in job.run.rounds}
 
 
 def _clients(grid: Grid, name: str) -> Arrays:

@@ -114,7 +114,7 @@ def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
     where = f"figure '{name}'"
     content = {"rows": ALONE, "columns": ALONE, **content, "name": name}
     lists = {"rows": RowSpec, "columns": ColumnSpec}
-    made: dict[str, tuple[Any, ...]] = {
+    made: dict[str, Any] = {
         key: tuple(typed(cls, each, f"{where}, {key}") for each in content[key]) for key, cls in lists.items()
     }
     settings = {}
@@ -125,10 +125,10 @@ def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
     if QUICK not in settings:
         raise ConfigError(f"{where} needs settings.quick")
     rest = {key: value for key, value in content.items() if key not in (*lists, "settings")}
-    spec = typed(FigureSpec, {**rest, "settings": {}}, where)
+    spec = replace(typed(FigureSpec, {**rest, "settings": {}}, where), **made, settings=settings)
     if spec.paper not in PAPERS:
         raise unknown(f"paper of {where}", spec.paper, PAPERS)
-    return FigureSpec(**{**{k: getattr(spec, k) for k in rest}, **made, "settings": settings})
+    return spec
 
 
 def ordered_specs() -> list[FigureSpec]:
@@ -145,16 +145,12 @@ class FigurePlan:
     scale: str
     runs: Plan
     selection: Selection
+    substituted: str = ""  # why it is not at the paper's setting although that was asked for
 
     @property
     def setting(self) -> Setting:
         """Data, protocol and seeds."""
         return self.spec.setting(self.scale)
-
-    @property
-    def substituted(self) -> str:
-        """Return why it is not at the paper's setting although that was asked for; "" if it is, or was not."""
-        return "" if self.scale == self.selection.scale else why_not_paper(self.spec, self.selection)
 
     def missing(self) -> list[Job]:
         """Return the runs to be made; one that is there without what is to be recorded is made again."""
@@ -179,14 +175,12 @@ def make_plan(spec: FigureSpec, selection: Selection) -> FigurePlan:
         UnknownName: a scale that the figure does not have.
         ConfigError: its overrides do not compose, or there are no data for it and no open setting.
     """
-    scale = selection.scale
-    if scale == PAPER and why_not_paper(spec, selection):
+    scale, why = selection.scale, why_not_paper(spec, selection) if selection.scale == PAPER else ""
+    if why:
         if OPEN not in spec.settings:
-            raise ConfigError(
-                f"figure {spec.name}: {why_not_paper(spec, selection)}; scale=quick draws it on other data"
-            )
+            raise ConfigError(f"figure {spec.name}: {why}; scale=quick draws it on other data")
         scale = OPEN
-    return FigurePlan(spec, scale, _plan(spec, scale, selection), selection)
+    return FigurePlan(spec, scale, _plan(spec, scale, selection), selection, why)
 
 
 def why_not_paper(spec: FigureSpec, selection: Selection) -> str:

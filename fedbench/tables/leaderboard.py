@@ -18,9 +18,9 @@ import functools
 import hashlib
 import json
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,12 +28,13 @@ from fedbench.config import groups
 from fedbench.config.compose import compose
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.core.files import ChecksummedFolder, as_csv, as_json
+from fedbench.core.files import as_csv, as_json
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
 from fedbench.tables.measures import reaches
 from fedbench.tables.plan import Job
 from fedbench.tables.spec import content_of
+from fedbench.tables.store import files_of
 
 RATE = "rate"  # in `tune`: the clients' learning rate; any other key is the method's own
 OWN_KEYS = 2  # of a method that trials may choose among
@@ -234,14 +235,8 @@ def load(name: str) -> Board:
         UnknownName: no such board, or a key or row that there is none of.
         ConfigError: a value that cannot be.
     """
-    board = _typed({"name": name, **content_of("leaderboard", name)}, f"leaderboard '{name}'")
-    for row in board.all_rows:
-        board.trials_of(row)
-    return board
-
-
-def _typed(content: dict[str, Any], where: str) -> Board:
-    fields = [each.name for each in dataclasses.fields(Board)]
+    where, fields = f"leaderboard '{name}'", [each.name for each in dataclasses.fields(Board)]
+    content = content_of("leaderboard", name)
     for key in content:
         if key not in fields:
             raise unknown(f"key of {where}", key, fields)
@@ -249,9 +244,12 @@ def _typed(content: dict[str, Any], where: str) -> Board:
     values["federations"] = tuple(typed(Federation, each, where) for each in values.get("federations", ()))
     values["rate"] = _space(values.get("rate"), f"{where}, rate")
     try:
-        return Board(**values)
+        board = Board(**{"name": name, **values})
     except TypeError as error:  # a field without a value
         raise ConfigError(f"{where}: {error}") from error
+    for row in board.all_rows:
+        board.trials_of(row)
+    return board
 
 
 # The runs of a board, stage by stage; which they are depends on what those of earlier stages gave.
@@ -305,9 +303,10 @@ class Ledger:
         """
         self.board, self.folder, self.settings = board, folder, settings
         self.lines: dict[Place, Line] = {}
-        if files_of(folder).has(ROWS):
-            self.lines = {place_of(line): line for line in files_of(folder).csv(ROWS)}
-            if (made := files_of(folder).json(BOARD)["hash"]) != board.hash:
+        self.files = files_of(folder, "board")
+        if self.files.has(ROWS):
+            self.lines = {place_of(line): line for line in self.files.csv(ROWS)}
+            if (made := self.files.json(BOARD)["hash"]) != board.hash:
                 raise ConfigError(
                     f"conf/leaderboard/{board.name}.yaml is no longer what {folder} was recorded by ({made}, now "
                     f"{board.hash}): bring it back, or copy it to another name for another board"
@@ -320,14 +319,12 @@ class Ledger:
                 if not self.board.has(federation, row):
                     continue
                 if stage.rung is None:
-                    best = self.chosen(federation.label, row)
-                    numbers = [] if best is None else [best]
+                    numbers = self._ranked(federation.label, row, len(self.board.rungs) - 1)[:1]
                 else:
                     numbers = self.survivors(federation.label, row, stage.rung)
-                for number in numbers:
+                for number, seed in product(numbers, stage.seeds):
                     trial = self.board.trials_of(row)[number]
-                    for seed in stage.seeds:
-                        yield Entry(stage, federation, row, trial, self.job(stage, federation, row, trial, seed))
+                    yield Entry(stage, federation, row, trial, self.job(stage, federation, row, trial, seed))
 
     def survivors(self, federation: str, row: str, rung: int) -> list[int]:
         """Return the trials that run at a rung: of those before the half with the best validation accuracy.
@@ -427,13 +424,7 @@ class Ledger:
         kept = [self.lines[key] for key in sorted(self.lines, key=place)]
         self.folder.mkdir(parents=True, exist_ok=True)
         made = {"hash": self.board.hash, "machine": fingerprint.machine(), "board": dataclasses.asdict(self.board)}
-        files_of(self.folder).write({BOARD: as_json(made), ROWS: as_csv(kept)})
-
-
-def files_of(folder: Path) -> ChecksummedFolder:
-    """Return the files of a board that are read back."""
-    name = shlex.quote(str(folder))
-    return ChecksummedFolder(folder, f"bring it back: git restore {name}, or make the board again after: rm -r {name}")
+        self.files.write({BOARD: as_json(made), ROWS: as_csv(kept)})
 
 
 def place_of(line: Line) -> Place:

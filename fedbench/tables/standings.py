@@ -17,7 +17,8 @@ import numpy as np
 
 from fedbench.core.files import write_text
 from fedbench.metrics import hurt, worst
-from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line, files_of
+from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line
+from fedbench.tables.store import files_of
 from fedbench.tables.text import DASH
 from fedbench.tables.text import markdown as table_of
 from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
@@ -94,7 +95,8 @@ def read(folder: Path) -> Standings:
     Raises:
         Damaged: a file is not as it was written.
     """
-    made, lines = files_of(folder).json(BOARD), files_of(folder).csv(ROWS)
+    files = files_of(folder, "board")
+    made, lines = files.json(BOARD), files.csv(ROWS)
     board = made["board"]
     federations = [_federation(board, each, lines) for each in board["federations"]]
     hours = sum(float(line["seconds_total"] or 0) for line in lines) / 3600
@@ -146,7 +148,7 @@ def _standing(
         row,
         leading["values"],
         scores,
-        _half([*scores.values()]),
+        t_test(np.array([*scores.values()]))[1] if len(scores) > 1 else math.nan,
         trials=tuple(trials[number] for number in sorted(trials)),
         chosen=int(leading["trial"]),
         reached=len(reached),
@@ -195,10 +197,6 @@ def _test(one: Standing, other: Standing) -> tuple[float, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
-
-
-def _half(values: Sequence[float]) -> float:
-    return t_test(np.array(values))[1] if len(values) > 1 else math.nan
 
 
 # As a page.

@@ -194,10 +194,10 @@ def write_checksums(folder: Path) -> None:
     files_of(folder).adopt(TABLE, ROWS, CURVES, MATRICES, CLIENTS)
 
 
-def files_of(folder: Path) -> ChecksummedFolder:
-    """Return the files of a table's folder that are read back."""
+def files_of(folder: Path, kind: str = "table") -> ChecksummedFolder:
+    """Return the files that are read back of the folder of a table, or of another `kind` of results."""
     name = shlex.quote(str(folder))
-    return ChecksummedFolder(folder, f"bring it back: git restore {name}, or make the table again after: rm -r {name}")
+    return ChecksummedFolder(folder, f"bring it back: git restore {name}, or make the {kind} again after: rm -r {name}")
 
 
 def load_table(folder: Path) -> TableResult:
