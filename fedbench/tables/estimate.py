@@ -92,11 +92,8 @@ class ResourceEstimate:
 
     def _timed(self, config: RunConfig, setup: Setup) -> float:
         """Return the seconds of a run, from those of a step."""
-        where = _without_method(config)
-        if where not in self._steps:
-            self._steps[where] = _pace(setup, FedAvg())
         batches = client_steps(setup, config) + scored_batches(setup, config) * FORWARD_SHARE
-        return batches * self._steps[where]
+        return batches * self._pace(_without_method(config), setup, FedAvg())
 
     def timed_as_it_is(self, config: RunConfig) -> float:
         """Return the seconds of a run by a timed step of its own method, and the scoring by one of FedAvg.
@@ -104,25 +101,23 @@ class ResourceEstimate:
         Raises:
             FedbenchError: it cannot be built.
         """
-        setup = self.setup(config)
-        paces = {}
-        for method in (config.method, FedAvg()):  # a step takes the same on every partition
-            where = repr([config.dataset, config.model, config.protocol.local, method])
-            if where not in self._steps:
-                self._steps[where] = _pace(setup, method)
-            paces[method] = self._steps[where]
+        setup, alike = self.setup(config), [config.dataset, config.model, config.protocol.local]
+        own, usual = (  # a step takes the same on every partition
+            self._pace(repr([*alike, method]), setup, method) for method in (config.method, FedAvg())
+        )
         share = config.protocol.cohort_size(len(setup.population.sizes)) / len(setup.population.sizes)
         plain = float(schedule.all_steps(setup.population.sizes, config.protocol.local).sum()) * share
         adapted = client_steps(setup, config) - client_steps(setup, config, scored=False)
         scored = adapted + scored_batches(setup, config) * FORWARD_SHARE
-        return config.protocol.rounds * plain * paces[config.method] + scored * paces[FedAvg()]
+        return config.protocol.rounds * plain * own + scored * usual
 
-
-def _pace(setup: Setup, method: Method) -> float:
-    """Return the seconds of a plain local step with `method`, mean over the kinds of client."""
-    one = {"looped": EngineCandidate(LoopedTrainer)}
-    paces = [time_engines(replace(kind, method=method), one)["looped"] for kind in setup.kinds]
-    return sum(paces) / len(paces)
+    def _pace(self, where: str, setup: Setup, method: Method) -> float:
+        """Return the seconds of a plain local step with `method`, mean over the kinds of client; timed once `where`."""
+        if where not in self._steps:
+            one = {"looped": EngineCandidate(LoopedTrainer)}
+            paces = [time_engines(replace(kind, method=method), one)["looped"] for kind in setup.kinds]
+            self._steps[where] = sum(paces) / len(paces)
+        return self._steps[where]
 
 
 def estimate(plan: Plan, missing: Sequence[Job], at_once: int = 1) -> ResourceEstimate:

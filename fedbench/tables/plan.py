@@ -347,16 +347,15 @@ def fill(plan: Plan) -> TableResult:
 def rows(plan: Plan) -> list[dict[str, Any]]:
     """Return one line a finished run: the table's row and column, and the whole result row."""
     lines = []
-    for cell, job in _finished(plan):
+    for row, column, job in _finished(plan):
         result = job.folder.result() if job.finished else plan.stored.rows.get(job.key, {})
-        lines.append({"row": cell.row.label, "column": cell.column.label, **result})
+        lines.append({"row": row, "column": column, **result})
     return lines
 
 
 def curves(plan: Plan) -> Iterator[dict[str, Any]]:
     """Yield the learning curves of the finished runs, thinned."""
-    for cell, job in _finished(plan):
-        row, column = cell.row.label, cell.column.label
+    for row, column, job in _finished(plan):
         if not job.finished:
             yield from plan.stored.curve(row, column, job.seed)
             continue
@@ -374,33 +373,34 @@ def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
     """Return collaboration matrices [N, N] of every cell that has one: of the first seed that does."""
-    found: dict[tuple[str, str], tuple[int, np.ndarray[Any, Any]]] = {}
-    for cell, job in _finished(plan):
-        row, column = cell.row.label, cell.column.label
-        if (row, column) in found:
-            continue
-        matrix = job.run.W if job.finished else plan.stored.matrices.get(place_of(row, column, job.seed))
-        if matrix is not None:
-            found[row, column] = job.seed, matrix
-    return {place_of(*labels, seed): matrix for labels, (seed, matrix) in found.items()}
+    found, cells = {}, set()
+    for row, column, job in _finished(plan):
+        if (row, column) not in cells:
+            place = place_of(row, column, job.seed)
+            matrix = job.run.W if job.finished else plan.stored.matrices.get(place)
+            if matrix is not None:
+                found[place] = matrix
+                cells.add((row, column))
+    return found
 
 
 def clients(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
     """Return the accuracy of each client [N] of the finished runs, in percent, where it was kept."""
     found = {}
-    for cell, job in _finished(plan):
-        place = place_of(cell.row.label, cell.column.label, job.seed)
+    for row, column, job in _finished(plan):
+        place = place_of(row, column, job.seed)
         kept = job.run.accuracies if job.finished else plan.stored.clients.get(place)
         if kept is not None:
             found[place] = kept
     return found
 
 
-def _finished(plan: Plan) -> Iterator[tuple[CellRuns, Job]]:
+def _finished(plan: Plan) -> Iterator[tuple[str, str, Job]]:
+    """Yield the labels of row and column, and the job, of every run of which there is a result."""
     for cell in plan.cells:
         for job in cell.jobs:
             if not job.study and plan.has(cell, job):
-                yield cell, job
+                yield cell.row.label, cell.column.label, job
 
 
 def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
@@ -442,7 +442,7 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
 
 def _provenance(plan: Plan) -> Provenance:
     runs = [job for cell in plan.cells for job in (*cell.baselines, *cell.jobs) if job.finished]
-    recorded = [plan.stored.rows.get(job.key, {}) for _, job in _finished(plan) if not job.finished]
+    recorded = [plan.stored.rows.get(job.key, {}) for *_, job in _finished(plan) if not job.finished]
     results = {str(row.get("key")): row for row in (*recorded, *(job.folder.result() for job in runs))}
     commits = sorted({str(row.get("commit") or "") for row in results.values()} - {""})
     machines = {machine(): None} if runs else {}

@@ -241,8 +241,8 @@ def draw_latex(table: TableResult) -> str:
     ]
     above = [headings(table, column) for column in layout.columns]
     if any(group for group, _ in above):
-        lines.append(_spans([(group, width) for group, _ in above]))
-    lines.append(_spans([(label, width) for _, label in above]))
+        lines.append(_spans([group for group, _ in above], width))
+    lines.append(_spans([label for _, label in above], width))
     if width > 1:
         lines.append(" & ".join(["", *(_latex(metric.label) for _, metric in pairs)]) + r" \\")
     lines.append(r"\midrule")
@@ -265,13 +265,10 @@ def _latex(text: str) -> str:
     return "".join(SPECIAL.get(character, character) for character in text)
 
 
-def _spans(labels: list[tuple[str, int]]) -> str:
-    """Return a heading line; neighbours with one label share it."""
-    cells = []
-    for label, same in groupby(labels, key=lambda pair: pair[0]):
-        columns = sum(width for _, width in same)
-        cells.append(rf"\multicolumn{{{columns}}}{{c}}{{{_latex(label)}}}")
-    return " & ".join(["", *cells]) + r" \\"
+def _spans(labels: list[str], width: int) -> str:
+    """Return a heading line over `width` columns a label; neighbours with one label share it."""
+    spans = [(label, width * len([*same])) for label, same in groupby(labels)]
+    return " & ".join(["", *(rf"\multicolumn{{{n}}}{{c}}{{{_latex(label)}}}" for label, n in spans)]) + r" \\"
 
 
 def _ours(text: Text) -> str:

@@ -12,6 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedbench.config import groups
 from fedbench.core.files import write_text
 from fedbench.runs.progress import STALE, rough_seconds
@@ -119,12 +121,9 @@ def ours(cell: Cell, metric: MetricSpec) -> str:
         return cell.reason or "not run"
     if not finite:
         return DASH
-    digits = metric.decimals
-    mean = sum(finite) / len(finite)
-    text = f"{mean:.{digits}f}"
+    text = f"{np.mean(finite):.{metric.decimals}f}"
     if len(finite) > 1:
-        spread = math.sqrt(sum((value - mean) ** 2 for value in finite) / (len(finite) - 1))
-        text += f" ± {spread:.{digits}f}"
+        text += f" ± {np.std(finite, ddof=1):.{metric.decimals}f}"
     missed = len(cell.values) - len(finite)
     return f"{text} ({missed} of {len(cell.values)} censored)" if missed else text
 
@@ -491,13 +490,9 @@ def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
             yield f"No run of {side}{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {reason}."
 
 
-def _significance(table: TableResult) -> list[str]:
-    metric = table.spec.metrics[0]
-    if metric.better == "neither":
-        return []
-    said = []
-    reference = table.spec.headline
-    pairs = verdict.paired(table, metric, reference) if reference else []
+def _significance(table: TableResult) -> Iterator[str]:
+    metric, reference = table.spec.metrics[0], table.spec.headline
+    pairs = verdict.paired(table, metric, reference) if reference and metric.better != "neither" else []
     for column in dict.fromkeys(each.column for each in pairs):
         here = [each for each in pairs if each.column == column]
         told = {
@@ -505,11 +500,10 @@ def _significance(table: TableResult) -> list[str]:
             "below": [each.row for each in here if each.high < 0 and each.p < verdict.LEVEL],
         }
         words = "; ".join(f"{side} {', '.join(rows)}" for side, rows in told.items() if rows)
-        said.append(
+        yield (
             f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is {words or 'not told apart'}"
             f" ({len(here)} comparisons, all in significance.csv)."
         )
-    return said
 
 
 def _agreement(each: Agreement, headline: str) -> str:

@@ -18,7 +18,6 @@ Below it: tests between rows, the order of the rows, groups of rows that lean to
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -264,6 +263,8 @@ def agreements(table: TableResult) -> list[Agreement]:
 
 
 def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Agreement:
+    from scipy import stats
+
     both = [cell for cell in table.cells_below(column, metric) if math.isfinite(cell.mean) and cell.published]
     sign = 1.0 if metric.better == "higher" else -1.0
     ours = {cell.row: sign * round(cell.mean, EXACT) for cell in both}
@@ -272,22 +273,12 @@ def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Ag
     compared = table.spec.headline in ours and len(both) > 1
     # The headline row is among the best, and they are not simply all rows.
     stands_out = [table.spec.headline in rows and len(rows) < len(both) if compared else None for rows in best]
-    tau = _tau(list(ours.values()), list(theirs.values()))
+    tau = float(stats.kendalltau([*ours.values()], [*theirs.values()]).statistic) if len(both) > 2 else math.nan
     return Agreement(column.label, metric.name, len(both), tau, *best, *stands_out)
 
 
 def _best(values: dict[str, float]) -> tuple[str, ...]:
     return tuple(row for row, value in values.items() if value == max(values.values()))
-
-
-def _tau(ours: list[float], theirs: list[float]) -> float:
-    from scipy import stats
-
-    if len(ours) < 3:
-        return float("nan")
-    with warnings.catch_warnings():  # a constant order has no correlation: nan, and no warning
-        warnings.simplefilter("ignore")
-        return float(stats.kendalltau(ours, theirs).statistic)
 
 
 # Does a group of rows lean to one side? A joint test, beside the verdicts on single cells.

@@ -169,5 +169,5 @@ def test_a_row_may_measure_in_its_own_way(tmp_path: Path) -> None:
     assert value({}) == 50.0
     assert value({"column": "score"}) == 50.0
     assert value({"column": "acc_pooled"}) is None
-    assert value({"name": "clients"}, measure={"name": "result", "column": "score"}) is None
+    assert value({"name": "speedup"}) is None
     assert value({"column": "score"}, measure={"name": "result", "column": "acc_pooled"}) == 50.0
