@@ -69,10 +69,11 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
 
 def conclude(folder: Path, results: str) -> int:
     """Draw the board in `folder`, say what it lacks, and return the exit code."""
+    from fedbench.core.files import write_text
     from fedbench.tables import standings
 
     drawn = standings.read(folder)
-    standings.write(folder, drawn)
+    write_text(folder / standings.PAGE, standings.markdown(drawn))
     print(f"{folder / standings.PAGE}: {drawn.runs} runs, {drawn.cost:.2f} hours of one core")
     print(f"beside the tables: python -m fedbench report {results}")
     lacking = [f"{line.row} in {each.label}: {line.lacks}" for each in drawn.federations for line in each.lines]

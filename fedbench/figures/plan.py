@@ -147,11 +147,6 @@ class FigurePlan:
     selection: Selection
     substituted: str = ""  # why it is not at the paper's setting although that was asked for
 
-    @property
-    def setting(self) -> Setting:
-        """Data, protocol and seeds."""
-        return self.spec.setting(self.scale)
-
     def missing(self) -> list[Job]:
         """Return the runs to be made; one that is there without what is to be recorded is made again."""
         if not self.spec.runs:
@@ -261,25 +256,20 @@ class Drawn:
 
 
 def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> Drawn:
-    """Write the arrays of a figure and what is said of them, and draw it."""
+    """Write the arrays of a figure, in the single precision that it shows, and what is said of them, and draw it."""
     spec = plan.spec
     changed = f" with {' '.join(plan.selection.changed)}" if plan.selection.changed else ""
     drawn = Drawn(
-        spec.name, plan.scale, spec.mirrors, spec.title, plan.setting.data + changed,
+        spec.name, plan.scale, spec.mirrors, spec.title, spec.setting(plan.scale).data + changed,
         tuple(plan.runs.seeds), plan.command(), spec.claim, spec.note,
     )  # fmt: skip
     place = folder / plan.scale / spec.name
     place.parent.mkdir(parents=True, exist_ok=True)
-    kept = as_npz({key: compact(array) for key, array in arrays.items()})
-    files_of(place).write({f"{place.name}.npz": kept, f"{place.name}.json": _said(drawn)})
+    exact = {key: np.asarray(array) for key, array in arrays.items()}
+    kept = {key: each.astype(np.float32) if each.dtype == np.float64 else each for key, each in exact.items()}
+    files_of(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": _said(drawn)})
     draw(place, drawn, arrays, formats)
     return drawn
-
-
-def compact(array: Any) -> np.ndarray:
-    """Return numbers in single precision: what a figure shows."""
-    found = np.asarray(array)
-    return found.astype(np.float32) if found.dtype == np.float64 else found
 
 
 def draw(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> None:

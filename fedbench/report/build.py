@@ -453,7 +453,11 @@ def script_content(layout: Layout, whole: TableSpec, folder: str, runs: ResultRo
         "varied": made.varied,
         "scale": made.scale,
         "runs": {run["key"]: _run_facts(run) for run in runs if run.get("key")},
-        "commands": _commands(table, whole),
+        "commands": {
+            f"{i}-{j}": _command(dataclasses.replace(table, spec=whole), row.label, column.label)
+            for i, row in enumerate(spec.rows)
+            for j, column in enumerate(spec.columns)
+        },
     }
 
 
@@ -486,15 +490,10 @@ def column_groups(table: TableResult) -> tuple[tuple[str, tuple[int, ...]], ...]
     return tuple((group, tuple(i for i, _ in pairs)) for group, pairs in numbered)
 
 
-def _commands(table: TableResult, whole: TableSpec) -> dict[str, str]:
-    """Return the command that makes each cell, by "row-column"."""
-    every = dataclasses.replace(table, spec=whole)
-    found = {}
-    for i, row in enumerate(table.spec.rows):
-        for j, column in enumerate(table.spec.columns):
-            seeds = {seed for m in table.spec.metrics for seed in table.cell(row.label, column.label, m.name).seeds}
-            found[f"{i}-{j}"] = text.command(every, row.label, column.label, tuple(sorted(seeds)))
-    return found
+def _command(table: TableResult, row: str, column: str) -> str:
+    """Return the command that makes a cell with its seeds."""
+    seeds = {seed for metric in table.spec.metrics for seed in table.cell(row, column, metric.name).seeds}
+    return text.command(table, row, column, tuple(sorted(seeds)))
 
 
 def _run_facts(run: Mapping[str, str]) -> dict[str, Any]:
@@ -552,29 +551,22 @@ class Overview:
 def overview(tables: Mapping[str, TableResult], rows: Mapping[str, ResultRows]) -> Overview:
     """Return what of each paper was run, how well it agrees and at what cost; `tables` and `rows` by folder name."""
     found = text.judged(tables)
-    tallies = text.tallies(found)
-    lines = [
-        _overview_line(
-            tables,
-            rows,
-            each.paper,
-            text.spelled(each.setting.split()) or PUBLISHED,
-            each.tables,
-            each.values,
-        )
-        for each in tallies
+    groups: list[tuple[str, str, Sequence[str], Sequence[Judged]]] = [
+        (each.paper, text.spelled(each.setting.split()) or PUBLISHED, each.tables, each.values)
+        for each in text.tallies(found)
     ]
-    told = {folder for each in tallies for folder in each.tables}
+    told = {folder for _, _, folders, _ in groups for folder in folders}
     empty = tuple(name for name, table in tables.items() if not any(cell.values for cell in table.cells))
-    settings: dict[tuple[str, str], list[str]] = {}
+    rest: dict[tuple[str, str], list[str]] = {}
     for name, table in tables.items():
         if name not in (*told, *empty):
-            settings.setdefault((table.spec.paper, ", ".join(_differences(table)) or PUBLISHED), []).append(name)
-    for (paper, setting), rest in settings.items():
-        values = {(each.keys, each.metric): each for each in found if each.folder in rest}
-        lines.append(_overview_line(tables, rows, paper, setting, rest, list(values.values())))
+            rest.setdefault((table.spec.paper, ", ".join(_differences(table)) or PUBLISHED), []).append(name)
+    for place, folders in rest.items():
+        values = {(each.keys, each.metric): each for each in found if each.folder in folders}
+        groups.append((*place, folders, [*values.values()]))
     papers = (*text.PAPERS, "")
-    lines.sort(key=lambda line: papers.index(line.paper) if line.paper in papers else len(papers))
+    groups.sort(key=lambda group: papers.index(group[0]) if group[0] in papers else len(papers))
+    lines = [_overview_line(tables, rows, *group) for group in groups]
     own = [line.confirmed for line in lines if line.setting == PUBLISHED]
     return Overview(tuple(lines), empty, sum(own, Counter()), *_cost(rows, list(tables)))
 

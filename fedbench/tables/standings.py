@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.files import write_text
 from fedbench.metrics import hurt, worst
 from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line
 from fedbench.tables.store import files_of
@@ -288,8 +287,3 @@ def markdown(drawn: Standings) -> str:
     text.append("\n## Rules\n")
     text += [f"- {rule}" for rule in rules(drawn)]
     return "\n".join(text) + "\n"
-
-
-def write(folder: Path, drawn: Standings) -> None:
-    """Write the page of a board beside its rows."""
-    write_text(folder / PAGE, markdown(drawn))

@@ -245,17 +245,13 @@ def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
     today = spec.load(stored.name)
     judged: dict[str, Any] = {name: getattr(today, name) for name in JUDGING}
     for part in ("rows", "columns"):
-        judged[part] = _reworded(getattr(stored, part), getattr(today, part))
+        now = {line.label: line for line in getattr(today, part)}
+        judged[part] = tuple(_reworded(line, now.get(line.label, line)) for line in getattr(stored, part))
     return dataclasses.replace(stored, **judged)
 
 
-def _reworded(stored: tuple[LineT, ...], today: tuple[LineT, ...]) -> tuple[LineT, ...]:
-    now = {line.label: line for line in today}
-    judged = [f.name for f in dataclasses.fields(stored[0]) if f.name in JUDGING_LINE]
-    return tuple(
-        dataclasses.replace(line, **{name: getattr(now.get(line.label, line), name) for name in judged})
-        for line in stored
-    )
+def _reworded(stored: LineT, today: LineT) -> LineT:
+    return dataclasses.replace(stored, **{name: getattr(today, name) for name in JUDGING_LINE if hasattr(today, name)})
 
 
 def load_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:

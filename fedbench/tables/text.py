@@ -21,7 +21,7 @@ from fedbench.tables import spec, store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.store import LOCAL, PENDING, Cell, TableResult
-from fedbench.tables.verdict import KINDS, NONE, Agreement, Bias, Match, Verdict, agreements, biases, counts, verdict_of
+from fedbench.tables.verdict import NONE, Agreement, Bias, Match, Verdict, agreements, biases, counts, verdict_of
 
 DASH = "-"
 
@@ -263,6 +263,7 @@ def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:
 # What is said of a table's verdicts: the rule and its margins, how many of which kind, and what they are worth.
 
 SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?", UNDECIDABLE: "∅"}
+JUDGED_KINDS = tuple(SIGNS)
 
 
 def sentences(layout: Layout) -> Iterator[str]:
@@ -287,12 +288,6 @@ def sentences(layout: Layout) -> Iterator[str]:
     yield from _not_run(table)
     yield from _leaning(layout)
     yield from _worth(layout)
-
-
-def counted(found: Counter[str]) -> str:
-    """Return how many verdicts of which kind, in words."""
-    words = [f"{found[kind]} {kind}" for kind in KINDS if kind != NONE]
-    return f"{', '.join(words)}, {found[NONE]} without a verdict"
 
 
 def _margin(table: TableResult, metric: MetricSpec) -> str:
@@ -338,11 +333,10 @@ def _keeps(override: str) -> bool:
 
 def _count_notes(table: TableResult) -> Iterator[str]:
     what = "cells beside a published value" if table.spec.varies else "published values"
-    found, apart = counts(table), counts(table, exploratory=True)
-    if found:
-        yield f"Of {found.total()} {what}: {counted(found)}."
-    if apart:
-        yield f"Exploratory, counted apart: of {apart.total()} {what}: {counted(apart)}."
+    for exploratory, before in ((False, "Of"), (True, "Exploratory, counted apart: of")):
+        if found := counts(table, exploratory=exploratory):
+            words = ", ".join(f"{found[kind]} {kind}" for kind in JUDGED_KINDS)
+            yield f"{before} {found.total()} {what}: {words}, {found[NONE]} without a verdict."
     reasons: dict[str, dict[str, None]] = {}
     for column in table.spec.columns:
         for row in table.spec.rows:
@@ -517,7 +511,6 @@ def _agreement(each: Agreement, headline: str) -> str:
 
 # How many published values of all filled tables have which verdict: verdicts.md beside them.
 
-JUDGED_KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE, UNDECIDABLE)
 FILE = "verdicts.md"
 COLUMNS = ("values", "rows of runs", *JUDGED_KINDS)
 HEAD = """\

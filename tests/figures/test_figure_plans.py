@@ -78,7 +78,7 @@ def test_without_the_papers_data_open_data_are_taken(tmp_path: Path, monkeypatch
     made = plan.make_plan(plan.load_spec("pfedsim_f3"), selection)
     assert made.scale == "open"
     assert "cifar10" in made.substituted
-    assert "Fashion-MNIST" in made.setting.data
+    assert "Fashion-MNIST" in made.spec.setting(made.scale).data
     with pytest.raises(ConfigError, match="scale=quick draws it"):
         plan.make_plan(plan.load_spec("fedcollab_f3"), selection)
     assert plan.make_plan(plan.load_spec("fedcollab_f3"), Selection(scale="quick")).substituted == ""

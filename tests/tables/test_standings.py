@@ -66,8 +66,7 @@ def test_clients_and_cost(table: dict[str, standings.Standing], tmp_path: Path) 
 
 def test_the_page_says_it_in_words(tmp_path: Path) -> None:
     folder = recorded(tmp_path, {**SCORES, "ditto": SCORES["ditto"][:2]})
-    standings.write(folder, standings.read(folder))
-    text = (folder / standings.PAGE).read_text(encoding="utf-8")
+    text = standings.markdown(standings.read(folder))
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     assert "50.0 → 60.0 | 50.0 to 60.0 | default | 2.0 MB, 1.5 s | 70.5 | -, 100 | -, 40.0, - |" in rows["local"]
     assert "90.55" in rows["ditto"]
