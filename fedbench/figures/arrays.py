@@ -46,7 +46,8 @@ def collect(plan: FigurePlan) -> Arrays:
         Damaged: a file of a run is not as it was written.
     """
     spec, reads = plan.runs.spec, plan.spec.reads
-    grid = _grid(plan)
+    jobs, across = [list(cell.jobs) for cell in plan.runs.cells], len(spec.columns)
+    grid = [jobs[start : start + across] for start in range(0, len(jobs), across)]
     found: Arrays = {
         "rows": np.array([row.label for row in spec.rows]),
         "columns": np.array([column.label for column in spec.columns]),
@@ -64,17 +65,11 @@ def collect(plan: FigurePlan) -> Arrays:
         found.update(_arrays(grid, name))
     if reads.get("partition"):
         for r, line in enumerate(grid):
-            for c, jobs in enumerate(line):
-                found[f"counts/{r}/{c}"] = label_counts(jobs[0].config)
+            for c, seeds in enumerate(line):
+                found[f"counts/{r}/{c}"] = label_counts(seeds[0].config)
     if name := reads.get("extra"):
         found.update(EXTRAS[name](plan, found))
     return found
-
-
-def _grid(plan: FigurePlan) -> Grid:
-    across = len(plan.runs.spec.columns)
-    jobs = [list(cell.jobs) for cell in plan.runs.cells]
-    return [jobs[start : start + across] for start in range(0, len(jobs), across)]
 
 
 def _map(grid: Grid, value: Any) -> np.ndarray:

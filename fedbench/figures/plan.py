@@ -152,7 +152,8 @@ class FigurePlan:
         if not self.spec.runs:
             return []
         without = [job for job in self.runs.jobs if job.finished and execution.lacking(job.config)]
-        return [*self.runs.missing(), *(rerun(job) for job in without)]
+        again = [with_recorders(job, execution.kept(job.folder), force=True) for job in without]
+        return [*self.runs.missing(), *again]
 
     def command(self) -> str:
         """Return the command line that makes the figure."""
@@ -189,11 +190,6 @@ def why_not_paper(spec: FigureSpec, selection: Selection) -> str:
 def _plan(spec: FigureSpec, scale: str, selection: Selection) -> Plan:
     """Plan the runs of a setting; the table that stands for it is itself at the paper's scale."""
     return tables.make(spec.table(scale), Selection(seeds=selection.seeds, overrides=selection.overrides))
-
-
-def rerun(job: Job) -> Job:
-    """Return a finished run to be made anew, with what is to be recorded beside what it has."""
-    return with_recorders(job, execution.kept(job.folder), force=True)
 
 
 def with_recorders(job: Job, kept: Mapping[str, np.ndarray], *others: Job, force: bool = False) -> Job:

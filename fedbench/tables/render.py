@@ -200,9 +200,7 @@ class FilledTable:
         """Return the table as Markdown."""
         return draw_markdown(self.table)
 
-    def _repr_markdown_(self) -> str:
-        """Return the same, which notebooks draw."""
-        return repr(self)
+    _repr_markdown_ = __repr__  # which notebooks draw
 
 
 # A table as LaTeX (booktabs): ours with the published value below, best bold, second underlined, as the papers do.

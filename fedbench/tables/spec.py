@@ -349,6 +349,9 @@ def parse(content: Mapping[str, Any]) -> TableSpec:
     """
     where = f"table '{content.get('name')}'"
     made: dict[str, Any] = {key: _parts(content, key, where) for key in PARTS}
+    for key in ("base", "left_open", "notes", "findings"):
+        if isinstance(content.get(key), str):
+            raise ConfigError(f"{where}: '{key}' must be a list")
     findings = ({"text": each} if isinstance(each, str) else each for each in content.get("findings") or ())
     made["findings"] = tuple(typed(Finding, each, f"{where}, findings") for each in findings)
     mappings = {key: content.get(key) or {} for key in ("margins", "groups", "exploratory")}

@@ -29,7 +29,6 @@ import numpy as np
 
 from fedbench.tables import spec
 from fedbench.tables.equivalence import (
-    DIFFERENT,
     EQUIVALENT,
     INCONCLUSIVE,
     LEAST_SEEDS,
@@ -47,7 +46,6 @@ from fedbench.tables.spec import ColumnSpec, MetricSpec, Published
 from fedbench.tables.store import Cell, TableResult
 
 NONE = "none"
-KINDS = (EQUIVALENT, DIFFERENT, INCONCLUSIVE, UNDECIDABLE, NONE)
 TestT = TypeVar("TestT", "Paired", "Bias")
 
 
@@ -55,7 +53,7 @@ TestT = TypeVar("TestT", "Paired", "Bias")
 class Verdict:
     """What is said of a cell."""
 
-    kind: str  # of KINDS
+    kind: str  # equivalent | different | inconclusive | undecidable | none
     difference: float = math.nan  # ours - published; nan if either is missing
     text: str = ""  # as printed: "equivalent", "inconclusive, 12 seeds would decide", or why there is no verdict
     comparison: Comparison | None = None  # the test, where there is one
