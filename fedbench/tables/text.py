@@ -89,11 +89,6 @@ class Layout:
         """Every cell with a verdict beside every published value of its column and metric."""
         return verdict.matches(self.table)
 
-    @cached_property
-    def biases(self) -> list[Bias]:
-        """Joint tests of groups of rows."""
-        return biases(self.table)
-
     def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
         """Return the cell of a row, a column and a metric."""
         cell = self.table.cell(row.label, column.label, metric.name)
@@ -286,7 +281,7 @@ def sentences(layout: Layout) -> Iterator[str]:
     yield from _partitions(table)
     yield from _count_notes(table)
     yield from _not_run(table)
-    yield from _leaning(layout)
+    yield from _leaning(table)
     yield from _worth(layout)
 
 
@@ -361,10 +356,10 @@ def _not_run(table: TableResult) -> Iterator[str]:
         )
 
 
-def _leaning(layout: Layout) -> Iterator[str]:
+def _leaning(table: TableResult) -> Iterator[str]:
     """Yield the joint tests, a sentence a column and group."""
-    digits = {metric.name: (metric.label, metric.decimals) for metric in layout.table.spec.metrics}
-    found = sorted(layout.biases, key=lambda each: (each.column, each.group))
+    digits = {metric.name: (metric.label, metric.decimals) for metric in table.spec.metrics}
+    found = sorted(biases(table), key=lambda each: (each.column, each.group))
     for (column, group), metrics in groupby(found, key=lambda each: (each.column, each.group)):
         told = "; ".join(_bias(each, *digits[each.metric]) for each in metrics)
         yield f"Does a group lean to one side? {column}, {group}, mean difference over rows: {told} (bias.csv)."
