@@ -173,8 +173,7 @@ def reproduce(selection: Selection) -> int:
     with held(folder):
         if missing:
             planned, _ = _planned(selection)  # another call may have added cells meanwhile
-        rows, curves = plan.rows(planned), list(plan.curves(planned))
-        store.save(folder, plan.fill(planned), rows, curves, plan.matrices(planned), plan.clients(planned))
+        store.save(folder, plan.fill(planned), *plan.kept(planned))
         write(folder)
     show(store.load(folder)[0])  # as table.md has it: with margins and marks
     return conclude(planned, folder, len(missing))

@@ -23,7 +23,7 @@ from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Run
 from fedbench.tables import measures
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, compose_cell, load_scale, todo
-from fedbench.tables.store import PENDING, Cell, Provenance, StoredTable, TableResult, place_of
+from fedbench.tables.store import PENDING, Array, Cell, Provenance, StoredTable, TableResult, place_of
 
 
 @dataclass(frozen=True)
@@ -344,24 +344,34 @@ def fill(plan: Plan) -> TableResult:
     return TableResult(plan.spec, tuple(cells), _provenance(plan))
 
 
-def rows(plan: Plan) -> list[dict[str, Any]]:
-    """Return one line a finished run: the table's row and column, and the whole result row."""
-    lines = []
-    for row, column, job in _finished(plan):
-        result = job.folder.result() if job.finished else plan.stored.rows.get(job.key, {})
-        lines.append({"row": row, "column": column, **result})
-    return lines
+def kept(plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Array], dict[str, Array]]:
+    """Return (rows, curves, matrices, clients) of every run of which there is a result, as `store.save` takes them.
 
-
-def curves(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Yield the learning curves of the finished runs, thinned."""
+    A row is the whole result row; curves are thinned; a matrix [N, N] is of the first seed of a cell that has one, and
+    accuracies of clients [N] are of every run that kept them.
+    """
+    rows, curves = list[dict[str, Any]](), list[dict[str, Any]]()
+    matrices, clients = dict[str, Array](), dict[str, Array]()
+    with_matrix = set()
     for row, column, job in _finished(plan):
-        if not job.finished:
-            yield from plan.stored.curve(row, column, job.seed)
-            continue
-        for point in thinned(job.run.rounds):
-            scores = {name: value for name, value in point.items() if name.startswith(("round", "acc_on"))}
-            yield {"row": row, "column": column, "seed": job.seed, **scores}
+        labels, place = {"row": row, "column": column}, place_of(row, column, job.seed)
+        if job.finished:
+            run, result = job.run, job.folder.result()
+            matrix, accuracies = None if (row, column) in with_matrix else run.W, run.accuracies
+            for point in thinned(run.rounds):
+                scores = {name: value for name, value in point.items() if name.startswith(("round", "acc_on"))}
+                curves.append({**labels, "seed": job.seed, **scores})
+        else:
+            result = dict(plan.stored.rows.get(job.key, {}))
+            matrix, accuracies = plan.stored.matrices.get(place), plan.stored.clients.get(place)
+            curves += plan.stored.curve(row, column, job.seed)
+        rows.append({**labels, **result})
+        if matrix is not None and (row, column) not in with_matrix:
+            matrices[place] = matrix
+            with_matrix.add((row, column))
+        if accuracies is not None:
+            clients[place] = accuracies
+    return rows, curves, matrices, clients
 
 
 def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -369,30 +379,6 @@ def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
     if len(rounds) <= POINTS:
         return rounds
     return [rounds[i] for i in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
-
-
-def matrices(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
-    """Return collaboration matrices [N, N] of every cell that has one: of the first seed that does."""
-    found, cells = {}, set()
-    for row, column, job in _finished(plan):
-        if (row, column) not in cells:
-            place = place_of(row, column, job.seed)
-            matrix = job.run.W if job.finished else plan.stored.matrices.get(place)
-            if matrix is not None:
-                found[place] = matrix
-                cells.add((row, column))
-    return found
-
-
-def clients(plan: Plan) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the accuracy of each client [N] of the finished runs, in percent, where it was kept."""
-    found = {}
-    for row, column, job in _finished(plan):
-        place = place_of(row, column, job.seed)
-        kept = job.run.accuracies if job.finished else plan.stored.clients.get(place)
-        if kept is not None:
-            found[place] = kept
-    return found
 
 
 def _finished(plan: Plan) -> Iterator[tuple[str, str, Job]]:

@@ -106,14 +106,14 @@ def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
 def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:
     shown = planned(tmp_path, record_of(tmp_path, ("acc",)), selected=False)
     assert [cell.values for cell in plan.fill(shown).cells] == [(50.0,), ()]
-    assert [line["row"] for line in plan.rows(shown)] == ["r"]
+    assert [line["row"] for line in plan.kept(shown)[0]] == ["r"]
 
 
 def test_the_matrix_of_a_later_seed_stays_while_the_first_has_none(tmp_path: Path) -> None:
     record = dataclasses.replace(record_of(tmp_path, seed=3), matrices={"r|c|3": np.eye(2)})
-    assert list(plan.matrices(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
+    assert list(plan.kept(planned(tmp_path, record, seeds=(0, 3)))[2]) == ["r|c|3"]
     record = dataclasses.replace(record, clients={"r|c|3": np.ones(2)})
-    assert list(plan.clients(planned(tmp_path, record, seeds=(0, 3)))) == ["r|c|3"]
+    assert list(plan.kept(planned(tmp_path, record, seeds=(0, 3)))[3]) == ["r|c|3"]
 
 
 def test_a_measure_that_is_no_more_does_not_stand(tmp_path: Path) -> None:
