@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fedbench.config import groups
 from fedbench.config.compose import compose
@@ -30,7 +30,7 @@ from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import as_csv, as_json
 from fedbench.runs import fingerprint
-from fedbench.runs.config import from_plain
+from fedbench.runs.config import resolve
 from fedbench.tables.measures import reaches
 from fedbench.tables.plan import Job
 from fedbench.tables.spec import content_of
@@ -352,8 +352,6 @@ class Ledger:
 
     def job(self, stage: Stage, federation: Federation, row: str, trial: Trial, seed: int) -> Job:
         """Return a run of the board."""
-        from omegaconf import OmegaConf
-
         coalition = f"method.coalition={list(federation.groups)}" if "method=oracle" in self.board.all_rows[row] else ""
         every, test = stage.rounds, "protocol.test.sets=validation"
         if stage.rung is None:
@@ -370,8 +368,7 @@ class Ledger:
         if stage.rung is None and row != "local" and (local := self.chosen(federation.label, "local")) is not None:
             rate = self.board.trials_of("local")[local].rate or self._default_rate
             overrides.append(f"reference_lr={rate}")
-        plain = OmegaConf.to_container(compose(overrides), resolve=True, throw_on_missing=True)
-        return Job(tuple(overrides), from_plain(cast("dict[str, Any]", plain)))
+        return Job(tuple(overrides), resolve(compose(overrides)))
 
     @functools.cached_property
     def _default_rate(self) -> float:
