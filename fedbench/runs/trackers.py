@@ -235,3 +235,6 @@ class MlflowTracker(Tracker):
 
     def end(self, *, complete: bool) -> None:
         self._client.set_terminated(self._run, "FINISHED" if complete else "FAILED")
+
+
+TRACKERS = {each.name: each for each in (WandbTracker, TensorBoardTracker, MlflowTracker)}  # by their part of a config
