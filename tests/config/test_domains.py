@@ -22,8 +22,8 @@ from fedbench.models.small import MLP
 from tests.helpers.presets import PRESETS, SCHEMAS, build, parameters, preset, replaced
 
 HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 10**30, 1e308, "nonsense")
-FREE_TEXT = {  # fields whose value is any text: names and places that are looked up when they are needed
-    *("name", "model", "root", "path", "weights", "device", "scratch", "classes", "augment"),
+FREE_TEXT = {  # fields whose value is any text: names and places that are looked up when needed, or read by a parser
+    *("name", "model", "root", "path", "weights", "device", "scratch", "classes", "augment", "cohort"),
     *("runs_dir", "folder", "project", "entity", "tags", "mirrors", "x", "by", "y"),
     *("architecture", "called", "record", "uri", "experiment", "address"),
 }
