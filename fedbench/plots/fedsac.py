@@ -99,8 +99,5 @@ def _sensitivity(a: Arrays, symbol: str) -> Figure:
 
 def f7(a: Arrays) -> Figure:
     """Draw accuracy over rounds by method."""
-    figure, ((axis,),) = style.panels(height=2.8)
-    style.draw_lines(axis, a["round"], a["curve/acc_on_global"][:, 0], a["rows"])
-    axis.set(xlabel="round", ylabel="accuracy, %")
-    style.legend(figure, axis, 3)
-    return figure
+    curves = a["curve/acc_on_global"][:, 0]
+    return style.line_figure(a["round"], curves, a["rows"], "round", "accuracy, %", height=2.8, columns=3)

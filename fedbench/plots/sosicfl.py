@@ -90,12 +90,11 @@ def apart(cluster: Any, centres: Any) -> tuple[int, int]:
 
 def f6(a: Arrays) -> Figure:
     """Draw the total variance of the classifier's updates over rounds (Eq. 10) by method."""
-    figure, ((axis,),) = style.panels(height=2.7)
     values = [a[f"array/record/update_variance/value/{r}/0"] for r in range(len(a["rows"]))]
     rounds = a["array/record/update_variance/round/0/0"][0]
-    style.draw_lines(axis, rounds, values, a["rows"])
-    axis.set(xlabel="round", ylabel="total variance of updates", yscale="log")
-    style.legend(figure, axis, 3)
+    label = "total variance of updates"
+    figure = style.line_figure(rounds, values, a["rows"], "round", label, height=2.7, columns=3)
+    figure.axes[0].set_yscale("log")
     return figure
 
 
@@ -107,10 +106,7 @@ def f7(a: Arrays) -> Figure:
     cells = score[: len(settings)]
     figure, ((axis,),) = style.panels(height=2.3)
     image = axis.imshow(cells, origin="lower", aspect="auto")
-    middle = (cells.min() + cells.max()) / 2
-    for (row, column), value in np.ndenumerate(cells):
-        colour = "white" if value < middle else "black"
-        axis.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour)
+    style.write_numbers(axis, cells, (cells.min() + cells.max()) / 2, "{:.1f}")
     axis.set_xticks(range(cells.shape[1]), a["columns"])
     axis.set_yticks(range(len(settings)), settings)
     axis.set_xlabel(r"$\rho$")
@@ -123,11 +119,8 @@ def f7(a: Arrays) -> Figure:
 
 def f8(a: Arrays) -> Figure:
     """Draw local accuracy over rounds when subregions are assigned at several rounds."""
-    figure, ((axis,),) = style.panels(height=2.7)
-    style.draw_lines(axis, a["round"], a["curve/acc_on_local"][:, 0], a["rows"])
-    axis.set(xlabel="round", ylabel="mean local accuracy, %")
-    style.legend(figure, axis, 2)
-    return figure
+    curves = a["curve/acc_on_local"][:, 0]
+    return style.line_figure(a["round"], curves, a["rows"], "round", "mean local accuracy, %", height=2.7, columns=2)
 
 
 def f9(a: Arrays) -> Figure:
