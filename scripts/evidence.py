@@ -10,8 +10,6 @@ what its discriminators see, when they are read, and the partition (no model is 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import numpy as np
 
 from fedbench.config.compose import compose
 from fedbench.core import rng
-from fedbench.core.files import write_text
+from fedbench.core.files import write_csv
 from fedbench.data.partitions.groups import Fold
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
@@ -105,12 +103,8 @@ def main() -> None:
         if name not in EVIDENCE:
             parser.error(f"no evidence '{name}'; there is {' and '.join(EVIDENCE)}")
         lines = list(EVIDENCE[name]())
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
         OUT.mkdir(exist_ok=True)
-        write_text(OUT / f"{name}.csv", text.getvalue())
+        write_csv(OUT / f"{name}.csv", lines)
         print(OUT / f"{name}.csv")
 
 
