@@ -28,7 +28,7 @@ from benchmarks import rounds, scale, seeds, server
 from benchmarks.render import markdown
 from benchmarks.rounds import WORKLOADS
 
-from fedbench.core.files import write_json, write_text
+from fedbench.core.files import as_json, write_bytes, write_text
 from fedbench.engine.hardware import set_precision
 from fedbench.runs.fingerprint import machine, versions
 
@@ -85,7 +85,7 @@ def keep(result: Result, folder: Path, found: Result, page: str) -> None:
     """Write what a part has found so far into a folder of its own, and its page beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = place(result, folder)
-    write_json(path, {**conditions(result), "machine": result["machine"], **found})
+    write_bytes(path, as_json({**conditions(result), "machine": result["machine"], **found}))
     write_text(path.with_suffix(".md"), page)
 
 
@@ -134,7 +134,7 @@ def begun(device: str, out: Path) -> Result:
 def store(result: Result, out: Path) -> None:
     """Write what there is so far, and its page beside it."""
     path = place(result, out)
-    write_json(path, result)
+    write_bytes(path, as_json(result))
     write_text(path.with_suffix(".md"), markdown(result))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -423,8 +422,9 @@ def launcher_of(selection: Selection) -> tuple[list[str], int]:
     """Return (Hydra overrides that choose the launcher, runs at once)."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jobs = selection.jobs or (1 if torch.cuda.is_available() else cores)
+    from fedbench.engine.workers import available_workers
+
+    jobs = selection.jobs or (1 if torch.cuda.is_available() else available_workers())
     if selection.launcher:
         return list(selection.launcher), jobs
     return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -96,6 +97,14 @@ def rounds(clients: int, cohort: int, method: str, device: str, model: str = "le
     return given | {key: round(value, 4) for key, value in found.items()}
 
 
+def in_turn(work: Callable[..., dict[str, Any]], cases: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """What `work` returns of each of `cases`: all there is so far after each."""
+    found: list[dict[str, Any]] = []
+    for given in cases:
+        found.append(alone(work, given))
+        yield found
+
+
 def largest_mib() -> float:
     """The largest size of this process so far (Linux)."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -148,21 +157,15 @@ def crossings(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
 
     `quick`: a fifth of the cohort.
     """
-    found: list[dict[str, Any]] = []
-    for method in ("fedavg", "ditto"):
-        for actors in (1, 2, 4):
-            given = {"method": method, "actors": actors, "clients": 1000, "cohort": 20 if quick else 100}
-            found.append(alone(crossing, given))
-            yield found
+    size = {"clients": 1000, "cohort": 20 if quick else 100}
+    cases = itertools.product(("fedavg", "ditto"), (1, 2, 4))
+    return in_turn(crossing, [{"method": method, "actors": actors, **size} for method, actors in cases])
 
 
 def registries(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
     """A method with a model a client and a stateless one, among many clients; `quick`: 1 % of them."""
-    found: list[dict[str, Any]] = []
-    for method, clients in (("ditto", 100_000), ("fedavg", 1_000_000)):
-        given = {"method": method, "clients": clients // 100 if quick else clients}
-        found.append(alone(registry, given))
-        yield found
+    cases = {"ditto": 100_000, "fedavg": 1_000_000}
+    return in_turn(registry, [{"method": name, "clients": n // 100 if quick else n} for name, n in cases.items()])
 
 
 def registry(given: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import torch
 
 from fedbench.core import files
 from fedbench.core.errors import CheckpointError, Damaged, FedbenchError, FolderInUse
-from fedbench.core.files import as_csv, as_json, as_npz, read_csv, replacing, write_csv, write_json
+from fedbench.core.files import as_csv, as_json, as_npz, read_csv, replacing, write_bytes, write_csv
 from fedbench.data.partition import Partition
 from fedbench.data.partitions.file import read_arrays
 from fedbench.engine import checkpoint
@@ -103,7 +103,7 @@ class TestRunFolder:
         folder = RunFolder(tmp_path, KEY, LABELS)
         with folder:
             checkpoint.save(folder.checkpoint, {}, {}, key=KEY)
-            write_json(folder.path / "result.json", {"key": KEY})
+            write_bytes(folder.path / "result.json", as_json({"key": KEY}))
         assert folder.status() == "finished"
         with folder:
             assert not folder.checkpoint.exists()
@@ -379,9 +379,8 @@ class TestFiles:
         write_csv(tmp_path / "a.csv", [{"x": 1}, {"y": 'a,"b"\n', "x": None}])
         assert read_csv(tmp_path / "a.csv") == [{"x": "1", "y": ""}, {"x": "", "y": 'a,"b"\n'}]
 
-    def test_json_is_standard(self, tmp_path):
-        write_json(tmp_path / "a.json", {"a": math.nan, "b": [math.inf, 1.5], "c": {"d": np.float64("nan")}})
-        text = (tmp_path / "a.json").read_text()
+    def test_json_is_standard(self):
+        text = as_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": np.float64("nan")}})
         assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
 
 
