@@ -275,8 +275,11 @@ def typed(cls: type[T], values: object, where: str) -> T:
         for key, value in values.items()
         if dataclasses.is_dataclass(hint := hints[key]) and not isinstance(value, cast("type[Any]", hint))
     }
-    flat = {key: value for key, value in values.items() if key not in nested}
-    return cls(**nested, **_tuples(_converted(cls, flat, where), hints))
+    flat = _converted(cls, {key: value for key, value in values.items() if key not in nested}, where)
+    for key, value in flat.items():
+        if isinstance(value, list) and typing.get_origin(hints[key]) is tuple:  # so that the dataclass is hashable
+            flat[key] = tuple(value)
+    return cls(**nested, **flat)
 
 
 def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -319,11 +322,3 @@ def _schema(cls: type[Any], keys: Sequence[str]) -> DictConfig:
     hints = _hints(cast("Any", cls))
     given = dataclasses.make_dataclass(cls.__name__, [(key, hints[key], MISSING) for key in keys])
     return cast("DictConfig", OmegaConf.structured(given))
-
-
-def _tuples(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the lists that are declared as tuples made tuples, so that the dataclass is hashable."""
-    return {
-        key: tuple(value) if isinstance(value, list) and typing.get_origin(hints[key]) is tuple else value
-        for key, value in values.items()
-    }

@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import io
+import itertools
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -151,12 +152,9 @@ def tune(method: str) -> Mapping[str, Any]:
 
 def about(group: str, name: str) -> str:
     """The comment that opens the YAML."""
-    lines = []
-    for line in file_of(group, name).read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# ").rstrip())
-    return " ".join(lines)
+    lines = file_of(group, name).read_text(encoding="utf-8").splitlines()
+    opening = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line.lstrip("# ").rstrip() for line in opening)
 
 
 def file_of(group: str, name: str) -> Path:
