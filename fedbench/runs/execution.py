@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from fedbench.config import groups
 from fedbench.core.errors import FedbenchError, FolderInUse, Stale
 from fedbench.core.files import as_csv, as_json, as_npz, write_text
-from fedbench.core.signals import held, pause
+from fedbench.core.signals import Stopped, asked, held, pause
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
@@ -229,19 +229,20 @@ def experiment(
 
         # Rounds: draw a cohort, send, train, aggregate, score.
         saved, rule = time.monotonic(), run.settings.checkpoint
-        with held() as signals:
+        with held():
             while not simulation.done(state):
-                if not signals.asked:  # which it may be before the first round, by another run of this process
+                if not asked():  # which it may be before the first round, by another run of this process
                     simulation.step(state)
+                signal = asked()
                 by_time = 0 < rule.seconds <= time.monotonic() - saved
                 by_round = rule.rounds > 0 and state.round % rule.rounds == 0
-                if signals.asked or ((by_time or by_round) and not simulation.done(state)):
+                if signal or ((by_time or by_round) and not simulation.done(state)):
                     states.save(folder.checkpoint, state, key)
                     folder.write_history(state.history)
                     saved = time.monotonic()
-                if signals.asked:
+                if signal:
                     progress = f"after round {state.round} of {run.protocol.rounds}"
-                    raise signals.stopped(f"{progress}; checkpoint: {folder.checkpoint}")
+                    raise Stopped(signal, f"{progress}; checkpoint: {folder.checkpoint}")
 
         # Result: scores of all rounds and clients, and the row that tables read.
         unseen = Unseen() if newcomers is None else newcomers.score(state)

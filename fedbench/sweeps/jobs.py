@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError
-from fedbench.core.signals import Stopped, passed_on, stop_if_asked, working_for
+from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds
 
 if TYPE_CHECKING:
@@ -213,16 +213,16 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
         Stopped: a signal came; the jobs under way have saved what they can.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with passed_on(folder) as signals:
+    with passed_on(folder):
         returned: list[JobReturn] = []
         try:
             with _each_for_itself():
                 returned = list(launcher.launch(batch, initial_job_idx=first))
         except Exception:
-            if not signals.asked:
+            if not asked():
                 raise
-        if signals.asked:
-            raise signals.stopped("\n".join(filter(None, map(_saved, returned))))
+        if signal := asked():
+            raise Stopped(signal, "\n".join(filter(None, map(_saved, returned))))
     return returned
 
 
