@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import importlib.util
 import io
 import itertools
+import pkgutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -103,8 +103,7 @@ def load_option(path: Path) -> DictConfig:
 
 def registry(group: str) -> Registry[Any]:
     """The registry of a config group's components."""
-    module, _, attribute = REGISTRIES[group].partition(":")
-    return cast("Registry[Any]", getattr(importlib.import_module(module), attribute))
+    return cast("Registry[Any]", pkgutil.resolve_name(REGISTRIES[group]))
 
 
 def family_field(group: str, file: Path) -> str | None:
