@@ -77,8 +77,7 @@ def f5(a: Arrays) -> Figure:
     }
     if "authors" in a:
         found["FedCollab (authors)"] = a["authors"]
-    across = len(found)
-    figure, axes = style.panels(1, across, height=1.9)
+    figure, axes = style.panels(1, len(found), height=1.9)
     for axis, (name, matrix) in zip(axes[0], found.items(), strict=True):
         image = axis.imshow(matrix, vmin=0.0)
         axis.set(title=name, xlabel="client", xticks=range(0, len(matrix), 5), yticks=range(0, len(matrix), 5))

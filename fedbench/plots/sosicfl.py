@@ -18,8 +18,7 @@ KINDS = (("acc_on_common", "global accuracy, %"), ("acc_on_local", "mean local a
 
 def _clients(a: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (positions [N, 3], cluster of each client [N], centres [C, 3]) of the first seed."""
-    found = (a[f"array/{name}/0/0"][0] for name in ("positions", "cluster", "centers"))
-    positions, cluster, centres = found
+    positions, cluster, centres = (a[f"array/{name}/0/0"][0] for name in ("positions", "cluster", "centers"))
     return positions, cluster.astype(int), centres
 
 
@@ -59,7 +58,12 @@ def f3(a: Arrays) -> Figure:
 
 def f4(a: Arrays) -> Figure:
     """Draw global and local accuracy over rounds by method."""
-    return _both(a)
+    figure, axes = style.panels(1, 2, height=2.5)
+    for axis, (column, label) in zip(axes[0], KINDS, strict=True):
+        style.draw_lines(axis, a["round"], a[f"curve/{column}"][:, 0], a["rows"])
+        axis.set(xlabel="round", ylabel=label)
+    style.legend(figure, axes[0, 1])
+    return figure
 
 
 def f5(a: Arrays) -> Figure:
@@ -109,9 +113,8 @@ def f7(a: Arrays) -> Figure:
     style.write_numbers(axis, cells, (cells.min() + cells.max()) / 2, "{:.1f}")
     axis.set_xticks(range(cells.shape[1]), a["columns"])
     axis.set_yticks(range(len(settings)), settings)
-    axis.set_xlabel(r"$\rho$")
     rest = ", ".join(f"{name} {score[names.index(name), 0]:.1f}" for name in names[len(settings) :])
-    axis.set_title(rest)
+    axis.set(xlabel=r"$\rho$", title=rest)
     axis.spines[:].set_visible(False)
     figure.colorbar(image, ax=axis, label="mean local accuracy, %")
     return figure
@@ -125,13 +128,4 @@ def f8(a: Arrays) -> Figure:
 
 def f9(a: Arrays) -> Figure:
     """Draw Figure 4 with SosicFL-All, from random weights."""
-    return _both(a)
-
-
-def _both(a: Arrays) -> Figure:
-    figure, axes = style.panels(1, 2, height=2.5)
-    for axis, (column, label) in zip(axes[0], KINDS, strict=True):
-        style.draw_lines(axis, a["round"], a[f"curve/{column}"][:, 0], a["rows"])
-        axis.set(xlabel="round", ylabel=label)
-    style.legend(figure, axes[0, 1])
-    return figure
+    return f4(a)

@@ -215,11 +215,7 @@ def draw_label_counts(axis: Axes, counts: Any, title: str = "") -> None:
     area = counts[client, label] / max(1.0, counts.max())
     box = 0.7 * 72 * min(3.0 / counts.shape[0], 2.0 / counts.shape[1])  # points between two circles
     axis.scatter(client, label, s=area * max(3.0, box) ** 2, color=COLOURS[0], alpha=0.75, linewidths=0)
-    axis.set_title(title)
-    axis.set_xlabel("client")
-    axis.set_ylabel("class")
-    axis.set_xlim(-1, counts.shape[0])
-    axis.set_ylim(-1, counts.shape[1])
+    axis.set(title=title, xlabel="client", ylabel="class", xlim=(-1, counts.shape[0]), ylim=(-1, counts.shape[1]))
     integer_ticks(axis)
 
 
