@@ -55,17 +55,13 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
     from fedbench.cli.program import outcomes_of
     from fedbench.sweeps.session import swept, tidy
 
-    listed = [
-        f"{key}={','.join(map(_text, value))}" if isinstance(value, (list, tuple)) else f"{key}={_text(value)}"
-        for key, value in values.items()
-    ]
-    arguments = ["-m", *overrides, *listed]
-    asked = any(text.startswith("progress=") for text in arguments)
-    quiet: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if not asked:
-        arguments += _texts(QUIET)
-        quiet = contextlib.redirect_stdout(io.StringIO())
-    with _told(), quiet:
+    arguments = ["-m", *overrides]
+    for key, value in values.items():
+        arguments.append(f"{key}={','.join(map(_text, value if isinstance(value, (list, tuple)) else [value]))}")
+    with _told(), contextlib.ExitStack() as quiet:
+        if not any(text.startswith("progress=") for text in arguments):
+            arguments += _texts(QUIET)
+            quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         outcomes = outcomes_of(arguments)
     finished = [outcome for outcome in outcomes if outcome.row is not None]
     if not finished:

@@ -22,21 +22,6 @@ from fedbench.methods.parts.mixing import cosines
 from fedbench.methods.sosicfl import model_at, without_regions
 from fedbench.models.task import Task
 
-RECORDERS: Registry[Recorder] = Registry(
-    "recorder",
-    {
-        "cka": "fedbench.recorders:CKA",
-        "classifier_cosine": "fedbench.recorders:ClassifierCosine",
-        "collaboration": "fedbench.recorders:Collaboration",
-        "complementarity": "fedbench.recorders:Complementarity",
-        "model_cosine": "fedbench.recorders:ModelCosine",
-        "similarity": "fedbench.recorders:Similarity",
-        "simplex": "fedbench.recorders:Simplex",
-        "update_cosine": "fedbench.recorders:UpdateCosine",
-        "update_variance": "fedbench.recorders:UpdateVariance",
-    },
-)
-
 
 def parse(entries: Sequence[str]) -> tuple[Recorder, ...]:
     """The recorders that a config's `record` lists; a number alone is a further round of the entry before it.
@@ -272,3 +257,8 @@ class Simplex(Recorder):
         since = "head" if inside else None
         rows = [task.apply(model_at(work, alpha.to(x)), z, since=since).argmax(1) == y for alpha in points]
         return torch.stack(rows).cpu().numpy()
+
+
+CLASSES: tuple[type[Recorder], ...] = (CKA, ClassifierCosine, Collaboration, Complementarity, ModelCosine)
+CLASSES += (Similarity, Simplex, UpdateCosine, UpdateVariance)
+RECORDERS: Registry[Recorder] = Registry("recorder", {each.name: f"{__name__}:{each.__name__}" for each in CLASSES})

@@ -51,4 +51,4 @@ class OptunaSweeper(LaunchingSweeper):
         from fedbench.sweeps import session, tuning
 
         with session.scratch(self.config):
-            return tuning.tune(self, session.parsed(self, arguments), tuning.settings(self.settings))
+            return tuning.tune(self, session.parsed(self, arguments), self.settings)

@@ -28,7 +28,7 @@ from benchmarks import rounds, scale, seeds, server
 from benchmarks.render import markdown
 from benchmarks.rounds import WORKLOADS
 
-from fedbench.core.files import write_json, write_text
+from fedbench.core.files import as_json, write_bytes, write_text
 from fedbench.engine.hardware import set_precision
 from fedbench.runs.fingerprint import machine, versions
 
@@ -72,18 +72,21 @@ def phased(_name: str, result: Result, given: argparse.Namespace) -> None:
 def at_scale(_name: str, result: Result, given: argparse.Namespace) -> None:
     """Rounds against the number of clients and the cohort."""
     for found in scale.run(given.device, quick=given.quick):
-        path = place(result, given.out / "scale")
-        write_json(path, {**conditions(result), "machine": result["machine"], **found})
-        write_text(path.with_suffix(".md"), scale.markdown({**result, **found}))
+        keep(result, given.out / "scale", found, scale.markdown({**result, **found}))
 
 
 def case_by_case(name: str, result: Result, given: argparse.Namespace) -> None:
     """What crosses between the driver of the ray engine and its actors; what many clients cost besides training."""
     for found in {"RAY": scale.crossings, "MANY": scale.registries}[name](quick=given.quick):
-        path = place(result, given.out / name.lower())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**conditions(result), "machine": result["machine"], "rows": found})
-        write_text(path.with_suffix(".md"), scale.rows_table(found) + "\n")
+        keep(result, given.out / name.lower(), {"rows": found}, scale.rows_table(found) + "\n")
+
+
+def keep(result: Result, folder: Path, found: Result, page: str) -> None:
+    """Write what a part has found so far into a folder of its own, and its page beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = place(result, folder)
+    write_bytes(path, as_json({**conditions(result), "machine": result["machine"], **found}))
+    write_text(path.with_suffix(".md"), page)
 
 
 PARTS: dict[str, Callable[[str, Result, argparse.Namespace], None]] = {
@@ -131,7 +134,7 @@ def begun(device: str, out: Path) -> Result:
 def store(result: Result, out: Path) -> None:
     """Write what there is so far, and its page beside it."""
     path = place(result, out)
-    write_json(path, result)
+    write_bytes(path, as_json(result))
     write_text(path.with_suffix(".md"), markdown(result))
 
 

@@ -10,16 +10,15 @@ what its discriminators see, when they are read, and the partition (no model is 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from fedbench.config.compose import compose
 from fedbench.core import rng
-from fedbench.core.files import write_text
+from fedbench.core.files import write_csv
 from fedbench.data.partitions.groups import Fold
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
@@ -70,7 +69,7 @@ def coalitions() -> Iterator[Line]:
             redrawn = partition == PARTITIONS[0] and reading.endswith("last")
             for seed in range(MORE if redrawn else DRAWS):
                 run = resolve(compose([*LABEL_SHIFT, f"partition={partition}", *overrides, f"seed={seed}"]))
-                found = first_seen(prepared(build(run)))
+                found = pd.factorize(prepared(build(run)))[0].tolist()  # numbered in the order in which they appear
                 yield {
                     "partition": partition,
                     "discriminators": reading,
@@ -80,18 +79,12 @@ def coalitions() -> Iterator[Line]:
                 }
 
 
-def prepared(setup: Setup) -> list[int]:
+def prepared(setup: Setup) -> np.ndarray:
     """Each client's coalition, before anything is trained."""
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
     preparation = EnginePreparation(setup, LoopedTrainer(setup), Clock(0, setup.protocol.rounds))
     setup.method.prepare(preparation, server, memory)
-    return [int(each) for each in preparation.arrays["coalition"]]
-
-
-def first_seen(labels: list[int]) -> list[int]:
-    """`labels` numbered in the order in which they appear."""
-    order = {label: place for place, label in enumerate(dict.fromkeys(labels))}
-    return [order[label] for label in labels]
+    return np.asarray(preparation.arrays["coalition"])
 
 
 EVIDENCE: dict[str, Callable[[], Iterator[Line]]] = {"fold_groups": fold_groups, "coalitions": coalitions}
@@ -105,12 +98,8 @@ def main() -> None:
         if name not in EVIDENCE:
             parser.error(f"no evidence '{name}'; there is {' and '.join(EVIDENCE)}")
         lines = list(EVIDENCE[name]())
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
         OUT.mkdir(exist_ok=True)
-        write_text(OUT / f"{name}.csv", text.getvalue())
+        write_csv(OUT / f"{name}.csv", lines)
         print(OUT / f"{name}.csv")
 
 

@@ -38,6 +38,7 @@ from typing import Any
 
 import pytest
 from mutants import ROOT, Mutant, caught_by, first_failure, too_long, trees
+from scipy.stats import binomtest
 
 SCOPE = (
     *("methods", "metrics.py", "engine", "models", "data/partitions"),
@@ -337,14 +338,6 @@ def caught(mutant: Mutant, tree: Path) -> str:
 # ---- the score
 
 
-def interval(caught: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
-    share, scale = caught / count, 1 + z * z / count
-    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5
-    middle = share + z * z / (2 * count)
-    return (middle - half) / scale, (middle + half) / scale
-
-
 def score(rows: Sequence[dict[str, str]]) -> str:
     """The share caught by folder, as a table; equivalent mutants do not count."""
     counted: dict[str, list[bool]] = defaultdict(list)
@@ -355,7 +348,7 @@ def score(rows: Sequence[dict[str, str]]) -> str:
     said = ["| folder | caught | of | share | 95 % interval |", "|---|---|---|---|---|"]
     for place in sorted(counted, key=lambda name: (name == "all", name)):
         hits, count = sum(counted[place]), len(counted[place])
-        low, high = interval(hits, count)
+        low, high = binomtest(hits, count).proportion_ci(method="wilson")  # of 95 %
         said.append(f"| {place} | {hits} | {count} | {hits / count:.1%} | {low:.1%} to {high:.1%} |")
     return "\n".join(said)
 

@@ -12,6 +12,8 @@ from fedbench.cli.program import asks_for_help
 from fedbench.cli.reproduce import launcher_of, make_runs, select
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.core.files import held
+from fedbench.runs.progress import rough_seconds
 
 if TYPE_CHECKING:
     from fedbench.tables.leaderboard import Ledger
@@ -76,16 +78,14 @@ def conclude(folder: Path, results: str) -> int:
     write_text(folder / standings.PAGE, standings.markdown(drawn))
     print(f"{folder / standings.PAGE}: {drawn.runs} runs, {drawn.cost:.2f} hours of one core")
     print(f"beside the tables: python -m fedbench report {results}")
-    lacking = [f"{line.row} in {each.label}: {line.lacks}" for each in drawn.federations for line in each.lines]
-    lacking = [text for text in lacking if not text.endswith(": ")]
-    for text in lacking:
-        print(f"incomplete: {text}", file=sys.stderr)
+    lacking = [(line, each) for each in drawn.federations for line in each.lines if line.lacks]
+    for line, each in lacking:
+        print(f"incomplete: {line.row} in {each.label}: {line.lacks}", file=sys.stderr)
     return INCOMPLETE if lacking else OK
 
 
 def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> None:
     """Run what `ledger` lacks, stage by stage, and record each stage when it ends or is stopped."""
-    from fedbench.core.files import held
     from fedbench.tables.leaderboard import FINAL, stages
 
     launcher, _ = launcher_of(selection)
@@ -106,7 +106,6 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
 
 def hours(ledger: Ledger, rows: Sequence[str], at_once: int) -> Iterator[str]:
     """Yield what the runs of a board take, by a step of every row's method that is timed here; nothing is trained."""
-    from fedbench.runs.progress import rough_seconds
     from fedbench.tables.estimate import ResourceEstimate
     from fedbench.tables.leaderboard import Trial, stages
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import groups
 from fedbench.config.fields import DOMAIN, OWN, Component, typed
 from fedbench.config.groups import SCHEMAS
-from fedbench.core.errors import UnknownName, unknown
+from fedbench.core.errors import unknown
 
 if TYPE_CHECKING:
     from fedbench.engine.method import Method
@@ -27,12 +27,16 @@ WHATEVER = "the protocol scores every method so"
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of what can be chosen: columns in order, and rows that have all of them."""
+    """A table of what can be chosen: at least one row, and all have the same columns in the same order."""
 
     title: str
-    columns: tuple[str, ...]
     rows: list[Row]
     local: tuple[str, ...] = ()  # columns that depend on this machine
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self.rows[0])
 
     def markdown(self) -> str:
         """Return the table as Markdown, the same on every machine."""
@@ -156,7 +160,7 @@ def methods() -> Listing:
     order = [kind.name for kind in GROUPS]
     rows.sort(key=lambda row: order.index(row["group"]))
     title = "Methods, and the leaves that are kept or sent (* is the model; N clients, K classes, d features)"
-    return Listing(title, tuple(rows[0]), rows)
+    return Listing(title, rows)
 
 
 def _groups() -> Listing:
@@ -171,7 +175,7 @@ def _groups() -> Listing:
         }
         for kind in GROUPS
     ]
-    return Listing("Groups of methods", tuple(rows[0]), [row for row in rows if row["methods"]])
+    return Listing("Groups of methods", [row for row in rows if row["methods"]])
 
 
 def _paper(method: type[Method]) -> str:
@@ -204,8 +208,7 @@ def presets() -> Listing:
         for key, part in ({} if variant else parts).items():
             theirs = ", ".join(each.removeprefix(f"{key}.") for each in said if each.startswith(f"{key}."))
             rows.append({"method": f"{name}, {key}.*", "parameters": groups.parameters(part), "domains": theirs})
-    title = "Parameters of the methods; any of them is a key: method.mu=1"
-    return Listing(title, ("method", "parameters", "domains"), rows)
+    return Listing("Parameters of the methods; any of them is a key: method.mu=1", rows)
 
 
 def scored() -> Listing:
@@ -224,44 +227,25 @@ def scored() -> Listing:
             chosen = [name for name, each in zip(built, found, strict=True) if each == (model, why)]
             methods = ", ".join(chosen) if len(chosen) < len(built) else "all"
             rows.append({"protocols": ", ".join(names), "methods": methods, "scored": model, "why": why})
-    return Listing("Which of a client's models counts", tuple(rows[0]), rows)
+    return Listing("Which of a client's models counts", rows)
 
 
 def components(group: str, title: str) -> Listing:
     """List a group whose YAMLs say it all."""
-    columns = (group, "content", "parameters", "domains", "source")
     rows = []
     for name in usable(group):
-        config = groups.load(group, name)
-        parameters = groups.parameters(_own(group, config))
-        row = {group: name, "parameters": parameters, "content": groups.about(group, name)}
-        cls = _class(group, config)
-        if group not in SCHEMAS:  # whose rows would all say the same
-            row["domains"] = (domains(cls) if cls else "") or "-"
-        rows.append({**row, "source": _source(cls, groups.file_of(group, name))})
-    return Listing(title, tuple(column for column in columns if column in rows[0]), rows)
-
-
-def _own(group: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `config` without the values that every config of the group has unless it says otherwise."""
-    schema = SCHEMAS.get(group)
-    return config if schema is None else groups.different(config, dataclasses.asdict(schema()))
-
-
-def _class(group: str, config: Mapping[str, Any]) -> type | None:
-    """Return the class behind a component; None where a schema or another file's component is (model=auto)."""
-    try:
-        found: type = groups.registry(group).get(str(config["name"]))
-    except (KeyError, UnknownName):
-        return None
-    return found
-
-
-def _source(cls: type | None, file: Path) -> str:
-    """Return the file of a component's class, else the YAML."""
-    if cls is None:
-        return file.relative_to(file.parents[2]).as_posix()
-    return f"{cls.__module__.replace('.', '/')}.py"
+        config, file = groups.load(group, name), groups.file_of(group, name)
+        row, source = {group: name, "content": groups.about(group, name)}, file.relative_to(file.parents[2]).as_posix()
+        if group in SCHEMAS:  # only what differs from the schema; the domains of all rows would be the same
+            row["parameters"] = groups.parameters(groups.different(config, dataclasses.asdict(SCHEMAS[group]())))
+        else:
+            row |= {"parameters": groups.parameters(config), "domains": "-"}
+            if config["name"] in (registry := groups.registry(group)):  # else it stands for another's (model=auto)
+                cls = registry.get(config["name"])
+                row["domains"], source = domains(cls) or "-", f"{cls.__module__.replace('.', '/')}.py"
+        row["source"] = source
+        rows.append(row)
+    return Listing(title, rows)
 
 
 def domains(cls: type, prefix: str = "") -> str:
@@ -286,14 +270,13 @@ def _datasets() -> Listing:
         rows.append(
             {
                 "data set": name,
-                "content": groups.about("dataset", name),
                 "state": ready if state.ready else "missing",
                 "where": state.where or "-",
+                "content": groups.about("dataset", name),
                 "how to get it": state.how,
             }
         )
-    columns = ("data set", "state", "where", "content", "how to get it")
-    return Listing("Data sets", columns, rows, local=("state", "where"))
+    return Listing("Data sets", rows, local=("state", "where"))
 
 
 def _tables() -> Listing:
@@ -305,7 +288,8 @@ def _tables() -> Listing:
         published = sum(table.published(*place) is not None for place in table.places())
         used = dict.fromkeys(name for column in table.columns for name in table.datasets(column))
         ready = [d for d in used if groups.registry("dataset").build(groups.load("dataset", d)).state().ready]
-        unsupported = sum(bool(row.unsupported or column.unsupported) for row in table.rows for column in table.columns)
+        cells = product(table.rows, table.columns)
+        unsupported = sum(bool(row.unsupported or column.unsupported) for row, column in cells)
         size = f"{len(table.rows)} × {len(table.columns)}"
         rows.append(
             {
@@ -318,8 +302,7 @@ def _tables() -> Listing:
                 "ready": ", ".join(ready) or "-",
             }
         )
-    columns = ("table", "content", "rows × columns", "published values", "seeds", "data", "ready")
-    return Listing("Tables: make reproduce-NAME, - for _", columns, rows, local=("ready",))
+    return Listing("Tables: make reproduce-NAME, - for _", rows, local=("ready",))
 
 
 def _figures() -> Listing:
@@ -329,22 +312,21 @@ def _figures() -> Listing:
         {"figure": s.name, "mirrors": s.mirrors, "shows": s.title, "scales": ", ".join(s.settings)}
         for s in ordered_specs()
     ]
-    return Listing("Figures of the papers", ("figure", "mirrors", "shows", "scales"), rows)
+    return Listing("Figures of the papers", rows)
 
 
 def _recorders() -> Listing:
     from fedbench.recorders import RECORDERS
 
-    found = [(name, RECORDERS.get(name)) for name in RECORDERS]
     rows = [
         {
             "recorder": name,
             "keeps": (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " "),
             "by default": "after every round" if cls.always else "after the last round",
         }
-        for name, cls in found
+        for name, cls in ((name, RECORDERS.get(name)) for name in RECORDERS)
     ]
-    return Listing("What a run can record besides its scores", ("recorder", "keeps", "by default"), rows)
+    return Listing("What a run can record besides its scores", rows)
 
 
 KINDS: dict[str, Callable[[], Listing]] = {
@@ -390,5 +372,5 @@ def list_command(arguments: Sequence[str]) -> int:
     for row in table.rows:
         shown.add_row(*(Text(row[column]) for column in table.columns))
     console = Output() if sys.stdout.isatty() else Output(width=200)
-    console.print(shown if table.rows else f"no {given.kind} yet")
+    console.print(shown)
     return 0

@@ -29,8 +29,6 @@ from fedbench.data.datasets import DATASETS
 from fedbench.data.files import FileSource
 from fedbench.runs.progress import Output, human_seconds
 
-# Bringing data sets to where a run loads them in seconds: fetched, verified, unpacked, read, cached.
-
 
 def parse_request(words: Sequence[str]) -> list[dict[str, Any]]:
     """Configs from a command line: names, each followed by options of its own (`cub text=true size=32 mnist`).
@@ -91,24 +89,6 @@ def describe(data: Dataset) -> str:
     return text
 
 
-def states(root: str | None = None, configs: Sequence[dict[str, Any]] | None = None) -> list[tuple[str, str, str]]:
-    """(name, state, where it is or how to get it) of the data sets that `configs` describe, else of all.
-
-    A state is "ready", "ready, read at first use" or "missing".
-    """
-    rows = []
-    for config in [{"name": name} for name in DATASETS] if configs is None else configs:
-        source: DataSource = DATASETS.build(config)
-        if isinstance(source, FileSource) and root:
-            source = dataclasses.replace(source, root=root)
-        state = source.state()
-        ready = "ready" if state.prepared else "ready, read at first use"
-        options = (f"{key}={value}" for key, value in config.items() if key != "name")
-        name = " ".join([source.name, *options])
-        rows.append((name, ready if state.ready else "missing", state.where if state.ready else state.how))
-    return rows
-
-
 STEP = 10.0  # percent between two lines where there is no terminal
 
 
@@ -137,12 +117,19 @@ class Shown:
 
 def check(console: Console, root: str | None, configs: Sequence[dict[str, Any]]) -> int:
     """Print the state of the data sets asked for, else of all; 1 if one that was asked for is missing."""
-    table = Table("data set", "state", "where, or how to get it", box=None)
-    rows = states(root, configs or None)
-    for row in rows:
-        table.add_row(*row)
+    table, missing = Table("data set", "state", "where, or how to get it", box=None), False
+    for config in configs or [{"name": name} for name in DATASETS]:
+        source: DataSource = DATASETS.build(config)
+        if isinstance(source, FileSource) and root:
+            source = dataclasses.replace(source, root=root)
+        state = source.state()
+        ready = "ready" if state.prepared else "ready, read at first use"
+        options = (f"{key}={value}" for key, value in config.items() if key != "name")
+        name = " ".join([source.name, *options])
+        table.add_row(name, ready if state.ready else "missing", state.where if state.ready else state.how)
+        missing |= not state.ready
     console.print(table)
-    return int(bool(configs) and any(state == "missing" for _, state, _ in rows))
+    return int(bool(configs) and missing)
 
 
 def prepare_command(arguments: Sequence[str]) -> int:

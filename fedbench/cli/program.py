@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
+import pkgutil
 import re
 import shlex
 import signal
@@ -61,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str, arguments: Sequence[str]) -> int:
-    module, _, function = COMMANDS[name].partition(":")
-    code: int = getattr(importlib.import_module(module), function)(arguments)
+    code: int = pkgutil.resolve_name(COMMANDS[name])(arguments)
     return code
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -12,16 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+from rich.progress import Progress
+
 from fedbench.cli.program import asks_for_help, split_arguments
+from fedbench.config.fields import typed
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.files import held
+from fedbench.runs.progress import Output
+from fedbench.tables import render, spec, store, verdict
+from fedbench.tables.spec import Selection, TableSpec
+from fedbench.tables.store import PENDING, Cell, TableResult
+from fedbench.tables.verdict import Verdict
 
 if TYPE_CHECKING:
     from fedbench.figures.plan import FigurePlan
     from fedbench.tables.plan import CellRuns, Job, Plan
-    from fedbench.tables.spec import Selection, TableSpec
-    from fedbench.tables.store import TableResult
-    from fedbench.tables.verdict import Verdict
 
 REPRODUCE_HELP = """\
 python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
@@ -78,9 +84,6 @@ def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tupl
     Raises:
         ConfigError: a value of the wrong type, or an override that no plan takes.
     """
-    from fedbench.config.fields import typed
-    from fedbench.tables.spec import Selection
-
     given = ["dry_run=true" if text == "--dry-run" else _of_hydra(text) for text in arguments]
     texts, others, words = split_arguments(given, keys)
     values: dict[str, Any] = {"overrides": [_of_every_run(text) for text in others]}
@@ -99,8 +102,6 @@ def _of_hydra(text: str) -> str:
 
 
 def _value(key: str, text: str) -> Any:
-    import yaml
-
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -150,14 +151,12 @@ def reproduce_command(arguments: Sequence[str]) -> int:
 
 def reproduce(selection: Selection) -> int:
     """Plan, run, fill and draw one table; return INCOMPLETE if a cell that was selected is not there, else OK."""
-    from fedbench.core.files import held
-    from fedbench.tables import plan, store
-    from fedbench.tables.render import write
+    from fedbench.tables import plan
 
     launcher, at_once = launcher_of(selection)
     planned, folder = _planned(selection)
     if selection.render:
-        write(folder)
+        render.write(folder)
         print(f"cells drawn again: {folder / 'table.md'}")
         return OK
     missing = [job for job in planned.missing() if selection.retry or not job.failure]
@@ -174,14 +173,14 @@ def reproduce(selection: Selection) -> int:
         if missing:
             planned, _ = _planned(selection)  # another call may have added cells meanwhile
         store.save(folder, plan.fill(planned), *plan.kept(planned))
-        write(folder)
+        render.write(folder)
     show(store.load(folder)[0])  # as table.md has it: with margins and marks
     return conclude(planned, folder, len(missing))
 
 
 def _planned(selection: Selection) -> tuple[Plan, Path]:
     """Return what is selected, as it stands, and the folder of the filled table."""
-    from fedbench.tables import plan, spec, store
+    from fedbench.tables import plan
 
     table = spec.load(selection.table)
     chosen = table.only(selection.rows, selection.columns)  # which may be given by their numbers
@@ -193,8 +192,6 @@ def _planned(selection: Selection) -> tuple[Plan, Path]:
 
 def _require_cells(planned: Plan) -> None:
     """Refuse to write a table without a single cell, as where all of its data is missing."""
-    from fedbench.tables.store import PENDING
-
     if not any(cell.jobs for cell in planned.cells):
         reasons = dict.fromkeys(cell.reason for cell in planned.cells if cell.reason != PENDING)
         raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
@@ -202,10 +199,8 @@ def _require_cells(planned: Plan) -> None:
 
 def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     """Print the plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
-    from fedbench.runs.progress import Output
     from fedbench.tables.estimate import estimate_lines
     from fedbench.tables.plan import named
-    from fedbench.tables.store import PENDING
 
     console = Output(highlight=False)
     jobs = plan.jobs
@@ -235,8 +230,6 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
 
 def _mirrored(table: TableSpec) -> Iterator[str]:
     """Yield what a table of a paper lacks: cells without a published value, and published values without a cell."""
-    from fedbench.tables.spec import published
-
     if not table.paper or table.varies:
         return
     blank, shown = [], set()
@@ -251,7 +244,7 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
         given = {"method": row.label, "metric": metric.name, **column.published, **row.published}
         words = (given.get(key, "") for key in ("dataset", "partition", "method", "metric"))
         yield ",".join((table.paper, table.table, *words, "MEAN", "STD", given.get("setting", "")))
-    values = [each for each in published() if (each.paper, each.table) == (table.paper, table.table)]
+    values = [each for each in spec.published() if (each.paper, each.table) == (table.paper, table.table)]
     for each in values:
         if each not in shown:
             where = " ".join(filter(None, (each.dataset, each.partition, each.method, each.metric, each.setting)))
@@ -260,9 +253,7 @@ def _mirrored(table: TableSpec) -> Iterator[str]:
 
 def _undecidable(plan: Plan) -> Iterator[str]:
     """Yield which values that are asked for no outcome of the seeds could make equivalent, and how many seeds could."""
-    from fedbench.tables import verdict
     from fedbench.tables.plan import named
-    from fedbench.tables.store import Cell, TableResult
 
     clients = plan.stored.table.clients if plan.stored.table else {}
     table = TableResult(plan.spec, (), plan.provenance, clients)
@@ -286,9 +277,6 @@ def _undecidable(plan: Plan) -> Iterator[str]:
 
 def show(table: TableResult) -> None:
     """Print the table, as wide as the terminal."""
-    from fedbench.runs.progress import Output
-    from fedbench.tables import render
-
     console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(render.draw_terminal(table, console.width))
 
@@ -331,11 +319,11 @@ def conclude(plan: Plan, folder: Path, made: int) -> int:
 
 def figure_command(arguments: Sequence[str]) -> int:
     """Plan, run and draw figures; return the exit code (1: one could not be made)."""
-    from fedbench.figures import plan
-
     if not arguments or asks_for_help(arguments):
         print(FIGURE_HELP, end="")
         return OK if arguments else REFUSED
+    from fedbench.figures import plan
+
     selection, names = select(arguments, FIGURE_KEYS)
     if not names:
         raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
@@ -419,8 +407,9 @@ def launcher_of(selection: Selection) -> tuple[list[str], int]:
     """Return (Hydra overrides that choose the launcher, runs at once)."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jobs = selection.jobs or (1 if torch.cuda.is_available() else cores)
+    from fedbench.engine.workers import available_workers
+
+    jobs = selection.jobs or (1 if torch.cuda.is_available() else available_workers())
     if selection.launcher:
         return list(selection.launcher), jobs
     return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs
@@ -428,8 +417,6 @@ def launcher_of(selection: Selection) -> tuple[list[str], int]:
 
 def make_runs(missing: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool = True) -> None:
     """Make the runs, first those of Local, which others are measured against, with a bar."""
-    from rich.progress import Progress
-
     from fedbench.tables.execute import run_all
 
     first = [job for job in missing if job.config.labels["method"] == "local"]

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.table import Table
 
 from fedbench.cli.program import asks_for_help, split_arguments
 from fedbench.config.messages import OK, REFUSED
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
+from fedbench.core.files import write_bytes, write_text
 from fedbench.engine.history import TEST_SETS
+from fedbench.metrics import improvement
 from fedbench.plots import runs, style
 from fedbench.runs.folder import RESULT
-from fedbench.runs.progress import identity
-from fedbench.runs.run import Run
-from fedbench.tables import store
+from fedbench.runs.progress import STALE, Output, identity, remark
+from fedbench.runs.run import Run, add_client_measures, collect
+from fedbench.tables import render, store, text
+from fedbench.tables.measures import reaches
 from fedbench.tables.spec import ColumnSpec
-from fedbench.tables.store import TableResult
+from fedbench.tables.store import RunCounts, TableResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,19 +78,17 @@ def collect_command(arguments: Sequence[str]) -> int:
         raise ConfigError("--against compares client by client; add --clients")
     if not 0 <= given.margin <= 100:
         raise ConfigError(f"--margin {given.margin:g}: points of accuracy lie in 0 to 100")
-    return _collect(given.runs, given.out, not given.no_config, given)
+    if given.out is not None and given.out.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"--out {given.out}: the name must end in .csv or .parquet")
+    return _collect(given)
 
 
-def _collect(runs: Sequence[str], out: Path | None, config: bool, given: argparse.Namespace) -> int:
+def _collect(given: argparse.Namespace) -> int:
     from fedbench.runs.execution import changed_since
-    from fedbench.runs.progress import remark
-    from fedbench.runs.run import add_client_measures, collect
 
-    if out is not None and out.suffix not in (".csv", ".parquet"):
-        raise ConfigError(f"--out {out}: the name must end in .csv or .parquet")
-    table = collect(runs, config=config)
+    table, out = collect(given.runs, config=not given.no_config), given.out
     if table.empty:
-        raise FedbenchError(f"no finished run in {', '.join(runs)}")
+        raise FedbenchError(f"no finished run in {', '.join(given.runs)}")
     if given.clients:
         add_client_measures(table, given.against, given.margin)
     changed = [changed_since(Path(path)) for path in table["path"]]
@@ -110,18 +112,13 @@ def write(table: pd.DataFrame, out: Path) -> None:
     Raises:
         ConfigError: parquet without pyarrow.
     """
-    from fedbench.core.files import replacing
-
-    with replacing(out) as temporary:
-        if out.suffix == ".csv":
-            table.to_csv(temporary, index=False)
-            return
-        try:
-            table.to_parquet(temporary, engine="pyarrow", index=False)
-        except ImportError as error:
-            raise ConfigError(
-                "parquet needs pyarrow: pip install 'fedbench-harness[parquet]'; or --out x.csv"
-            ) from error
+    if out.suffix == ".csv":
+        write_text(out, table.to_csv(index=False))
+        return
+    try:
+        write_bytes(out, table.to_parquet(engine="pyarrow", index=False))
+    except ImportError as error:
+        raise ConfigError("parquet needs pyarrow: pip install 'fedbench-harness[parquet]'; or --out x.csv") from error
 
 
 def plot_command(arguments: Sequence[str]) -> int:
@@ -140,31 +137,24 @@ def plot_command(arguments: Sequence[str]) -> int:
             raise unknown("format", kind, FORMATS)
     if not paths:
         raise ConfigError("which run or table? see python -m fedbench plot --help")
-    from fedbench.plots.style import styled
-
     out = Path(options["out"])
     runs, tables = find_folders(paths)
     lost = []
     for folder in [*runs, *tables]:
         name = "-".join(folder.parts[-3:]) if folder in runs else folder.name
         try:
-            with styled(name):
+            with style.styled(name):
                 figures = run_figures(folder) if folder in runs else table_figures(folder)
-                _print_lines(save_figures(figures, out / name, formats))
+                save_figures(figures, out / name, formats)
         except Damaged as error:
             if len(runs) + len(tables) == 1:
                 raise
             print(f"left out: {error}", file=sys.stderr)
             lost.append(folder)
     if runs := [folder for folder in runs if folder not in lost]:
-        with styled("runs"):
-            _print_lines(save_figures(comparison_figures(runs), out / "runs", formats))
+        with style.styled("runs"):
+            save_figures(comparison_figures(runs), out / "runs", formats)
     return OK
-
-
-def _print_lines(paths: Sequence[Path]) -> None:
-    for path in paths:
-        print(path)
 
 
 def tta_command(arguments: Sequence[str]) -> int:
@@ -176,42 +166,29 @@ def tta_command(arguments: Sequence[str]) -> int:
     chosen.add_argument("--baseline", type=Path, metavar="RUN", help="the run whose best accuracy is to be reached")
     parser.add_argument("--set", default="local", help="local, global or common (the one global model)")
     given = parser.parse_args(arguments)
-    show_times(given.runs, given.reference, given.baseline, given.set)
-    return 0
-
-
-def show_times(runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str) -> None:
-    """Print the table of `runs`, against `percent` or the best of `baseline`.
-
-    Raises:
-        FedbenchError: a folder holds no finished run, or was not scored on `test_set`.
-    """
-    from rich.table import Table
-
     from fedbench.runs.execution import changed_since
-    from fedbench.runs.progress import Output, remark
 
-    title, lines = times_to_accuracy(runs, percent, baseline, test_set)
+    title, lines = times_to_accuracy(given.runs, given.reference, given.baseline, given.set)
     table = Table("run", "rounds", "seconds", "MB", "times fewer rounds", title=title, title_justify="left")
     for line in lines:
         table.add_row(*line)
     console = Output() if sys.stdout.isatty() else Output(width=140)
     console.print(table)
-    folders = [*([baseline] if baseline else []), *runs]
+    folders = [*([given.baseline] if given.baseline else []), *given.runs]
     if said := remark(part for folder in folders for part in changed_since(folder)):
         print(said)
+    return 0
 
 
 def times_to_accuracy(
     runs: Sequence[Path], percent: float | None, baseline: Path | None, test_set: str
 ) -> tuple[str, list[tuple[str, ...]]]:
-    """Return the title, and a line of text for the baseline, if there is one, and for each run."""
-    from fedbench.metrics import improvement
+    """Return the title, and a line of text for the baseline, if there is one, and for each run.
+
+    Raises:
+        FedbenchError: a folder holds no finished run, or was not scored on `test_set`.
+    """
     from fedbench.runs.execution import changed_since
-    from fedbench.runs.folder import RESULT
-    from fedbench.runs.progress import STALE
-    from fedbench.runs.run import Run
-    from fedbench.tables.measures import reaches
 
     folders = [*([baseline] if baseline else []), *runs]
     for folder in folders:
@@ -236,10 +213,6 @@ def times_to_accuracy(
 
 def redraw_command(arguments: Sequence[str]) -> int:
     """Draw all tables below a folder (default: results) again and count their verdicts; return the exit code."""
-    from fedbench.tables import store, text
-    from fedbench.tables.render import write as draw
-    from fedbench.tables.store import RunCounts
-
     if asks_for_help(arguments):
         print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")
         return OK
@@ -247,7 +220,7 @@ def redraw_command(arguments: Sequence[str]) -> int:
     folders = store.folders(results)
     behind = RunCounts()
     for folder in folders:
-        behind += draw(folder)
+        behind += render.write(folder)
         store.write_checksums(folder)
         print(folder)
     text.write(Path(results))
@@ -369,19 +342,19 @@ def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
         FedbenchError: a path holds neither.
     """
     found: tuple[list[Path], list[Path]] = ([], [])
-    for text in paths:
-        each = [sorted(file.parent for file in Path(text).rglob(name)) for name in (RESULT, TABLE)]
+    for place in paths:
+        each = [sorted(file.parent for file in Path(place).rglob(name)) for name in (RESULT, TABLE)]
         if not any(each):
-            raise FedbenchError(f"{text} holds no finished run and no filled table")
+            raise FedbenchError(f"{place} holds no finished run and no filled table")
         for kept, new in zip(found, each, strict=True):
             kept.extend(folder for folder in new if folder not in kept)
     return found
 
 
-def save_figures(figures: Mapping[str, Figure], place: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """Write each figure to PLACE-NAME.FORMAT; returns the paths without their ends."""
+def save_figures(figures: Mapping[str, Figure], place: Path, formats: Sequence[str]) -> None:
+    """Write each figure to PLACE-NAME.FORMAT, and print the paths without their ends."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    written = [place.with_name(f"{place.name}-{name}") for name in figures]
-    for path, figure in zip(written, figures.values(), strict=True):
+    for name, figure in figures.items():
+        path = place.with_name(f"{place.name}-{name}")
         style.save(figure, path, formats=formats)
-    return written
+        print(path)

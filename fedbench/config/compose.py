@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import groups
+from fedbench.core.errors import FedbenchError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -50,7 +51,6 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     from fedbench.config import sources
-    from fedbench.core.errors import FedbenchError
 
     sources.register()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -82,35 +82,30 @@ def _of_choices(choices: Sequence[str]) -> DictConfig:
 
     That holds of choices such as `method=fedsac`, which change their group's part of the config and nothing else.
     """
-    from omegaconf import OmegaConf
-
-    composed = _composed(groups.conf_state())
+    state = groups.conf_state()
     chosen = {choice.partition("=")[0]: choice for choice in choices}
     if len(chosen) < len(choices) or not {*groups.REGISTRIES, *groups.SCHEMAS}.issuperset(chosen):
-        whole = " ".join(choices)
-        if whole not in composed:
-            composed[whole] = _by_hydra(choices)
-        return copy.deepcopy(composed[whole])
-    if "" not in composed:
-        composed[""] = _by_hydra([])
-    missing = {group: choice for group, choice in chosen.items() if choice not in composed}
-    for group, choice in list(missing.items()):
-        if (name := choice.partition("=")[2]) in groups.names(group):
-            composed[choice] = OmegaConf.create(groups.load(group, name))
-            del missing[group]
-    if missing:  # one of a family, such as dir0.3, or a name that Hydra refuses
-        config = _by_hydra(list(missing.values()))
-        composed |= {choice: config[group] for group, choice in missing.items()}
-    config = copy.deepcopy(composed[""])
+        return copy.deepcopy(_composed(state, *choices))
+    config = copy.deepcopy(_composed(state))
     for group, choice in chosen.items():
-        config[group] = composed[choice]
+        config[group] = _part(state, group, choice)
     return config
 
 
-@functools.lru_cache(maxsize=1)
-def _composed(_: object) -> dict[str, DictConfig]:
-    """Return what was composed of the YAMLs in their present state: by choice a group's part, by several the whole."""
-    return {}
+@functools.lru_cache(maxsize=1024)
+def _part(state: object, group: str, choice: str) -> DictConfig:
+    """Return a group's part of the config with `choice`, while the YAMLs are in this state."""
+    from omegaconf import OmegaConf
+
+    if (name := choice.partition("=")[2]) in groups.names(group):
+        return OmegaConf.create(groups.load(group, name))
+    return cast("DictConfig", _composed(state, choice)[group])  # of a family, such as dir0.3; or Hydra refuses the name
+
+
+@functools.lru_cache(maxsize=1024)
+def _composed(_state: object, *choices: str) -> DictConfig:
+    """Return the default config with `choices`, while the YAMLs are in this state."""
+    return _by_hydra(choices)
 
 
 def _by_hydra(overrides: Sequence[str]) -> DictConfig:

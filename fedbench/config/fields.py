@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
+import pkgutil
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,22 +69,17 @@ class Component:
     section: ClassVar[str] = ""  # where in the config its fields are, for messages
 
     def __post_init__(self) -> None:
-        """Check every field.
+        """Check every field; floats must be finite in any case.
 
         Raises:
             ConfigError, UnknownName: a value outside its field's domain.
         """
-        check(self)
-
-
-def check(component: Component) -> None:
-    """Refuse a component with a value outside its field's domain; floats must be finite in any case."""
-    for each in dataclasses.fields(component):  # type: ignore[arg-type]  # subclasses are dataclasses
-        domain = each.metadata.get(DOMAIN, ANY)
-        value = getattr(component, each.name)
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if one is not None and not domain.holds(one):
-                raise domain.error(f"{component.section}.{each.name}".lstrip("."), one)
+        for each in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            domain = each.metadata.get(DOMAIN, ANY)
+            value = getattr(self, each.name)
+            for one in value if isinstance(value, (tuple, list)) else (value,):
+                if one is not None and not domain.holds(one):
+                    raise domain.error(f"{self.section}.{each.name}".lstrip("."), one)
 
 
 # ---- fields with a domain
@@ -194,8 +189,7 @@ class Registry(Generic[T]):
         if name not in self._entries:
             new = self.line and f"; a new one takes {self.line}"
             raise UnknownName(f"{unknown(self.kind, name, self)}{new}")
-        module, _, attribute = self._entries[name].partition(":")
-        return cast("type[T]", getattr(importlib.import_module(module), attribute))
+        return cast("type[T]", pkgutil.resolve_name(self._entries[name]))
 
     def build(self, config: Mapping[str, Any]) -> T:
         """Instantiate the component that `config` describes: `name`, and its fields.
@@ -275,8 +269,11 @@ def typed(cls: type[T], values: object, where: str) -> T:
         for key, value in values.items()
         if dataclasses.is_dataclass(hint := hints[key]) and not isinstance(value, cast("type[Any]", hint))
     }
-    flat = {key: value for key, value in values.items() if key not in nested}
-    return cls(**nested, **_tuples(_converted(cls, flat, where), hints))
+    flat = _converted(cls, {key: value for key, value in values.items() if key not in nested}, where)
+    for key, value in flat.items():
+        if isinstance(value, list) and typing.get_origin(hints[key]) is tuple:  # so that the dataclass is hashable
+            flat[key] = tuple(value)
+    return cls(**nested, **flat)
 
 
 def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -319,11 +316,3 @@ def _schema(cls: type[Any], keys: Sequence[str]) -> DictConfig:
     hints = _hints(cast("Any", cls))
     given = dataclasses.make_dataclass(cls.__name__, [(key, hints[key], MISSING) for key in keys])
     return cast("DictConfig", OmegaConf.structured(given))
-
-
-def _tuples(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the lists that are declared as tuples made tuples, so that the dataclass is hashable."""
-    return {
-        key: tuple(value) if isinstance(value, list) and typing.get_origin(hints[key]) is tuple else value
-        for key, value in values.items()
-    }

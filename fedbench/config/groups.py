@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import importlib.util
 import io
+import itertools
+import pkgutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -102,8 +103,7 @@ def load_option(path: Path) -> DictConfig:
 
 def registry(group: str) -> Registry[Any]:
     """The registry of a config group's components."""
-    module, _, attribute = REGISTRIES[group].partition(":")
-    return cast("Registry[Any]", getattr(importlib.import_module(module), attribute))
+    return cast("Registry[Any]", pkgutil.resolve_name(REGISTRIES[group]))
 
 
 def family_field(group: str, file: Path) -> str | None:
@@ -151,12 +151,9 @@ def tune(method: str) -> Mapping[str, Any]:
 
 def about(group: str, name: str) -> str:
     """The comment that opens the YAML."""
-    lines = []
-    for line in file_of(group, name).read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# ").rstrip())
-    return " ".join(lines)
+    lines = file_of(group, name).read_text(encoding="utf-8").splitlines()
+    opening = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line.lstrip("# ").rstrip() for line in opening)
 
 
 def file_of(group: str, name: str) -> Path:

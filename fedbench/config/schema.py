@@ -12,8 +12,8 @@ from dataclasses import Field, dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, TypeVar
 
-from fedbench.config.fields import DOMAIN, Component, Domain, at_least, one_of, positive, share
-from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.config.fields import Component, at_least, one_of, positive, share
+from fedbench.core.errors import ConfigError, unknown
 
 # protocol.cohort, the clients of a round: a count (`5`), a share of all clients (`10%`), or `all`.
 
@@ -35,45 +35,6 @@ def parse_cohort(text: str) -> int | Fraction:
     if size == 0 or (percent and size > 1):
         raise ConfigError(f"protocol.cohort={text}: a count of at least 1, or a share above 0% up to 100%")
     return size
-
-
-class Cohorts(Domain):
-    """The field's domain; a number from Python counts as its text."""
-
-    def __init__(self) -> None:
-        super().__init__("be a count (5), a share (10%) or all", "a count, a share (10%) or all", self._says)
-
-    def error(self, key: str, value: object) -> FedbenchError:
-        """Return what `parse_cohort` raises."""
-        try:
-            parse_cohort(str(value))
-        except ConfigError as error:
-            return error
-        return super().error(key, value)
-
-    def _says(self, value: object) -> bool:
-        try:
-            parse_cohort(str(value))
-        except ConfigError:
-            return False
-        return True
-
-
-def cohort_size(text: str, clients: int) -> int:
-    """Clients drawn a round out of `clients` (at least one).
-
-    Raises:
-        ConfigError: more than there are.
-    """
-    wanted = parse_cohort(text)
-    if isinstance(wanted, Fraction):
-        return max(1, round(float(wanted) * clients))
-    if wanted > clients:
-        raise ConfigError(
-            f"protocol.cohort={wanted} is more than the {clients} clients of the partition; add protocol.cohort=all, "
-            "or a share: protocol.cohort=10%"
-        )
-    return wanted
 
 
 def cohort_key(text: str) -> float | str:
@@ -252,7 +213,7 @@ class ProtocolConfig(Component):
     name: str = "custom"
     rounds: int = at_least(1, 200)
     # clients a round: a count (5), a share (10%), or all
-    cohort: str = field(default=ALL_CLIENTS, metadata={KEYED: cohort_key, DOMAIN: Cohorts()})
+    cohort: str = field(default=ALL_CLIENTS, metadata={KEYED: cohort_key})
     local: LocalConfig = field(default_factory=LocalConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     work: WorkConfig = field(default=WorkConfig(), metadata={ADDED: True})
@@ -271,7 +232,8 @@ class ProtocolConfig(Component):
         super().__post_init__()
         for name in self.augment:
             parse_augmentation(name)
-        object.__setattr__(self, "cohort", str(self.cohort))
+        object.__setattr__(self, "cohort", str(self.cohort))  # a number from Python counts as its text
+        parse_cohort(self.cohort)
         if self.report == "best_val" and self.test.val_fraction == 0:
             raise ConfigError("protocol.report=best_val needs protocol.test.val_fraction > 0")
         if self.test.once and (self.report, self.score) != ("last", "received"):
@@ -296,7 +258,15 @@ class ProtocolConfig(Component):
         Raises:
             ConfigError: more than there are.
         """
-        return cohort_size(self.cohort, clients)
+        wanted = parse_cohort(self.cohort)
+        if isinstance(wanted, Fraction):
+            return max(1, round(float(wanted) * clients))
+        if wanted > clients:
+            raise ConfigError(
+                f"protocol.cohort={wanted} is more than the {clients} clients of the partition; add "
+                "protocol.cohort=all, or a share: protocol.cohort=10%"
+            )
+        return wanted
 
     def seen(self, clients: int) -> int:
         """Clients out of `clients` that rounds may meet: all but the last `unseen`.

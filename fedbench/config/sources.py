@@ -57,10 +57,11 @@ class VirtualSource(ConfigSource):
         path = _outer(config_path)
         member = self._member(path)
         file = _found(path) if member is None else member[0]
-        result = _result(self, file or Path(self.path) / f"{path}.yaml")
+        config = groups.load_option(file or Path(self.path) / f"{path}.yaml")
         if member is not None:
-            OmegaConf.update(result.config, member[1], member[2])
-        return result
+            OmegaConf.update(config, member[1], member[2])
+        # Its package is the group's own.
+        return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header={"package": None})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The options of a group of components, of a nested one those of the outer; nothing else."""
@@ -74,8 +75,8 @@ class VirtualSource(ConfigSource):
         match = MEMBER.fullmatch(name)
         if match is None or (file := groups.find(group, match["family"])) is None:
             return None
-        field = groups.family_field(group, file)
-        return None if field is None else (file, field, _number(match["number"]))
+        field, text = groups.family_field(group, file), match["number"]
+        return None if field is None else (file, field, int(text) if text.isdigit() else float(text))
 
 
 class VirtualSearchPath(SearchPathPlugin):
@@ -94,15 +95,6 @@ def register() -> None:
     plugins.register(VirtualSearchPath)
 
 
-def _result(source: ConfigSource, file: Path) -> ConfigResult:
-    return ConfigResult(
-        provider=source.provider,
-        path=source.full_path(),
-        config=groups.load_option(file),
-        header={"package": None},  # its group's own
-    )
-
-
 def _found(path: str) -> Path | None:
     group, _, name = path.rpartition("/")
     return groups.find(group, name)
@@ -110,10 +102,6 @@ def _found(path: str) -> Path | None:
 
 def _outer(config_path: str) -> str:
     return NESTED.sub("method", config_path.removesuffix(".yaml"))
-
-
-def _number(text: str) -> int | float:
-    return int(text) if text.isdigit() else float(text)
 
 
 def _choices() -> str:
@@ -129,7 +117,6 @@ def register_resolvers() -> None:
     fedbench.where: `${fedbench.where:${partition.name},pathological,0.5,0.9}` is 0.5 where the partition is
     pathological, else 0.9.
     """
-    from omegaconf import OmegaConf
 
     def unique() -> str:
         return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -82,11 +82,6 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` to `path`, atomically, as `as_json`."""
-    write_bytes(path, as_json(value))
-
-
 def as_json(value: Mapping[str, Any]) -> bytes:
     """`value` as the content of a standard JSON file: a number that is not finite becomes null."""
     return (json.dumps(_finite(value), indent=2, allow_nan=False) + "\n").encode()

@@ -64,21 +64,8 @@ def handled() -> Iterator[None]:
         _State.installed, _State.asked = False, None
 
 
-class Held:
-    """Signals that are held back."""
-
-    @property
-    def asked(self) -> bool:
-        """Whether one came: then save, and raise `stopped`."""
-        return asked() is not None
-
-    def stopped(self, where: str) -> Stopped:
-        """What to raise; `where`: how far the work got, and where it was saved."""
-        return Stopped(asked() or signal.SIGINT, where)
-
-
 def asked() -> int | None:
-    """The signal that was held back, here or by the process that this one works for."""
+    """The signal that was held back, here or by the process that this one works for: save, and raise Stopped."""
     if _State.asked is None and _State.boss is not None:
         with suppress(OSError, ValueError):
             _State.asked = int((_State.boss / NOTE).read_bytes())
@@ -102,23 +89,23 @@ def stop_if_asked() -> None:
 
 
 @contextmanager
-def held() -> Iterator[Held]:
-    """Hold a first signal back, for whoever asks; a second one ends the block."""
+def held() -> Iterator[None]:
+    """Hold a first signal back, for whoever looks at `asked`; a second one ends the block."""
     with handled():
         _State.holding += 1
         try:
-            yield Held()
+            yield
         finally:
             _State.holding -= 1
 
 
 @contextmanager
-def passed_on(folder: Path) -> Iterator[Held]:
+def passed_on(folder: Path) -> Iterator[None]:
     """`held`, where processes that are `working_for` the same folder do the work: they are asked too."""
     before, _State.others = _State.others, folder
     try:
-        with held() as signals:
-            yield signals
+        with held():
+            yield
     finally:
         _State.others = before
 

@@ -59,9 +59,7 @@ def f4(a: Arrays) -> Figure:
     types = types[np.argsort(first)]
     figure, ((axis,),) = style.panels(height=1.7, width=style.PAGE)
     image = axis.imshow(types, aspect="auto")
-    middle = types.max() / 2
-    for (row, column), value in np.ndenumerate(types):
-        axis.text(column, row, str(value), ha="center", va="center", color="white" if value < middle else "black")
+    style.write_numbers(axis, types, types.max() / 2)
     ranges = [np.flatnonzero((maps == each).all(1)) for each in types]
     axis.set_yticks(range(len(types)), [f"clients {own.min()}-{own.max()}" for own in ranges])
     axis.set(xlabel="label", xticks=range(types.shape[1]))
@@ -79,8 +77,7 @@ def f5(a: Arrays) -> Figure:
     }
     if "authors" in a:
         found["FedCollab (authors)"] = a["authors"]
-    across = len(found)
-    figure, axes = style.panels(1, across, height=1.9)
+    figure, axes = style.panels(1, len(found), height=1.9)
     for axis, (name, matrix) in zip(axes[0], found.items(), strict=True):
         image = axis.imshow(matrix, vmin=0.0)
         axis.set(title=name, xlabel="client", xticks=range(0, len(matrix), 5), yticks=range(0, len(matrix), 5))
@@ -107,16 +104,13 @@ def f6(a: Arrays) -> Figure:
 
 def f7(a: Arrays) -> Figure:
     """Draw the accuracy of the newcomer, and of the coalition that it joins, over rounds; Local's dotted."""
-    figure, ((axis,),) = style.panels(height=2.6)
     clients = a["clients/acc_on_local"]  # [R, C, S, T, N]
     joined, alone = clients[0, 0], clients[1, 0]
-    rounds = a["round"]
     lines = [joined[..., 0], alone[..., 0], joined[..., 1:5].mean(-1)]
     names = ["client 0 (joins)", "client 0 (Local)", "clients 1-4 (its coalition)"]
-    style.draw_lines(axis, rounds, lines, names)
-    axis.axvline(float(a["join_round"]), color=style.INK, linewidth=0.8, linestyle=":")
-    axis.set(xlabel="round (dotted: client 0 joins)", ylabel="accuracy, %")
-    style.legend(figure, axis, 2)
+    label = "round (dotted: client 0 joins)"
+    figure = style.line_figure(a["round"], lines, names, label, "accuracy, %", height=2.6, columns=2)
+    figure.axes[0].axvline(float(a["join_round"]), color=style.INK, linewidth=0.8, linestyle=":")
     return figure
 
 

@@ -13,13 +13,12 @@ if TYPE_CHECKING:
 
 def f1(a: Arrays) -> Figure:
     """Draw accuracy over the samples of a client by method."""
-    figure, ((axis,),) = style.panels(height=2.8)
-    x = [float(name) for name in a["columns"]]
-    style.draw_lines(axis, x, a["score/score"].transpose(0, 2, 1), a["rows"], dense=False)
-    axis.set(xlabel="samples a client", ylabel="accuracy, %", xscale="log")
-    axis.set_xticks(x, a["columns"])
-    axis.minorticks_off()
-    style.legend(figure, axis, 3)
+    x, score = [float(name) for name in a["columns"]], a["score/score"].transpose(0, 2, 1)
+    labels = "samples a client", "accuracy, %"
+    figure = style.line_figure(x, score, a["rows"], *labels, height=2.8, columns=3, dense=False)
+    figure.axes[0].set_xscale("log")
+    figure.axes[0].set_xticks(x, a["columns"])
+    figure.axes[0].minorticks_off()
     return figure
 
 

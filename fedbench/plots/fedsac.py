@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 W = "array/record/collaboration/value"
 
 
-def complementarity(a: Arrays) -> np.ndarray:
-    """Return 1 - s of columns "s=...": the share of a client's samples that is of its own classes."""
-    return np.array([1 - float(name.removeprefix("s=")) for name in a["columns"]])
-
-
 def f1(a: Arrays) -> Figure:
     """Draw the accuracy after averaging two clients' models, and the similarity of the models, over complementarity."""
     figure, ((left, right),) = style.panels(1, 2, height=2.3)
-    x = complementarity(a)
+    # Of columns "s=...": the share of a client's samples that is of its own classes.
+    x = np.array([1 - float(name.removeprefix("s=")) for name in a["columns"]])
     style.draw_lines(left, x, a["score/score"].transpose(0, 2, 1), a["rows"], dense=False)
     left.set(xlabel="complementarity (1 - s)", ylabel="mean accuracy, %")
     alike = np.stack([a[f"array/record/model_cosine/value/1/{c}"][:, -1, 0, 1] for c in range(len(x))], -1)
@@ -99,8 +95,5 @@ def _sensitivity(a: Arrays, symbol: str) -> Figure:
 
 def f7(a: Arrays) -> Figure:
     """Draw accuracy over rounds by method."""
-    figure, ((axis,),) = style.panels(height=2.8)
-    style.draw_lines(axis, a["round"], a["curve/acc_on_global"][:, 0], a["rows"])
-    axis.set(xlabel="round", ylabel="accuracy, %")
-    style.legend(figure, axis, 3)
-    return figure
+    curves = a["curve/acc_on_global"][:, 0]
+    return style.line_figure(a["round"], curves, a["rows"], "round", "accuracy, %", height=2.8, columns=3)

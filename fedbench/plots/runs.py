@@ -41,13 +41,9 @@ TICKS = 12  # at most, on either axis
 
 def accuracy_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str = "accuracy, %") -> Figure:
     """Draw `column` over rounds: a line a name, the mean over its runs (seeds) and a band of one standard deviation."""
-    figure, ((axis,),) = style.panels(height=2.8)
     rounds = sorted({done for each in runs.values() for run in each for done in run["round"]})
     values = [np.array([_at(run, column, rounds) for run in each]) for each in runs.values()]
-    style.draw_lines(axis, rounds, values, list(runs))
-    axis.set(xlabel="round", ylabel=label)
-    style.legend(figure, axis, 2)
-    return figure
+    return style.line_figure(rounds, values, list(runs), "round", label, height=2.8, columns=2)
 
 
 def _at(run: Curve, column: str, rounds: Sequence[float]) -> list[float]:
@@ -80,11 +76,7 @@ def local_common_plane(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Fig
     figure, ((axis,),) = style.panels(height=3.2)
     for index, (name, each) in enumerate(runs.items()):
         x, y = np.array(each, dtype=np.float64).T
-        look = {
-            "color": style.COLOURS[index % len(style.COLOURS)],
-            "linestyle": "",
-            "marker": style.MARKERS[index % len(style.MARKERS)],
-        }
+        look = {**style.line_style(index), "linestyle": ""}
         axis.plot(x, y, **look, alpha=0.4, markersize=2.5)
         axis.plot(x.mean(), y.mean(), **look, markersize=6, label=name)
     axis.axline((50, 50), slope=1, color="0.6", linestyle=":", linewidth=0.8)
@@ -230,8 +222,7 @@ def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figu
             at, number = zip(*each, strict=True) if each else ((), ())
             axis.plot(at, number, ".", color=drawn[0].get_color(), alpha=0.4, markersize=3)
         axis.set_xticks(range(len(ticks)), ticks)
-        axis.set_xlabel(short(x))
-        axis.set_ylabel(NAMES.get(y, y))
+        axis.set(xlabel=short(x), ylabel=NAMES.get(y, y))
         axis.grid(alpha=0.3)
         if by:
             axis.legend(title=short(by))
@@ -246,15 +237,10 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
         across, up = ordered(mine[x]), ordered(mine[by])
         cells = [[_mean(numbers(mine[(mine[x] == a) & (mine[by] == u)][y])) for a in across] for u in up]
         image = axis.imshow(np.array(cells), origin="lower", cmap="viridis", aspect="auto")
-        middle = float(np.nanmean(cells))
-        for row, column in np.ndindex(len(up), len(across)):
-            value = cells[row][column]
-            text = "-" if math.isnan(value) else f"{value:.2f}"
-            axis.text(column, row, text, ha="center", va="center", color="white" if value < middle else "black")
+        style.write_numbers(axis, cells, float(np.nanmean(cells)), "{:.2f}")
         axis.set_xticks(range(len(across)), across)
         axis.set_yticks(range(len(up)), up)
-        axis.set_xlabel(short(x))
-        axis.set_ylabel(short(by))
+        axis.set(xlabel=short(x), ylabel=short(by))
         figure.colorbar(image, ax=axis, label=NAMES.get(y, y))
     return figure
 
@@ -274,8 +260,7 @@ def sweep_curves(runs: Sequence[Mapping[str, Any]], y: str, title: str) -> Figur
             spread = np.array([np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in points.values()])
             axis.plot(list(points), means, label=line)
             axis.fill_between(list(points), means - spread, means + spread, alpha=0.2)
-        axis.set_xlabel("round")
-        axis.set_ylabel(NAMES.get(y, y))
+        axis.set(xlabel="round", ylabel=NAMES.get(y, y))
         axis.grid(alpha=0.3)
         axis.legend()
     return figure

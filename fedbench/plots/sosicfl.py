@@ -18,8 +18,7 @@ KINDS = (("acc_on_common", "global accuracy, %"), ("acc_on_local", "mean local a
 
 def _clients(a: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (positions [N, 3], cluster of each client [N], centres [C, 3]) of the first seed."""
-    found = (a[f"array/{name}/0/0"][0] for name in ("positions", "cluster", "centers"))
-    positions, cluster, centres = found
+    positions, cluster, centres = (a[f"array/{name}/0/0"][0] for name in ("positions", "cluster", "centers"))
     return positions, cluster.astype(int), centres
 
 
@@ -59,7 +58,12 @@ def f3(a: Arrays) -> Figure:
 
 def f4(a: Arrays) -> Figure:
     """Draw global and local accuracy over rounds by method."""
-    return _both(a)
+    figure, axes = style.panels(1, 2, height=2.5)
+    for axis, (column, label) in zip(axes[0], KINDS, strict=True):
+        style.draw_lines(axis, a["round"], a[f"curve/{column}"][:, 0], a["rows"])
+        axis.set(xlabel="round", ylabel=label)
+    style.legend(figure, axes[0, 1])
+    return figure
 
 
 def f5(a: Arrays) -> Figure:
@@ -90,12 +94,11 @@ def apart(cluster: Any, centres: Any) -> tuple[int, int]:
 
 def f6(a: Arrays) -> Figure:
     """Draw the total variance of the classifier's updates over rounds (Eq. 10) by method."""
-    figure, ((axis,),) = style.panels(height=2.7)
     values = [a[f"array/record/update_variance/value/{r}/0"] for r in range(len(a["rows"]))]
     rounds = a["array/record/update_variance/round/0/0"][0]
-    style.draw_lines(axis, rounds, values, a["rows"])
-    axis.set(xlabel="round", ylabel="total variance of updates", yscale="log")
-    style.legend(figure, axis, 3)
+    label = "total variance of updates"
+    figure = style.line_figure(rounds, values, a["rows"], "round", label, height=2.7, columns=3)
+    figure.axes[0].set_yscale("log")
     return figure
 
 
@@ -107,15 +110,11 @@ def f7(a: Arrays) -> Figure:
     cells = score[: len(settings)]
     figure, ((axis,),) = style.panels(height=2.3)
     image = axis.imshow(cells, origin="lower", aspect="auto")
-    middle = (cells.min() + cells.max()) / 2
-    for (row, column), value in np.ndenumerate(cells):
-        colour = "white" if value < middle else "black"
-        axis.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour)
+    style.write_numbers(axis, cells, (cells.min() + cells.max()) / 2, "{:.1f}")
     axis.set_xticks(range(cells.shape[1]), a["columns"])
     axis.set_yticks(range(len(settings)), settings)
-    axis.set_xlabel(r"$\rho$")
     rest = ", ".join(f"{name} {score[names.index(name), 0]:.1f}" for name in names[len(settings) :])
-    axis.set_title(rest)
+    axis.set(xlabel=r"$\rho$", title=rest)
     axis.spines[:].set_visible(False)
     figure.colorbar(image, ax=axis, label="mean local accuracy, %")
     return figure
@@ -123,22 +122,10 @@ def f7(a: Arrays) -> Figure:
 
 def f8(a: Arrays) -> Figure:
     """Draw local accuracy over rounds when subregions are assigned at several rounds."""
-    figure, ((axis,),) = style.panels(height=2.7)
-    style.draw_lines(axis, a["round"], a["curve/acc_on_local"][:, 0], a["rows"])
-    axis.set(xlabel="round", ylabel="mean local accuracy, %")
-    style.legend(figure, axis, 2)
-    return figure
+    curves = a["curve/acc_on_local"][:, 0]
+    return style.line_figure(a["round"], curves, a["rows"], "round", "mean local accuracy, %", height=2.7, columns=2)
 
 
 def f9(a: Arrays) -> Figure:
     """Draw Figure 4 with SosicFL-All, from random weights."""
-    return _both(a)
-
-
-def _both(a: Arrays) -> Figure:
-    figure, axes = style.panels(1, 2, height=2.5)
-    for axis, (column, label) in zip(axes[0], KINDS, strict=True):
-        style.draw_lines(axis, a["round"], a[f"curve/{column}"][:, 0], a["rows"])
-        axis.set(xlabel="round", ylabel=label)
-    style.legend(figure, axes[0, 1])
-    return figure
+    return f4(a)

@@ -81,6 +81,17 @@ def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)))
 
 
+def line_figure(
+    x: Any, values: Any, labels: Iterable[str], xlabel: str, ylabel: str, *, height: float, columns: int, **how: Any
+) -> Figure:
+    """Return a figure of one panel of lines, drawn as `how` says (see `draw_lines`), its legend in `columns`."""
+    figure, ((axis,),) = panels(height=height)
+    draw_lines(axis, x, values, labels, **how)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    legend(figure, axis, columns)
+    return figure
+
+
 @contextmanager
 def styled(name: str) -> Iterator[None]:
     """Give figures made and saved inside this style; `name`'s SVG is the same file each time."""
@@ -93,16 +104,14 @@ def styled(name: str) -> Iterator[None]:
 def save(figure: Figure, place: Path, caption: str = "", formats: Sequence[str] = ("svg", "png")) -> None:
     """Write `place`.FORMAT of each format, with `caption` in small print below it."""
     if caption:
-        wide = int(figure.get_size_inches()[0] * 23)
-        text = textwrap.fill(caption, wide)
-        lines = text.count("\n") + 1
         width, height = figure.get_size_inches()
+        text = textwrap.fill(caption, int(width * 23))
+        lines = text.count("\n") + 1
         figure.set_size_inches(width, height + 0.125 * lines + 0.05)
         figure.supxlabel(text, fontsize=6, color="#555555", x=0.01, ha="left")
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     for kind in formats:
-        extra: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
-        extra = {"metadata": {"CreationDate": None}} if kind == "pdf" else extra
-        figure.savefig(place.parent / f"{place.name}.{kind}", dpi=200, **extra)
+        figure.savefig(place.parent / f"{place.name}.{kind}", dpi=200, metadata=undated.get(kind))
 
 
 def mean(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
@@ -171,6 +180,13 @@ def draw_matrix(
     return image
 
 
+def write_numbers(axis: Axes, cells: Any, middle: float, form: str = "{}") -> None:
+    """Write in each cell of an image its number, "-" for nan: in white where the image is dark, below `middle`."""
+    for (row, column), value in np.ndenumerate(cells):
+        text, colour = "-" if np.isnan(value) else form.format(value), "white" if value < middle else "black"
+        axis.text(column, row, text, ha="center", va="center", color=colour)
+
+
 def matrix_panels(values: Any, titles: Iterable[str], of: str, unit: str, *, height: float) -> Figure:
     """Return a figure of matrices [N, N] in [0, 1] side by side: `of` what they are, `unit` of the common scale."""
     figure, axes = panels(1, len(values), height=height)
@@ -199,11 +215,7 @@ def draw_label_counts(axis: Axes, counts: Any, title: str = "") -> None:
     area = counts[client, label] / max(1.0, counts.max())
     box = 0.7 * 72 * min(3.0 / counts.shape[0], 2.0 / counts.shape[1])  # points between two circles
     axis.scatter(client, label, s=area * max(3.0, box) ** 2, color=COLOURS[0], alpha=0.75, linewidths=0)
-    axis.set_title(title)
-    axis.set_xlabel("client")
-    axis.set_ylabel("class")
-    axis.set_xlim(-1, counts.shape[0])
-    axis.set_ylim(-1, counts.shape[1])
+    axis.set(title=title, xlabel="client", ylabel="class", xlim=(-1, counts.shape[0]), ylim=(-1, counts.shape[1]))
     integer_ticks(axis)
 
 

@@ -27,15 +27,11 @@ if TYPE_CHECKING:
     from fedbench.engine.recording import Recorder
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def canonical(value: Any) -> Any:
     """Plain JSON for a component: its class and fields, nested ones too."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
-            f.name: canonical(f.metadata.get(KEYED, _as_it_is)(getattr(value, f.name)))
+            f.name: canonical(f.metadata.get(KEYED, lambda plain: plain)(getattr(value, f.name)))
             for f in dataclasses.fields(value)
             if f.init and not (f.metadata.get(ADDED) and getattr(value, f.name) == f.default)
         }
@@ -73,8 +69,7 @@ class RunConfig:
     @cached_property
     def labels(self) -> Mapping[str, str]:
         """Group -> what a table calls the choice in it, as "fedcollab(ditto)" or "dir0.1"."""
-        groups = (*REGISTRIES, *SCHEMAS)
-        return {group: label(group, self.plain[group], getattr(self, group)) for group in groups}
+        return {group: label(group, self.plain[group], getattr(self, group)) for group in (*REGISTRIES, *SCHEMAS)}
 
     @cached_property
     def protocol_changes(self) -> str:
@@ -109,7 +104,7 @@ class RunConfig:
             UnknownName, ConfigError: see `resolve`.
         """
         kept = {group: getattr(self, group) for group in REGISTRIES if group not in values}
-        return _built({**self.plain, **values}, kept)
+        return from_plain({**self.plain, **values}, kept)
 
     @property
     def local_values(self) -> dict[str, Any]:
@@ -161,14 +156,12 @@ def resolve(config: DictConfig) -> RunConfig:
     return from_plain(cast("dict[str, Any]", plain))
 
 
-def from_plain(plain: Mapping[str, Any]) -> RunConfig:
-    """`resolve` for a plain nested dict, such as the one saved with a run or an altered copy of it."""
-    return _built(plain, {})
+def from_plain(plain: Mapping[str, Any], kept: Mapping[str, Any] | None = None) -> RunConfig:
+    """`resolve` for a plain nested dict, such as the one saved with a run or an altered copy of it.
 
-
-def _built(plain: Mapping[str, Any], kept: Mapping[str, Any]) -> RunConfig:
-    """The run that `plain` describes; the components in `kept`, by group, need not be built again."""
-    sections = (*REGISTRIES, *SCHEMAS)
+    The components in `kept`, by group, need not be built again.
+    """
+    sections, kept = (*REGISTRIES, *SCHEMAS), kept or {}
     for group in sections:
         if not isinstance(plain.get(group), Mapping):
             raise ConfigError(f"{group}: no option chosen; add {group}=NAME")

@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from fedbench.config import groups
 from fedbench.core.errors import FedbenchError, FolderInUse, Stale
-from fedbench.core.signals import held, pause
+from fedbench.core.files import as_csv, as_json, as_npz, write_text
+from fedbench.core.signals import Stopped, asked, held, pause
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
@@ -29,9 +30,10 @@ from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.fingerprint import environment, versions
-from fedbench.runs.folder import CONFIG, RESULT, RunFolder, Status, files_of
+from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, RESULT, RunFolder, Status, files_of
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, summarise
+from fedbench.runs.trackers import TRACKERS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -41,16 +43,8 @@ def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
     """Return all observers as one, for the run with `key` whose files are in `folder`."""
     chosen: list[Observer] = [Progress(mode=run.settings.progress)]
     for name, options in run.settings.trackers.items():
-        chosen.append(_tracker(name)(key, folder.path, run.plain, **options))
+        chosen.append(TRACKERS[name](key, folder.path, run.plain, **options))
     return Observers(chosen)
-
-
-def _tracker(name: str) -> Callable[..., Observer]:
-    """Return the class of an experiment tracker; each imports its library when a run starts."""
-    from fedbench.runs import trackers
-
-    classes = (trackers.WandbTracker, trackers.TensorBoardTracker, trackers.MlflowTracker)
-    return {each.name: each for each in classes}[name]
 
 
 # Where a run's files are, and whether what is there may be used: it is of other samples, or of other code.
@@ -235,19 +229,20 @@ def experiment(
 
         # Rounds: draw a cohort, send, train, aggregate, score.
         saved, rule = time.monotonic(), run.settings.checkpoint
-        with held() as signals:
+        with held():
             while not simulation.done(state):
-                if not signals.asked:  # which it may be before the first round, by another run of this process
+                if not asked():  # which it may be before the first round, by another run of this process
                     simulation.step(state)
+                signal = asked()
                 by_time = 0 < rule.seconds <= time.monotonic() - saved
                 by_round = rule.rounds > 0 and state.round % rule.rounds == 0
-                if signals.asked or ((by_time or by_round) and not simulation.done(state)):
+                if signal or ((by_time or by_round) and not simulation.done(state)):
                     states.save(folder.checkpoint, state, key)
                     folder.write_history(state.history)
                     saved = time.monotonic()
-                if signals.asked:
+                if signal:
                     progress = f"after round {state.round} of {run.protocol.rounds}"
-                    raise signals.stopped(f"{progress}; checkpoint: {folder.checkpoint}")
+                    raise Stopped(signal, f"{progress}; checkpoint: {folder.checkpoint}")
 
         # Result: scores of all rounds and clients, and the row that tables read.
         unseen = Unseen() if newcomers is None else newcomers.score(state)
@@ -288,13 +283,13 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
 
 def describe(run: RunConfig, folder: RunFolder, setup: Setup, partition: Partition, dataset: Dataset) -> None:
     """Write what is known before the first round: config, environment, partition."""
-    folder.write_config(OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))))
-    folder.write_environment(environment(str(setup.federation.device)))
+    folder.write(CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(run.plain))).encode())
+    folder.write(ENVIRONMENT, as_json(environment(str(setup.federation.device))))
     clients = setup.federation.clients
     folder.write_partition(partition, partition.statistics(dataset.y)[:clients])
     if clients <= DRAWN:
         title = f"{run.labels['dataset']}, {partition.label}, seed {run.seed}"
-        folder.write_figure("partition", partition_svg(partition.label_counts(dataset.y)[:clients], title))
+        write_text(folder.path / "partition.svg", partition_svg(partition.label_counts(dataset.y)[:clients], title))
 
 
 def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -> State | None:
@@ -322,7 +317,7 @@ def write(
     folder.write_history(state.history, unseen.tallies)
     sizes = {name: each.sizes.numpy() for name, each in setup.federation.sets.items()}
     kinds = _kinds(run, setup)
-    folder.write_clients(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds))
+    folder.write(CLIENTS, as_csv(client_rows(state.history, reading, sizes=sizes, local=local, kinds=kinds)))
     method, call = setup.method, HookCaller(setup.method, None, ())
     matrix = call("collaboration", method.collaboration, state.server, setup.population)
     if matrix is not None:
@@ -330,7 +325,7 @@ def write(
     own = call("record", method.record, state.server)
     found = {name: array.cpu().numpy() for name, array in own.items()}
     if arrays := {**state.arrays, **found}:
-        folder.write_arrays(arrays)
+        folder.write(ARRAYS, as_npz(arrays))
     row = summarise(
         labels_of(run),
         key,

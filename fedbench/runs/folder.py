@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+    from fedbench.data.partition import Partition
+
 
 # The files of a run: their names, how each is written, and how they are read back.
 #
@@ -45,22 +47,16 @@ RESULT = "result.json"
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
 FAILURE = "failure.txt"
-CONFIG = "config.yaml"
+CONFIG = "config.yaml"  # the resolved config
+ENVIRONMENT = "environment.json"  # fedbench.runs.fingerprint
 CODE = "code.txt"  # hashes of the code that began the run
 LOST = f"{CODE}:lost"
 ROUNDS = "rounds.csv"
-CLIENTS = "clients.csv"
+CLIENTS = "clients.csv"  # one row a client (fedbench.runs.run.client_rows)
 TALLIES = "tallies.npz"
 PARTITION = "partition.csv"
-ARRAYS = "arrays.npz"
+ARRAYS = "arrays.npz"  # what the method found: before training (distances, coalitions), or in its course
 COLLABORATION = "collaboration.npz"
-
-
-class Savable(Protocol):
-    """A partition, as far as its files are concerned."""
-
-    def save(self, path: Path) -> object:
-        """Write the client indices to `path` (.npz), atomically."""
 
 
 def files_of(folder: Path) -> ChecksummedFolder:
@@ -236,61 +232,42 @@ class RunFolder:
 
     # ---- the files of a run, each with its checksum
 
-    def write_config(self, yaml: str) -> None:
-        """config.yaml: the resolved config."""
-        self._write(CONFIG, yaml.encode())
+    def write(self, name: str, content: bytes) -> None:
+        """Write one of the files that are read back, see above."""
+        write_bytes(self.path / name, content)
+        self._checksums[name] = checksum(content)
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """environment.json (fedbench.runs.fingerprint)."""
-        self._write("environment.json", as_json(environment))
-
-    def write_partition(self, partition: Savable, statistics: Sequence[Mapping[str, Any]]) -> None:
+    def write_partition(self, partition: Partition, statistics: Sequence[Mapping[str, Any]]) -> None:
         """partition.npz: who has which sample; partition.csv: `statistics`, one row a client."""
         path = self.path / "partition.npz"
         partition.save(path)
         self._checksums[path.name] = checksum(path.read_bytes())
-        self._write(PARTITION, as_csv(statistics))
-
-    def write_figure(self, name: str, svg: str) -> None:
-        """`name`.svg: a figure (fedbench.plots)."""
-        write_text(self.path / f"{name}.svg", svg)
+        self.write(PARTITION, as_csv(statistics))
 
     def write_history(self, history: History, unseen: Mapping[str, Mapping[str, Tally]] | None = None) -> None:
         """rounds.csv: one row a scored round; tallies.npz: every client's counts in each of them.
 
         And those of `unseen` clients by moment and test set, as `unseen/MOMENT/SET/correct` and `/total`.
         """
-        self._write(ROUNDS, as_csv(history.rows()))
+        self.write(ROUNDS, as_csv(history.rows()))
         counts = {
             f"unseen/{moment}/{name}": tally for moment, each in (unseen or {}).items() for name, tally in each.items()
         }
         parts = {
             f"{name}/{part}": getattr(tally, part) for name, tally in counts.items() for part in ("correct", "total")
         }
-        self._write(TALLIES, as_npz({**history.arrays(), **parts}))
-
-    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """clients.csv: one row a client (fedbench.runs.run.client_rows)."""
-        self._write(CLIENTS, as_csv(rows))
+        self.write(TALLIES, as_npz({**history.arrays(), **parts}))
 
     def write_collaboration(self, matrix: NDArray[Any]) -> None:
         """collaboration.npz (array W) and .csv: row i holds the weights [N, N] client i gives to the others."""
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a collaboration matrix is [N, N], got {matrix.shape}")
-        self._write(COLLABORATION, as_npz({"W": matrix}))
+        self.write(COLLABORATION, as_npz({"W": matrix}))
         rows = [
             {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
             for index, weights in enumerate(matrix)
         ]
-        self._write("collaboration.csv", as_csv(rows))
-
-    def write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """arrays.npz: what the method found: before training (distances, coalitions), or in its course."""
-        self._write(ARRAYS, as_npz(arrays))
-
-    def _write(self, name: str, content: bytes) -> None:
-        write_bytes(self.path / name, content)
-        self._checksums[name] = checksum(content)
+        self.write("collaboration.csv", as_csv(rows))
 
 
 def _last_of(folders: Sequence[Path], origin: Mapping[str, Any]) -> list[Path]:

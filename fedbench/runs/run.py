@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.engine.history import VALIDATION, History, Labels, seconds_columns
 from fedbench.metrics import RULES, Floats, Reported, by_size, fairness, hurt, worst
@@ -90,8 +91,6 @@ class Run:
     @cached_property
     def accuracies(self) -> NDArray[np.float64] | None:
         """Reported accuracies [N] of the clients in percent; None if they were not kept."""
-        import numpy as np
-
         if not files_of(self.folder).has(CLIENTS):
             return None
         return np.array([float(row["acc"] or "nan") for row in self.client_rows])
@@ -104,8 +103,6 @@ class Run:
     @cached_property
     def label_counts(self) -> NDArray[np.float64]:
         """Training samples [N, K] of each label."""
-        import numpy as np
-
         clients = files_of(self.folder).csv(PARTITION)
         labels = [name for name in clients[0] if name.startswith("class_")]
         return np.array([[float(client[name]) for name in labels] for client in clients])
@@ -189,15 +186,7 @@ class Run:
 
 log = logging.getLogger("fedbench")
 
-GROUPS = (
-    "dataset",
-    "partition",
-    "model",
-    "method",
-    "protocol",
-    "hardware",
-)  # of a run's config that are columns
-FURTHER = ("partition_seed", "reference_seed", "reference_lr")  # columns, too, where any run has them
+FURTHER = ("partition_seed", "reference_seed", "reference_lr")  # columns beside the groups', where any run has them
 
 
 def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
@@ -291,7 +280,8 @@ def _config(folder: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(files_of(folder).read(CONFIG))
-        kept = {group: content[group] for group in GROUPS if isinstance(content.get(group), Mapping)}
+        groups = (*REGISTRIES, *SCHEMAS)
+        kept = {group: content[group] for group in groups if isinstance(content.get(group), Mapping)}
         return flat({**kept, **{key: content[key] for key in FURTHER if content.get(key) is not None}})
     except (FedbenchError, ValueError, AttributeError, yaml.YAMLError) as error:
         log.warning("%s has no readable config.yaml, its columns stay empty: %s", folder, error)

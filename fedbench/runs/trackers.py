@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,9 +37,12 @@ class Tracker(Observer):
     name: ClassVar[str]
     library: ClassVar[str]
 
-    def __init__(self, key: str, folder: Path, config: Mapping[str, Any] | None = None) -> None:
-        """`key` is the run's key, under which a resumed run goes on, `folder` the run's, `config` a nested mapping."""
-        self.key, self.folder, self.config = key, folder, dict(config or {})
+    def __init__(self, key: str, folder: Path, config: Mapping[str, Any], **options: Any) -> None:
+        """`key` is the run's key, under which a resumed run goes on, `folder` the run's, `config` a nested mapping.
+
+        `options` are the tracker's own in a config, without `enabled`: see fedbench.config.schema.
+        """
+        self.key, self.folder, self.config, self.options = key, folder, config, options
         self._opened = self._complete = False
 
     # ---- what a subclass does
@@ -48,13 +51,20 @@ class Tracker(Observer):
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
         """Begin, or go on with, the record of a run."""
 
-    @abstractmethod
+    def scalar(self, name: str, value: float, round_: int | None = None) -> None:
+        """A number of a scored round, or of the run's result; for libraries that take numbers only."""
+
     def log(self, round_: int, row: Mapping[str, Any]) -> None:
         """The row of a scored round."""
+        for name, value in row.items():
+            if name != "round" and (known := number(value)) is not None:
+                self.scalar(name, known, round_)
 
-    @abstractmethod
     def summarise(self, result: Mapping[str, Any]) -> None:
         """The result row."""
+        for name in FINAL:
+            if (known := number(result.get(name))) is not None:
+                self.scalar(name, known)
 
     @abstractmethod
     def end(self, *, complete: bool) -> None:
@@ -137,37 +147,17 @@ class WandbTracker(Tracker):
 
     name: ClassVar[str] = "wandb"
     library: ClassVar[str] = "wandb"
-
-    def __init__(
-        self,
-        key: str,
-        folder: Path,
-        config: Mapping[str, Any] | None = None,
-        *,
-        project: str = "fedbench",
-        entity: str | None = None,
-        mode: str = "offline",
-        tags: Sequence[str] = (),
-    ) -> None:
-        """`mode` is offline (uploaded later by `wandb sync`), online or disabled; the rest as `Tracker`."""
-        super().__init__(key, folder, config)
-        self._settings: dict[str, Any] = {
-            "id": key[:32],
-            "dir": str(folder),
-            "config": self.config,
-            "project": project,
-            "entity": entity,
-            "mode": mode,
-            "tags": list(tags),
-        }
-        self._run: Any = None
+    _run: Any
 
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
         import wandb
 
-        online = self._settings["mode"] == "online"  # elsewhere nobody knows what was logged before
+        online = self.options["mode"] == "online"  # elsewhere nobody knows what was logged before
         self._run = wandb.init(
-            **self._settings,
+            **self.options,
+            id=self.key[:32],
+            dir=str(self.folder),
+            config=dict(self.config),
             name=title(labels),
             group=setting(labels),
             resume="allow" if online else None,
@@ -201,20 +191,11 @@ class TensorBoardTracker(Tracker):
         self._writer = SummaryWriter(
             str(self.folder / "tensorboard"), purge_step=resumed_from + 1 if resumed_from else None
         )
-        text = yaml.safe_dump(self.config, sort_keys=False)
+        text = yaml.safe_dump(dict(self.config), sort_keys=False)
         self._writer.add_text(title(labels), f"```\n{text}```")
 
-    def log(self, round_: int, row: Mapping[str, Any]) -> None:
-        for name, value in row.items():
-            known = number(value)
-            if name != "round" and known is not None:
-                self._writer.add_scalar(name, known, round_)
-
-    def summarise(self, result: Mapping[str, Any]) -> None:
-        for name in FINAL:
-            known = number(result.get(name))
-            if known is not None:
-                self._writer.add_scalar(f"final/{name}", known)
+    def scalar(self, name: str, value: float, round_: int | None = None) -> None:
+        self._writer.add_scalar(name if round_ is not None else f"final/{name}", value, round_)
 
     def end(self, *, complete: bool) -> None:
         self._writer.close()
@@ -228,30 +209,17 @@ class MlflowTracker(Tracker):
 
     name: ClassVar[str] = "mlflow"
     library: ClassVar[str] = "mlflow.tracking"
-
-    def __init__(
-        self,
-        key: str,
-        folder: Path,
-        config: Mapping[str, Any] | None = None,
-        *,
-        uri: str | None = None,
-        experiment: str = "fedbench",
-    ) -> None:
-        """`uri`: of the tracking server, None: MLflow's own; the rest as `Tracker`."""
-        super().__init__(key, folder, config)
-        self._uri, self._experiment = uri, experiment
-        self._client: Any = None
-        self._run = ""
+    _client: Any
+    _run = ""
 
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
         from mlflow.tracking import MlflowClient
 
         for name, value in MLFLOW.items():
             os.environ.setdefault(name, value)
-        self._client = MlflowClient(tracking_uri=self._uri)
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        self._client, name = MlflowClient(tracking_uri=self.options["uri"]), self.options["experiment"]
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
         if resumed_from:
             before = self._client.search_runs([experiment], f"tags.key = '{self.key}'", max_results=1)
             self._run = before[0].info.run_id if before else ""
@@ -262,17 +230,11 @@ class MlflowTracker(Tracker):
             for name, value in flat(self.config).items():
                 self._client.log_param(self._run, name, str(value)[:LONGEST])
 
-    def log(self, round_: int, row: Mapping[str, Any]) -> None:
-        for name, value in row.items():
-            known = number(value)
-            if name != "round" and known is not None:
-                self._client.log_metric(self._run, name, known, step=round_)
-
-    def summarise(self, result: Mapping[str, Any]) -> None:
-        for name in FINAL:
-            known = number(result.get(name))
-            if known is not None:
-                self._client.log_metric(self._run, f"final_{name}", known)
+    def scalar(self, name: str, value: float, round_: int | None = None) -> None:
+        self._client.log_metric(self._run, name if round_ is not None else f"final_{name}", value, step=round_)
 
     def end(self, *, complete: bool) -> None:
         self._client.set_terminated(self._run, "FINISHED" if complete else "FAILED")
+
+
+TRACKERS = {each.name: each for each in (WandbTracker, TensorBoardTracker, MlflowTracker)}  # by their part of a config

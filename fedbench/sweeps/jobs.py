@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError
-from fedbench.core.signals import Stopped, passed_on, stop_if_asked, working_for
+from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds
 
 if TYPE_CHECKING:
-    from hydra.core.utils import JobReturn
-    from omegaconf import DictConfig
-
     from fedbench.runs.config import RunConfig
     from fedbench.runs.run import Run
 
@@ -48,11 +50,6 @@ def counted(first: int, jobs: int) -> Iterator[None]:
         yield
     finally:
         _count.reset(token)
-
-
-def current() -> SweepCount | None:
-    """Return the count of the sweep that this process runs, if it runs one."""
-    return _count.get()
 
 
 _count: ContextVar[SweepCount | None] = ContextVar("_count", default=None)
@@ -109,9 +106,7 @@ def perform(config: DictConfig) -> JobOutcome:
 
     Hydra would stop a sweep with a traceback after its last job; so the other jobs go on, and the outcome tells.
     """
-    from hydra.types import RunMode
-
-    if _hydra().mode == RunMode.RUN:
+    if HydraConfig.get().mode == RunMode.RUN:
         outcome = _outcome(config)
         keep(outcome)
         return outcome
@@ -124,7 +119,7 @@ def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
     Raises:
         Stopped: a signal came, and the job runs in the process that was asked to stop.
     """
-    with working_for(Path(_hydra().sweep.dir)) as elsewhere:
+    with working_for(Path(HydraConfig.get().sweep.dir)) as elsewhere:
         try:
             stop_if_asked()
             return make()
@@ -136,22 +131,21 @@ def run_stoppable(make: Callable[[], JobOutcome]) -> JobOutcome:
 
 def _outcome(config: DictConfig) -> JobOutcome:
     """Return what comes of the run that `config` describes."""
-    from hydra.types import RunMode
-
     from fedbench.runs.config import resolve
 
     here = _kept.get() is not None  # else in a process that a launcher started
+    alone = HydraConfig.get().mode == RunMode.RUN
     plain: Mapping[str, Any] = {}
     try:
         run = resolve(config)
         plain = run.plain
         name = run.settings.sweep.name
-        if name and _hydra().mode == RunMode.RUN:  # nothing would be kept under it
+        if name and alone:  # nothing would be kept under it
             raise ConfigError(f"sweep.name={name} is of several runs; add -m: python -m fedbench -m ...")
-        if not here:
-            run = _among_others(run)
+        if not here and run.settings.progress == "auto":  # several bars on one terminal would overwrite each other
+            run = run.changed(progress="lines")
         result = _counted(run)
-        if here and _hydra().mode == RunMode.RUN and run.settings.progress != "none":
+        if here and alone and run.settings.progress != "none":
             print(f"folder: {result.folder}")
         return JobOutcome(
             _overrides(),
@@ -170,9 +164,9 @@ def _outcome(config: DictConfig) -> JobOutcome:
 
 def _counted(run: RunConfig) -> Run:
     """Return the run's result; say which job of a sweep it is, and note its time unless it only read what was there."""
-    count = current()
+    count = _count.get()
     if count is not None and run.settings.progress != "none":
-        print(count.line(_hydra().job.num), flush=True)
+        print(count.line(HydraConfig.get().job.num), flush=True)
     begin = time.monotonic()
     result = _execute(run)
     if count is not None and not result.earlier:
@@ -182,28 +176,13 @@ def _counted(run: RunConfig) -> Run:
 
 def _execute(run: RunConfig) -> Run:
     """Return the run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
-    from hydra.types import RunMode
-
     from fedbench.runs import execution
 
-    if _hydra().mode != RunMode.MULTIRUN:
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
         return execution.execute(run)
     return execution.wait_while_in_use(
         lambda: execution.execute(run), lambda error: tell(f"waiting for another process: {error}")
     )
-
-
-def _among_others(run: RunConfig) -> RunConfig:
-    """Show lines for `auto`: several bars on one terminal would overwrite each other."""
-    if run.settings.progress != "auto":
-        return run
-    return run.changed(progress="lines")
-
-
-def _hydra() -> Any:
-    from hydra.core.hydra_config import HydraConfig
-
-    return HydraConfig.get()
 
 
 def _overrides() -> dict[str, str]:
@@ -214,18 +193,14 @@ def _overrides() -> dict[str, str]:
 
 def _sweep_job() -> str:
     """Return the overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
-    from hydra.types import RunMode
-
-    if _hydra().mode != RunMode.MULTIRUN:
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
         return ""
     return " ".join(override.lstrip("+") for override in _task())
 
 
 def _task() -> list[str]:
     """Return the overrides as they were written: what `${...}` in them stands for may be what cannot be found."""
-    from omegaconf import OmegaConf
-
-    return cast("list[str]", OmegaConf.to_container(_hydra().overrides.task, resolve=False))
+    return cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
 
 
 sources.register_resolvers()  # on import: a launcher's process reads the config before it calls `perform`
@@ -238,16 +213,16 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
         Stopped: a signal came; the jobs under way have saved what they can.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with passed_on(folder) as signals:
+    with passed_on(folder):
         returned: list[JobReturn] = []
         try:
             with _each_for_itself():
                 returned = list(launcher.launch(batch, initial_job_idx=first))
         except Exception:
-            if not signals.asked:
+            if not asked():
                 raise
-        if signals.asked:
-            raise signals.stopped("\n".join(filter(None, map(_saved, returned))))
+        if signal := asked():
+            raise Stopped(signal, "\n".join(filter(None, map(_saved, returned))))
     return returned
 
 
@@ -291,8 +266,6 @@ class _SubmititJob:
 
 
 def _dead(error: Exception) -> JobReturn:
-    from hydra.core.utils import JobReturn, JobStatus
-
     returned = JobReturn(status=JobStatus.FAILED)
     returned.return_value = error
     return returned
@@ -325,8 +298,6 @@ def launch_on_ray(
 
 
 def _result_on_ray(ray: Any, reference: Any) -> JobReturn:
-    from hydra.core.utils import JobReturn
-
     try:
         returned = ray.get(reference)
     except ray.exceptions.RayError as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from fedbench.config.fields import typed
 from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import replacing, write_text
-from fedbench.runs.progress import STALE, identity, remark
+from fedbench.runs.progress import STALE, Output, comparison_table, identity, remark
 from fedbench.runs.run import Run
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome, launch
@@ -88,7 +87,7 @@ def scratch(config: Any) -> Iterator[None]:
         if not any(folder.glob("*.log")):
             shutil.rmtree(folder, ignore_errors=True)
         for parent in list(folder.parents)[:2]:  # .sweeps/ and the folder of runs, unless something is in them
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 parent.rmdir()
 
 
@@ -130,8 +129,6 @@ def variants(overrides: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _compare(outcomes: Sequence[JobOutcome]) -> None:
     """Print all rows of a sweep, a table for each setting; what failed still counts as a value that was swept."""
-    from fedbench.runs.progress import Output, comparison_table
-
     named = zip(outcomes, variants([outcome.overrides for outcome in outcomes]), strict=True)
     keys = {key.removeprefix("protocol.") for key in swept(outcomes)}
     rows = [
@@ -224,9 +221,9 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     runs = tidy(finished, keys)
     _make_way(folder, {identity(run) for run in runs.to_dict("records")})
     folder.mkdir(parents=True, exist_ok=True)
-    write_frame(runs, folder / "runs.csv")
+    write_text(folder / "runs.csv", runs.to_csv(index=False))
     lines = table(runs, keys, config.y)
-    write_frame(lines, folder / "table.csv")
+    write_text(folder / "table.csv", lines.to_csv(index=False))
     write_text(folder / "table.md", markdown(lines, keys, fixed(outcomes, keys)))
     write_picture(draw(config, runs, keys), folder)
     return folder
@@ -239,7 +236,7 @@ def _make_way(folder: Path, runs: set[tuple[str, str]]) -> None:
     file = folder / "runs.csv"
     if not file.is_file():
         return
-    with contextlib.suppress(OSError, ValueError):  # damaged
+    with suppress(OSError, ValueError):  # damaged
         before = pd.read_csv(file, usecols=["key", "data"], dtype=str, keep_default_na=False)
         if runs & {identity(run) for run in before.to_dict("records")}:
             return
@@ -265,9 +262,8 @@ def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) 
 
     So an experiment on digits does not overwrite the one on Fashion-MNIST.
     """
-    if "sweep.name" in outcomes[0].overrides:
-        return re.sub(r"[^A-Za-z0-9._+=,-]", "_", name)[:150]
-    changed = [f"{key}={value}" for key, value in fixed(outcomes, keys).items() if key not in UNNAMED]
+    own = "sweep.name" not in outcomes[0].overrides
+    changed = [f"{key}={value}" for key, value in fixed(outcomes, keys).items() if own and key not in UNNAMED]
     return re.sub(r"[^A-Za-z0-9._+=,-]", "_", "-".join([name, *changed]))[:150]
 
 
@@ -344,9 +340,3 @@ def _mean_std(mean: float, std: float, mark: str) -> str:
     if mean != mean:
         return "-"
     return (f"{mean:.2f}" if std != std else f"{mean:.2f} ± {std:.2f}") + mark
-
-
-def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table as CSV, atomically."""
-    with replacing(path) as temporary:
-        frame.to_csv(temporary, index=False)

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.core.files import write_text
+from fedbench.runs.progress import Output, decimals
 from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import SEEDS
@@ -84,6 +88,10 @@ class Trial:
             return float("nan")
         return sum(map(float, found)) / len(found)  # type: ignore[arg-type]
 
+    def overrides(self, params: Sequence[str]) -> str:
+        """Return its values of `params` as on a command line."""
+        return " ".join(f"{key.lstrip('+')}={self.values[key]}" for key in params)
+
     @property
     def score(self) -> float:
         """Validation accuracy in percent, averaged as the protocol averages its accuracy."""
@@ -91,19 +99,18 @@ class Trial:
         return self.mean("acc_on_val_pooled" if pooled else "acc_on_val")
 
 
-def settings(given: Mapping[str, Any]) -> Tuning:
-    """Return the sweeper's settings, checked."""
-    return typed(Tuning, given, "hydra.sweeper")
-
-
-def tune(sweeper: Any, overrides: Sequence[Override], tuning: Tuning) -> dict[str, Any]:
+def tune(sweeper: Any, overrides: Sequence[Override], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Run all trials and tell the best; those of `overrides` that sweep span the space.
 
     Raises:
         ConfigError: Optuna is missing, there are no validation samples, or nothing to tune.
         FedbenchError: no trial finished.
     """
-    optuna = _optuna()
+    tuning = typed(Tuning, settings, "hydra.sweeper")
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'fedbench-harness[optuna]'") from error
     if not sweeper.config.protocol.test.val_fraction > 0:
         raise ConfigError("tuning needs validation samples, never the test set: add protocol.test.val_fraction=0.2")
     fixed, repeats, space = split(overrides, optuna.distributions)
@@ -139,14 +146,6 @@ def trials_table(trials: Sequence[Trial], params: Sequence[str]) -> pd.DataFrame
     return frame
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'fedbench-harness[optuna]'") from error
-    return optuna
-
-
 def _run(
     sweeper: Any, batch: Sequence[Trial], fixed: Sequence[str], repeats: Sequence[Sequence[str]], first: int
 ) -> None:
@@ -165,10 +164,6 @@ def _run(
 
 def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
     """Print the five best trials and what the best scores on test data; write the files of a named sweep."""
-    from rich.table import Table
-
-    from fedbench.runs.progress import Output, decimals
-
     ranked = sorted((t for t in trials if t.score == t.score), key=lambda trial: -trial.score)
     if not ranked:
         raise FedbenchError(
@@ -181,7 +176,7 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
         shown.add_row(str(trial.number), *(str(trial.values[key]) for key in params), decimals(trial.score))
     Output(width=None).print(shown)
     best = ranked[0]
-    print("best:", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params))
+    print("best:", best.overrides(params))
     print(f"its test accuracy, which chose nothing: {decimals(best.mean('score'))} %")
     if (best.outcomes[0].plain.get("sweep") or {}).get("name"):
         print(f"trials and figure: {_write(trials, best, params)}")
@@ -190,18 +185,16 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
 
 def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
     """Write trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
-    from fedbench.core.files import write_text
     from fedbench.plots.runs import tuning_trials
-    from fedbench.sweeps import session
 
     frame = trials_table(trials, params)
     finished = [outcome for trial in trials for outcome in trial.outcomes if outcome.row is not None]
-    name = str(best.outcomes[0].plain["sweep"]["name"])
-    folder = Path(str(best.outcomes[0].plain["sweep"]["folder"])) / session.folder_name(
-        f"{name}-optuna", finished, [key.lstrip("+") for key in params]
-    )
+    sweep = best.outcomes[0].plain["sweep"]
+    name = str(sweep["name"])
+    kept = session.folder_name(f"{name}-optuna", finished, [key.lstrip("+") for key in params])
+    folder = Path(str(sweep["folder"])) / kept
     folder.mkdir(parents=True, exist_ok=True)
-    session.write_frame(frame, folder / "trials.csv")
-    write_text(folder / "best.txt", " ".join(f"{key.lstrip('+')}={best.values[key]}" for key in params) + "\n")
+    write_text(folder / "trials.csv", frame.to_csv(index=False))
+    write_text(folder / "best.txt", f"{best.overrides(params)}\n")
     session.write_picture(tuning_trials(frame, params, name), folder)
     return folder

@@ -24,7 +24,7 @@ import bench
 import torch
 from torch import nn
 
-from benchmarks.rounds import WORKLOADS, timed, trainers
+from benchmarks.rounds import WORKLOADS, module_with, timed, trainers
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.setup import Setup
@@ -63,10 +63,7 @@ def setup_of(name: str, device: str) -> Setup:
 
 def network(setup: Setup) -> nn.Module:
     """The network with fedbench's initial weights, as an ordinary module that trains."""
-    server = Simulation(setup, LoopedTrainer(setup)).begin().server
-    net: nn.Module = setup.task.fresh()
-    net.load_state_dict({name: server[name] for name in net.state_dict()}, strict=True)
-    return net.to(setup.federation.device).train().requires_grad_(True)
+    return module_with(setup, Simulation(setup, LoopedTrainer(setup)).begin().server)
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fedbench.config.compose import compose
 from fedbench.config.schema import HardwareConfig
+from fedbench.core.trees import Tree
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.federation import Federation
 from fedbench.data.partition import Partition
@@ -142,9 +143,13 @@ def schedule_of(setup: Setup, ids: Tensor, round_: int) -> list[list[Tensor]]:
 
 def fresh_model(setup: Setup) -> nn.Module:
     """Return the network as an ordinary module, on the device, from a fixed seed."""
+    return module_with(setup, setup.task.init(torch.Generator().manual_seed(0)))
+
+
+def module_with(setup: Setup, weights: Tree) -> nn.Module:
+    """Return the network with these weights as an ordinary module that trains, on the device."""
     model: nn.Module = setup.task.fresh()
-    drawn = setup.task.init(torch.Generator().manual_seed(0))
-    model.load_state_dict({name: drawn[name] for name in model.state_dict()}, strict=True)
+    model.load_state_dict({name: weights[name] for name in model.state_dict()}, strict=True)
     return model.to(setup.federation.device).train().requires_grad_(True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -59,12 +60,17 @@ def run(device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
     cases += [("by_cohort", min(most, 100_000), cohort, "fedavg") for cohort in COHORTS]
     cases += [("stateful", n, 100, "ditto") for n in STATEFUL]
     for part, *case in [case for case in cases if case[1] <= most]:
-        load = os.getloadavg()[0]
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            row = pool.apply(rounds, (*case, device)) | {"load_before": round(load, 2)}
-        print(part, row, flush=True)
-        found[part].append(row)
+        found[part].append(alone(rounds, *case, device))
         yield found
+
+
+def alone(work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """What `work` returns in a process of its own, and the machine's load before it."""
+    load = os.getloadavg()[0]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        row = pool.apply(work, given) | {"load_before": round(load, 2)}
+    print(work.__name__, row, flush=True)
+    return row
 
 
 def rounds(clients: int, cohort: int, method: str, device: str, model: str = "lenet5") -> dict[str, Any]:
@@ -81,15 +87,28 @@ def rounds(clients: int, cohort: int, method: str, device: str, model: str = "le
         cpu = time.process_time()
         spent.append(timed(lambda: simulation.step(state), torch.device(device))[0])
         own.append(time.process_time() - cpu)
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     found = {
         "seconds": statistics.median(spent),
         "cpu_seconds": statistics.median(own),
-        "process_mib": next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")),
+        "process_mib": largest_mib(),
         "round_mib": allocated(lambda: simulation.step(state), device) / MIB,
     }
     given = {"clients": clients, "cohort": cohort, "method": method, "model": model}
     return given | {key: round(value, 4) for key, value in found.items()}
+
+
+def in_turn(work: Callable[..., dict[str, Any]], cases: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """What `work` returns of each of `cases`: all there is so far after each."""
+    found: list[dict[str, Any]] = []
+    for given in cases:
+        found.append(alone(work, given))
+        yield found
+
+
+def largest_mib() -> float:
+    """The largest size of this process so far (Linux)."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def registered(clients: int, cohort: int, method: str, model: str, device: torch.device) -> Setup:
@@ -138,25 +157,15 @@ def crossings(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
 
     `quick`: a fifth of the cohort.
     """
-    found: list[dict[str, Any]] = []
-    for method in ("fedavg", "ditto"):
-        for actors in (1, 2, 4):
-            given = {"method": method, "actors": actors, "clients": 1000, "cohort": 20 if quick else 100}
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                found.append(pool.apply(crossing, (given,)) | {"load_before": os.getloadavg()[0]})
-            print(found[-1], flush=True)
-            yield found
+    size = {"clients": 1000, "cohort": 20 if quick else 100}
+    cases = itertools.product(("fedavg", "ditto"), (1, 2, 4))
+    return in_turn(crossing, [{"method": method, "actors": actors, **size} for method, actors in cases])
 
 
 def registries(*, quick: bool) -> Iterator[list[dict[str, Any]]]:
     """A method with a model a client and a stateless one, among many clients; `quick`: 1 % of them."""
-    found: list[dict[str, Any]] = []
-    for method, clients in (("ditto", 100_000), ("fedavg", 1_000_000)):
-        given = {"method": method, "clients": clients // 100 if quick else clients}
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found.append(pool.apply(registry, (given,)) | {"load_before": os.getloadavg()[0]})
-        print(found[-1], flush=True)
-        yield found
+    cases = {"ditto": 100_000, "fedavg": 1_000_000}
+    return in_turn(registry, [{"method": name, "clients": n // 100 if quick else n} for name, n in cases.items()])
 
 
 def registry(given: dict[str, Any]) -> dict[str, Any]:
@@ -192,9 +201,7 @@ def registry(given: dict[str, Any]) -> dict[str, Any]:
         file = Path(folder) / "partition.npz"
         spent("npz", lambda: partition.save(file))
         found["npz_mib"] = file.stat().st_size / MIB
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    found["process_mib"] = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
-    return given | found
+    return given | found | {"process_mib": largest_mib()}
 
 
 def rows_table(rows: list[dict[str, Any]]) -> str:

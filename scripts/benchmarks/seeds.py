@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fedbench.engine.hardware import pick_trainer, stacked_engine
 from fedbench.engine.seeds import MakeProxy, joint_setup, together
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
+from fedbench.engine.trainer import Trainer
 
 SEEDS = 5
 TOLERANCE = 1e-3  # of a parameter after a round of eighty steps, along which rounding differences grow
@@ -24,28 +25,25 @@ class Runs:
     """The same cell with each seed: simulations, and where they stand. No worker processes: a program is compared."""
 
     def __init__(self, setup: Setup, seeds: int = SEEDS) -> None:
-        self.setups = [dataclasses.replace(setup, seed=seed) for seed in range(seeds)]
+        setups = [dataclasses.replace(setup, seed=seed) for seed in range(seeds)]
         cuda = setup.federation.device.type == "cuda"
         hardware = HardwareConfig(engine="stacked" if cuda else "looped")
-        self.simulations = [Simulation(each, pick_trainer(each, hardware)) for each in self.setups]
+        self.trainers = [pick_trainer(each, hardware) for each in setups]
+        self.simulations = [Simulation(each, trainer) for each, trainer in zip(setups, self.trainers, strict=True)]
         self.states = [each.begin() for each in self.simulations]
+
+    @cached_property
+    def joint(self) -> Trainer:
+        """The engine that trains all seeds."""
+        return stacked_engine(joint_setup([each.setup for each in self.simulations]), HardwareConfig())
 
     def apart(self) -> None:
         """Perform a round of every seed, one after the other."""
         for simulation, state in zip(self.simulations, self.states, strict=True):
             simulation.step(state)
 
-
-class Together(Runs):
-    """The seeds as rows of one program."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.joint = stacked_engine(joint_setup(self.setups), HardwareConfig())
-        self.trainers = [each.trainer for each in self.simulations]
-
     def together(self) -> None:
-        """Perform a round of every seed."""
+        """Perform a round of every seed, as rows of one program."""
         works = [partial(self._step, index) for index in range(len(self.simulations))]
         for result in together(works, lambda _: self.joint):
             if isinstance(result, Exception):
@@ -63,7 +61,7 @@ def run(workload: Workload, device: torch.device, repeats: int, *, quick: bool) 
         AssertionError: the five together do not give what they give apart.
     """
     setup = workload.setup(device, quick=quick)
-    one, apart, joint = Runs(setup, 1), Runs(setup), Together(setup)
+    one, apart, joint = Runs(setup, 1), Runs(setup), Runs(setup)
     ways = {"one": one.apart, "apart": apart.apart, "together": joint.together}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     gap = float("nan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -18,10 +19,11 @@ from typing import Any
 import pytest
 from joblib.externals.loky import get_reusable_executor
 
+import fedbench
 from fedbench.cli import program
 from fedbench.cli.program import main
 from fedbench.core.errors import DataMissing, FolderInUse
-from fedbench.core.signals import Stopped, handled, held
+from fedbench.core.signals import Stopped, asked, handled, held
 from fedbench.engine import checkpoint
 from fedbench.engine.simulation import Simulation
 from fedbench.runs import execution
@@ -101,14 +103,25 @@ def test_a_signal_outside_of_rounds_stops_at_once_and_handlers_come_back() -> No
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("looks", [1, 2, 3])
+def test_whenever_a_signal_is_seen_the_checkpoint_that_is_named_is_there(
+    looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = itertools.chain([None] * looks, itertools.repeat(signal.SIGTERM))
+    monkeypatch.setattr(execution, "asked", lambda: next(seen))
+    with pytest.raises(Stopped) as caught:
+        fedbench.run(*RUN, "protocol.rounds=3", runs_dir=str(tmp_path))
+    assert Path(caught.value.where.partition("checkpoint: ")[2]).is_file()
+
+
 def test_a_handler_of_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     try:
-        with held() as signals:
+        with held():
             os.kill(os.getpid(), signal.SIGTERM)
             assert seen == [signal.SIGTERM]
-            assert not signals.asked
+            assert asked() is None
     finally:
         signal.signal(signal.SIGTERM, before)
 

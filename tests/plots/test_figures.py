@@ -49,6 +49,12 @@ def test_no_two_lines_look_alike_in_grey() -> None:
     assert len(set(first)) == 8
 
 
+def test_no_two_methods_of_a_plane_look_alike() -> None:
+    figure = runs.local_common_plane({f"method {index}": [(50.0, 60.0)] for index in range(20)})
+    looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].get_lines() if line.get_alpha() is None]
+    assert len(set(looks)) == 21, "of twenty methods, and of the dotted line"
+
+
 def test_lines_are_means_with_their_deviation() -> None:
     figure, ((axis,),) = style.panels()
     values = np.array([[[1.0, 2.0], [3.0, np.nan]]])

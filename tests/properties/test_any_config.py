@@ -151,7 +151,7 @@ def test_any_words_on_the_command_line(words: list[str]) -> None:
 @tried(10)
 def test_any_cohort(clients: int, text: str) -> None:
     try:
-        drawn = schema.cohort_size(text, clients)
+        drawn = schema.ProtocolConfig(cohort=text).cohort_size(clients)
     except ConfigError as error:
         line_of(error)
         return

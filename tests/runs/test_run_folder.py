@@ -22,7 +22,7 @@ import torch
 
 from fedbench.core import files
 from fedbench.core.errors import CheckpointError, Damaged, FedbenchError, FolderInUse
-from fedbench.core.files import read_csv, replacing, write_csv, write_json
+from fedbench.core.files import as_csv, as_json, as_npz, read_csv, replacing, write_bytes, write_csv
 from fedbench.data.partition import Partition
 from fedbench.data.partitions.file import read_arrays
 from fedbench.engine import checkpoint
@@ -103,7 +103,7 @@ class TestRunFolder:
         folder = RunFolder(tmp_path, KEY, LABELS)
         with folder:
             checkpoint.save(folder.checkpoint, {}, {}, key=KEY)
-            write_json(folder.path / "result.json", {"key": KEY})
+            write_bytes(folder.path / "result.json", as_json({"key": KEY}))
         assert folder.status() == "finished"
         with folder:
             assert not folder.checkpoint.exists()
@@ -197,7 +197,7 @@ class TestLock:
             process.send_signal(signal.SIGKILL)
             process.wait()
             with folder:
-                folder.write_config("seed: 3\n")
+                folder.write("config.yaml", b"seed: 3\n")
         finally:
             os.kill(child, signal.SIGKILL)
             process.stdout.close()
@@ -219,7 +219,7 @@ class TestLock:
 
         monkeypatch.setattr(fcntl, "flock", flock)
         with RunFolder(tmp_path, KEY, LABELS) as folder:
-            folder.write_config("x: 1\n")
+            folder.write("config.yaml", b"x: 1\n")
             with pytest.raises(FedbenchError, match=r"in use by process .* its disk has no locks"):
                 RunFolder(tmp_path, KEY, LABELS).__enter__()
         with RunFolder(tmp_path, KEY, LABELS):
@@ -268,13 +268,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     nothing = [np.zeros(0, dtype=np.int64)] * 3
     partition = Partition("homo", 0, "digits-0", 2, samples, nothing, [each + 9 for each in samples])
     with folder:
-        folder.write_config("method: {name: fedavg, mu: 0.125}\nprotocol: {rounds: 2}\n")
-        folder.write_environment({"command": ["fedbench"]})
+        folder.write("config.yaml", b"method: {name: fedavg, mu: 0.125}\nprotocol: {rounds: 2}\n")
+        folder.write("environment.json", as_json({"command": ["fedbench"]}))
         folder.write_partition(partition, [{"client": 0, "train": 3}])
         folder.write_history(History(records))
-        folder.write_clients([{"client": i, "acc": 12.5 * i, "gain": 0.5} for i in range(3)])
+        folder.write("clients.csv", as_csv([{"client": i, "acc": 12.5 * i, "gain": 0.5} for i in range(3)]))
         folder.write_collaboration(np.eye(3))
-        folder.write_arrays({"distances": np.arange(9.0).reshape(3, 3)})
+        folder.write("arrays.npz", as_npz({"distances": np.arange(9.0).reshape(3, 3)}))
         models = {"server/w": torch.arange(6.0).reshape(2, 3)}
         folder.finish({"acc": 12.5, "ipr": float("nan"), "clients": 3, "seed": 0}, models)
     return folder
@@ -349,7 +349,7 @@ def test_a_run_of_an_earlier_version_is_taken_as_it_is_and_said_so(
 def test_a_run_killed_just_before_its_result_starts_clean(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, DAMAGED_KEY, DAMAGED_LABELS)
     with folder:
-        folder.write_clients([{"client": 0, "acc": 1.0}])
+        folder.write("clients.csv", as_csv([{"client": 0, "acc": 1.0}]))
         folder.finish({"clients": 1})
     (folder.path / RESULT).unlink()
     with RunFolder(tmp_path, DAMAGED_KEY, DAMAGED_LABELS) as again:
@@ -379,9 +379,8 @@ class TestFiles:
         write_csv(tmp_path / "a.csv", [{"x": 1}, {"y": 'a,"b"\n', "x": None}])
         assert read_csv(tmp_path / "a.csv") == [{"x": "1", "y": ""}, {"x": "", "y": 'a,"b"\n'}]
 
-    def test_json_is_standard(self, tmp_path):
-        write_json(tmp_path / "a.json", {"a": math.nan, "b": [math.inf, 1.5], "c": {"d": np.float64("nan")}})
-        text = (tmp_path / "a.json").read_text()
+    def test_json_is_standard(self):
+        text = as_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": np.float64("nan")}})
         assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
 
 

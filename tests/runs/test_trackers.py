@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedbench.config.schema import SettingsConfig
 from fedbench.engine.history import Labels, Record
 from fedbench.metrics import Tally
 from fedbench.runs import trackers
@@ -30,6 +32,12 @@ def none_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ALL = (WandbTracker, TensorBoardTracker, MlflowTracker)
+
+
+def made(kind: type[Tracker], folder: Path, **changed: Any) -> Tracker:
+    """The tracker as a run has it that only enables it."""
+    options = {**dataclasses.asdict(getattr(SettingsConfig(), kind.name)), **changed}
+    return kind(KEY, folder, CONFIG, **{name: value for name, value in options.items() if name != "enabled"})
 
 
 def a_record(done: int) -> Record:
@@ -51,7 +59,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
-    tracker = WandbTracker(KEY, tmp_path / "run", CONFIG)
+    tracker = made(WandbTracker, tmp_path / "run")
     tell(tracker)
     assert not tracker.failed
     import wandb
@@ -68,7 +76,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensorboard_events(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracker = TensorBoardTracker(KEY, tmp_path, CONFIG)
+    tracker = made(TensorBoardTracker, tmp_path)
     tell(tracker)
     assert not tracker.failed
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -87,7 +95,7 @@ def test_mlflow_runs(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}" if _has("sqlalchemy") else (tmp_path / "mlruns").as_uri()
-    first = MlflowTracker(KEY, tmp_path, CONFIG, uri=uri)
+    first = made(MlflowTracker, tmp_path, uri=uri)
     first.start(LABELS, 2, 0)
     first.record(a_record(1))
     first.close()
@@ -96,7 +104,7 @@ def test_mlflow_runs(tmp_path: Path) -> None:
     experiment = client.get_experiment_by_name("fedbench").experiment_id
     (run,) = client.search_runs([experiment])
     assert run.info.status == "FAILED"  # it did not finish
-    tell(MlflowTracker(KEY, tmp_path, CONFIG, uri=uri), resumed=1, rounds=(2,))
+    tell(made(MlflowTracker, tmp_path, uri=uri), resumed=1, rounds=(2,))
     (run,) = client.search_runs([experiment])
     assert run.info.status == "FINISHED"
     assert run.data.params["method.mu"] == "0.125"
@@ -121,7 +129,7 @@ def test_a_missing_library_is_told_once(
     for module in ("wandb", "torch.utils.tensorboard", "mlflow.tracking"):
         monkeypatch.setitem(sys.modules, module, None)
     with caplog.at_level(logging.WARNING, "fedbench"):
-        tell(tracker(KEY, tmp_path))
+        tell(made(tracker, tmp_path))
     assert len(caplog.records) == 1
     assert f"{tracker.name} logging is off" in caplog.text
 
@@ -152,7 +160,7 @@ def test_a_failure_while_it_logs_is_told_once(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", WandbRun([]).module())
     with caplog.at_level(logging.WARNING, "fedbench"):
-        tell(WandbTracker(KEY, tmp_path))
+        tell(made(WandbTracker, tmp_path))
     assert len(caplog.records) == 1
     assert "no network" in caplog.text
 
@@ -164,7 +172,7 @@ class Stuck(Tracker):
     library = "json"
 
     def __init__(self, *given: Any, at: str, asked: list[str]) -> None:
-        super().__init__(*given)
+        super().__init__(*given, CONFIG)
         self.at, self.asked = at, asked
 
     def _answer(self, what: str) -> None:
@@ -219,7 +227,7 @@ def test_a_dead_address_does_not_hold_up_a_run(
             server.close()
         began = time.monotonic()
         for _ in range(2):
-            tell(MlflowTracker(KEY, tmp_path, CONFIG, uri=uri))
+            tell(made(MlflowTracker, tmp_path, uri=uri))
         assert time.monotonic() - began < 60
     (record,) = [each for each in caplog.records if each.name == "fedbench"]
     assert "mlflow logging is off from here on: " in record.getMessage()
@@ -231,7 +239,7 @@ def test_an_interrupted_run_is_marked_as_failed(
 ) -> None:
     codes: list[int] = []
     monkeypatch.setitem(sys.modules, "wandb", WandbRun(codes).module())
-    tracker = WandbTracker(KEY, tmp_path)
+    tracker = made(WandbTracker, tmp_path)
     tracker.start(LABELS, 3, 0)
     if complete:
         tracker.finish({"acc": 1.0})

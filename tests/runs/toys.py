@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from fedbench.core.files import as_csv, as_json
 from fedbench.engine import checkpoint
 from fedbench.engine.history import History, Labels, Record
 from fedbench.metrics import Tally
@@ -49,13 +50,13 @@ class Split:
 def write_all(folder, history):
     reading = Reading("last")
     with folder:
-        folder.write_config("seed: 3\n")
-        folder.write_environment(fingerprint.environment())
+        folder.write("config.yaml", b"seed: 3\n")
+        folder.write("environment.json", as_json(fingerprint.environment()))
         folder.write_partition(Split(), [{"client": 0, "train": 5}])
         checkpoint.save(folder.checkpoint, {}, {}, key=folder.key)
         assert folder.status() == "partial"
         folder.write_history(history)
-        folder.write_clients(client_rows(history, reading, sizes={"train": [4, 5]}))
+        folder.write("clients.csv", as_csv(client_rows(history, reading, sizes={"train": [4, 5]})))
         folder.write_collaboration(np.array([[1.0, 0.0], [1 / 3, 2 / 3]]))
         row = summarise(folder.labels, folder.key, history, reading, partition_hash="ph")
         folder.finish(row, {"w": torch.ones(2)})

@@ -208,6 +208,12 @@ def test_committed_results_show_that_a_rounds_memory_does_not_depend_on_the_numb
         assert rows[-1]["clients"] >= 100_000
 
 
+def test_the_load_of_a_case_is_that_before_it(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([0.25, 9.0])
+    monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    assert bench.scale.alone(dict, {"clients": 4}) == {"clients": 4, "load_before": 0.25}
+
+
 # --- other frameworks
 
 
