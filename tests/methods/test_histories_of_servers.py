@@ -1282,7 +1282,7 @@ def test_cfl_records_distances_once_it_had_any() -> None:
 @pytest.mark.parametrize("apart", [False, True])
 def test_rounds_of_apple(apart: bool) -> None:
     """Steps on the own core and p together, with the pull of the first rounds; cores of absent clients stay."""
-    p_lr, mu = 0.3, 2.0
+    p_lr, mu = 0.2, 2.0
     chosen, found = played(APPLE(p_lr=p_lr, mu=mu, pulled=0.7, schedule="cosine", apart=apart), epochs=2)
     data, first = [samples(chosen, k) for k in FOUR], begun(chosen)
     cores = [trees.row(trees.part(first.server, "core"), k) for k in FOUR]

@@ -90,6 +90,18 @@ def test_fedremas_features_are_the_convolutions() -> None:
     assert close(method.loss(w, view, Batch(x, y)), expected, 1e-9)
 
 
+def test_fedremas_record_counts_how_often_a_peer_was_chosen() -> None:
+    """Eq. 10 after the period: a classifier is the mean over peers, each as often as it was chosen."""
+    chosen = setup(FedReMa(classifier=("@head",)), federation((6, 9, 8)), rounds=1, epochs=1, batch=50)
+    record = torch.tensor([[4.0, 1.0, 0.0], [1.0, 4.0, 3.0], [0.0, 2.0, 2.0]], dtype=torch.float64)
+    simulation = Simulation(chosen, LoopedTrainer(chosen))
+    state = simulation.begin()
+    state.server |= {"chosen": record, "period/on": torch.tensor(False)}
+    simulation.step(state)
+    W = chosen.method.collaboration(state.server, chosen.population)
+    assert close(W, record / record.sum(1, keepdim=True))
+
+
 # ---- CFL
 
 
