@@ -1104,6 +1104,7 @@ def test_rounds_of_fedem(method: FedEM) -> None:
     [
         ({"sigma": 3.0, "self_weight": 0.4, "from_round": 1}, 2),
         ({"sigma": 3.0, "self_weight": 0.4, "similarity": "updates"}, 1),
+        ({"sigma": 5.0, "attention": "distance"}, 1),
         ({"sigma": 1.5, "attention": "distance"}, 1),
     ],
     ids=str,
@@ -1135,7 +1136,8 @@ def test_rounds_of_fedamp(fields: dict[str, Any], epochs: int) -> None:
             }
             row = [0.4 if j == i else 0.6 * odds[j] / sum(odds.values()) for j in range(3)]
             if method.attention == "distance":
-                row = [2.0 / 1.5 * np.exp(-((rows[i] - rows[j]) ** 2).sum() / 1.5) * (j != i) for j in range(3)]
+                near = [np.exp(-((rows[i] - rows[j]) ** 2).sum() / method.sigma) for j in range(3)]
+                row = [2.0 / method.sigma * near[j] * (j != i) for j in range(3)]
                 row = [one / max(1.0, sum(row)) for one in row]
                 row[i] = 1 - sum(row)
             kept[k] = 0
@@ -1375,9 +1377,10 @@ def test_rounds_of_fedpac(collaborate: bool) -> None:
     assert seen == [True, True, True, False]
 
 
-def test_rounds_of_fedcac() -> None:
+@pytest.mark.parametrize("beta", [5.0, 2.0])
+def test_rounds_of_fedcac(beta: float) -> None:
     """Critical entries by the client's own step, overlaps in the round, u of the cohort and w of all in the round."""
-    tau, beta = 0.3, 5.0
+    tau = 0.3
     chosen, found = played(FedCAC(tau=tau, beta=beta), data=federation(SIZES, labels=[[0, 1], [0, 1], [2, 3], [1, 2]]))
     data = [samples(chosen, k) for k in FOUR]
     w, u = initial(chosen), [initial(chosen)] * 4
