@@ -409,9 +409,10 @@ def test_rounds_of_fedrod(alone: bool, stays: bool) -> None:
 # ---- servers that learn
 
 
-def test_rounds_of_fedtgp() -> None:
-    """Prototypes made by a network on the server, which SGD trains over the round's class means."""
-    method = FedTGP(lam=0.5, margin=0.8, epochs=3, batch=4, lr=0.05)
+@pytest.mark.parametrize("cap", [0.8, 100.0])
+def test_rounds_of_fedtgp(cap: float) -> None:
+    """Prototypes made by a network on the server, which SGD trains over the round's class means; margins cut or not."""
+    method = FedTGP(lam=0.5, margin=cap, epochs=3, batch=4, lr=0.05)
     chosen, found = played(method, data=federation(SIZES, labels=[[0, 1], [0, 1, 2, 3], [1, 2], [0, 3]]))
     data = [samples(chosen, k) for k in FOUR]
     start = begun(chosen).server
@@ -449,7 +450,7 @@ def test_rounds_of_fedtgp() -> None:
             for label in sorted(set(classes))
         ]
         gaps = [min(float((a - b).norm()) for b in means if b is not a) for a in means]
-        margin = min(max(gaps), 0.8)
+        margin = min(max(gaps), cap)
         generator = chosen.cohort(torch.tensor(each.ids), Clock(done, 3)).generator
         leaves = {n: v.clone().requires_grad_(True) for n, v in tgp.items()}
         optimizer = torch.optim.SGD(leaves.values(), lr=0.05)
