@@ -13,8 +13,25 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedbench.config import compose, groups
+from fedbench.engine.method import Method
+from fedbench.engine.setup import Setup
+from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods import METHODS
+from fedbench.methods.apfl import APFL
+from fedbench.methods.fedamp import FedAMP
+from fedbench.methods.fedas import FedAS
+from fedbench.methods.feddbe import FedDBE
+from fedbench.methods.feddyn import FedDyn
+from fedbench.methods.fedntd import FedNTD
+from fedbench.methods.fedphp import FedPHP
+from fedbench.methods.fedrod import FedRoD
+from fedbench.methods.moon import Moon
+from fedbench.methods.perfedavg import PerFedAvg
+from fedbench.methods.pfedme import PFedMe
+from fedbench.methods.scaffold import Scaffold
+from fedbench.models.small import LeNet5
 from fedbench.testing import CHECKS, ESSENTIAL, parametrize_with_checks
+from fedbench.testing.toys import federation, gap, setup, simulate
 
 FILES = sorted((groups.conf_dir() / "method").glob("*.yaml"))
 
@@ -67,3 +84,31 @@ def test_other_variant(check: Callable[[], None]) -> None:
 @parametrize_with_checks(VARIANTS, [check for check in CHECKS if check not in ESSENTIAL])
 def test_variant_in_full(check: Callable[[], None]) -> None:
     check()
+
+
+OPTIONS = [  # that no preset shows
+    *(PerFedAvg(order=order, alpha=0.1) for order in ("full", "hessian_free")),
+    *(PFedMe(beta=0.5), PFedMe(restart=True, uniform=True), PFedMe(weight_decay=0.1, scored="w")),
+    *(APFL(alpha_lr=0.1), FedAMP(from_round=1), FedRoD(generic_stays=True), FedDBE(mu=0.3, private=("@head",))),
+    *(
+        Scaffold(option=1, weighted=True),
+        FedDyn(weighted=True),
+        Moon(mu=3.0),
+        FedNTD(),
+        FedPHP(transfer="mmd", lam=0.5),
+    ),
+    *(FedAS(fisher_batch=rows) for rows in (3, 16)),
+]
+
+
+@pytest.mark.parametrize("method", OPTIONS, ids=repr)
+def test_options_are_the_same_stacked(method: Method) -> None:
+    """Clients of one, two and five steps, of whom two train at once; batch normalisation knows who is padded."""
+
+    def chosen() -> Setup:
+        data = federation((2, 7, 19), (1, 16, 16))
+        return setup(method, data, LeNet5(batch_norm=True), rounds=2, epochs=1, batch=4)
+
+    here, there = chosen(), chosen()
+    looped, other = simulate(here), simulate(there, StackedTrainer(there, 2))
+    assert gap({**looped.server, **looped.memory}, {**other.server, **other.memory}) < 1e-7

@@ -1,4 +1,4 @@
-"""f-FedAP: its warm-up, distances of statistics by hand, limits."""
+"""f-FedAP: its warm-up, distances of statistics by hand."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ import torch
 
 from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
-from fedbench.engine.contract import Clock
-from fedbench.engine.looped import LoopedTrainer
 from fedbench.methods.fedap import FedAP, closeness
 from fedbench.methods.fedbn import FedBN
-from fedbench.methods.local import Local
 from fedbench.methods.pfedsim import PFedSim
-from tests.methods.toys import FOUR, close, federation, models, normalised, setup, simulate, steps
+from tests.methods.toys import close, models, normalised, simulate, steps
 
 
 def test_the_warm_up_is_fedbn() -> None:
     everything = {"rounds": 3, "cohort": 0.5}
     chosen, fedbn = normalised(FedAP(warmup=1.0), **everything), normalised(FedBN(), **everything)
     assert close(models(chosen, simulate(chosen)), models(fedbn, simulate(fedbn)))
-
-
-def test_with_momentum_one_it_is_local() -> None:
-    chosen, local = (normalised(each, rounds=2) for each in (FedAP(warmup=0.0, momentum=1.0), Local()))
-    assert close(models(chosen, simulate(chosen)), models(local, simulate(local)))
 
 
 def test_weights_by_hand() -> None:
@@ -66,18 +58,6 @@ def test_weights_are_of_the_statistics_at_the_end_of_the_warm_up() -> None:
     for name, leaf in stored.items():
         assert close(received[name], torch.tensordot(weights, leaf, dims=1))
     assert not any(name.split("/")[-1] in chosen.task.groups["@norm"] for name in stored)
-
-
-def test_without_batch_normalisation_features_are_compared() -> None:
-    chosen = setup(FedAP(warmup=0.5), federation(FOUR), rounds=2)
-    _, state = steps(chosen, 1)
-    outcome = LoopedTrainer(chosen).train(torch.arange(4), models(chosen, steps(chosen, 0)[1]), {}, Clock(0, 2))
-    for client in range(4):
-        x, _ = chosen.federation.gather(chosen.federation.indices("train", client))
-        trained = {k: v[client] for k, v in outcome.uploads.items() if "/" not in k}
-        z = torch.relu(x.flatten(1) @ trained["fc.0.weight"].t() + trained["fc.0.bias"])
-        assert close(state.server["statistics/features.running_mean"][client], z.mean(0))
-        assert close(state.server["statistics/features.running_var"][client], z.var(0, correction=0))
 
 
 def test_impossible_settings_are_refused() -> None:

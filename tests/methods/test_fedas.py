@@ -5,18 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
-from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedas import FedAS
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.local import Local
-from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     BODY,
     close,
@@ -89,14 +86,3 @@ def test_two_rounds_by_hand() -> None:
     state = simulate(chosen)
     assert close(state.server, body)
     assert close(models(chosen, state), trees.stack(own))
-
-
-@pytest.mark.parametrize("fisher_batch", [3, 16])
-def test_padded_clients_have_the_same_trace(fisher_batch: int) -> None:
-    def chosen() -> Any:
-        data = federation((2, 19, 5), (1, 16, 16))
-        return setup(FedAS(fisher_batch=fisher_batch), data, LeNet5(batch_norm=True), rounds=2, epochs=1)
-
-    here, there = chosen(), chosen()
-    looped, other = simulate(here), simulate(there, StackedTrainer(there, 3))
-    assert gap({**looped.server, **looped.memory}, {**other.server, **other.memory}) < 1e-8

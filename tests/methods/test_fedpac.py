@@ -1,37 +1,16 @@
-"""FedPAC: weights against CVXPY, limits, rounds computed by hand."""
+"""FedPAC: weights against CVXPY."""
 
 from __future__ import annotations
-
-from functools import partial
-from typing import Any
 
 import cvxpy
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from fedbench.core import trees
-from fedbench.engine.contract import Clock
 from fedbench.methods import fedpac
-from fedbench.methods.fedpac import FedPAC, minimise_on_simplex
-from fedbench.methods.fedrep import FedRep
+from fedbench.methods.fedpac import minimise_on_simplex
 from tests.methods.toys import (
-    BODY,
-    HEAD,
-    ONE_STEP,
     close,
-    cross_entropy,
-    descend,
-    features,
-    federation,
-    gap,
-    initial,
-    logits,
-    models,
-    samples,
-    setup,
-    simulate,
 )
 
 
@@ -76,76 +55,3 @@ def test_fedpacs_weights_are_cvxpys_on_its_definition() -> None:
     order = [3, 1, 5, 0, 2, 4]
     again = fedpac.weights(torch.from_numpy(h[order]), torch.from_numpy(V[order])).numpy()
     assert again == pytest.approx(found[np.ix_(order, order)], abs=1e-8)
-
-
-def test_alone_and_unaligned_fedpac_is_fedrep() -> None:
-    data = federation((6, 13, 4))
-    options: dict[str, Any] = {"rounds": 3, "epochs": 2, "cohort": 2}
-    method = FedPAC(lam=0.0, classifier_lr=0.1, collaborate=False)
-    fedpac_run = setup(method, data, **options)
-    fedrep_run = setup(FedRep(head_epochs=1, body_epochs=2), data, **options)
-    one, other = simulate(fedpac_run), simulate(fedrep_run)
-    found = models(fedpac_run, one)
-    assert close(found, models(fedrep_run, other))
-    together = setup(FedPAC(lam=0.0), data, **options)
-    assert gap(models(together, simulate(together)), found) > 1e-3
-
-
-def aligned(x: Tensor, y: Tensor, lam: float, centroids: dict[int, Tensor], w: trees.Tree) -> Tensor:
-    pulls = [
-        (features(w, x[i : i + 1])[0] - centroids[int(label)]).square().mean()
-        for i, label in enumerate(y)
-        if int(label) in centroids
-    ]
-    return cross_entropy(logits(w, x), y) + lam * sum(pulls, torch.zeros(())) / len(y)
-
-
-def test_two_rounds_of_fedpac_by_hand() -> None:
-    lr, fast, lam = 0.2, 0.4, 3.0
-    options = {**ONE_STEP, "rounds": 2}
-    method = FedPAC(lam=lam, classifier_lr=fast)
-    chosen = setup(method, federation((5, 9), labels=[[0, 1], [1, 2]]), **options)
-    w = initial(chosen)
-    body, heads = {k: w[k] for k in BODY}, [{k: w[k] for k in HEAD}] * 2
-    centroids: dict[int, Tensor] = {}
-    data = [samples(chosen, k) for k in (0, 1)]
-    for _ in range(2):
-        trained, h, V = [], [], []
-        for (x, y), head in zip(data, heads, strict=True):
-            w = {**body, **head}
-            z = features(w, x)
-            rows = [z[y == c].mean(0) * (y == c).double().mean() for c in range(4) if bool((y == c).any())]
-            means = torch.zeros(4, 7, dtype=torch.float64)
-            means[torch.unique(y)] = torch.stack(rows)
-            h.append(means.numpy())
-            V.append((float(z.square().sum(1).mean()) - float(means.square().sum())) / len(y))
-            w = descend(lambda v, x=x, y=y: cross_entropy(logits(v, x), y), w, fast, ["head"])
-            trained.append(descend(partial(aligned, x, y, lam, dict(centroids)), w, lr, ["fc"]))
-        for c in range(3):
-            of_class = [features(w, x)[y == c] for w, (x, y) in zip(trained, data, strict=True)]
-            centroids = {**centroids, c: torch.cat(of_class).mean(0)}
-        W = []
-        for i in (0, 1):
-            G = np.array([[((h[i] - h[j]) * (h[i] - h[m])).sum() for m in (0, 1)] for j in (0, 1)])
-            W.append(by_cvxpy(G + np.diag(V)))
-        heads = [{k: W[i][0] * trained[0][k] + W[i][1] * trained[1][k] for k in HEAD} for i in (0, 1)]
-        body = {k: (5 * trained[0][k] + 9 * trained[1][k]) / 14 for k in BODY}
-    state = simulate(chosen)
-    assert close(trees.part(state.server, "body"), body, 1e-6)
-    assert close(trees.part(state.server, "heads"), trees.stack(heads), 1e-5)
-    assert close(state.server["W"], torch.from_numpy(np.stack(W)), 1e-5)
-    assert 0.01 < float(state.server["W"][0, 1]) < 0.99
-    assert state.server["seen"].tolist() == [True, True, True, False]
-    assert close(state.server["centroids"][:3], torch.stack([centroids[c] for c in range(3)]), 1e-6)
-
-
-def test_absent_clients_keep_their_classifier_and_their_row_of_w() -> None:
-    chosen = setup(FedPAC(), rounds=1, cohort=0.6)
-    state = simulate(chosen)
-    ids = chosen.draw_cohort(Clock(0, 1)).tolist()
-    absent = [k for k in range(5) if k not in ids]
-    start = initial(chosen)
-    for k in absent:
-        assert close(trees.row(trees.part(state.server, "heads"), k), {n: start[n] for n in HEAD}, 0)
-        assert state.server["W"][k].tolist() == [float(j == k) for j in range(5)]
-    assert float(state.server["W"][ids][:, absent].abs().sum()) == 0

@@ -1,4 +1,4 @@
-"""FedPHP: limits, rounds by hand with clients that are not always there."""
+"""FedPHP: limits, and rounds by hand with clients that are not always there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
-from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedphp import FedPHP, widths
 from fedbench.methods.parts.features import discrepancy
-from fedbench.models.small import LeNet5
 from tests.methods.toys import (
     close,
     cross_entropy,
@@ -109,13 +107,3 @@ def test_padding_has_no_part_in_the_discrepancy() -> None:
     plain = discrepancy(a[:3], b[:3], few, widths(a[:3], b[:3], few))
     assert float(plain) > 0
     assert close(discrepancy(a, b, padded, widths(a, b, padded)), plain)
-
-
-def test_features_are_the_same_stacked() -> None:
-    def chosen() -> Any:
-        data = federation((2, 9, 5), (1, 16, 16))
-        return setup(FedPHP(transfer="mmd", lam=0.5), data, LeNet5(batch_norm=True), rounds=2, epochs=1)
-
-    here, there = chosen(), chosen()
-    looped, other = simulate(here), simulate(there, StackedTrainer(there, 2))
-    assert gap({**looped.server, **looped.memory}, {**other.server, **other.memory}) < 1e-8

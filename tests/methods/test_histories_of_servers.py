@@ -118,10 +118,16 @@ def joined(**parts: Tree) -> Tree:
 # ---- control variates and drifts
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("option", [1, 2])
-def test_rounds_of_scaffold(option: int, weighted: bool) -> None:
-    chosen, found = played(Scaffold(option=option, server_lr=0.7, weighted=weighted), epochs=2)
+def test_rounds_of_scaffold(option: int, weighted: bool, momentum: float) -> None:
+    """Option II divides by how far a constant gradient of one moves, which momentum lengthens."""
+    method, optimizer = (
+        Scaffold(option=option, server_lr=0.7, weighted=weighted),
+        OptimizerConfig(lr=LR, momentum=momentum),
+    )
+    chosen, found = played(method, epochs=2, optimizer=optimizer)
     data = [samples(chosen, k) for k in FOUR]
     zero = {n: torch.zeros_like(v) for n, v in initial(chosen).items()}
     x, c, own = initial(chosen), zero, [zero] * 4
@@ -130,11 +136,13 @@ def test_rounds_of_scaffold(option: int, weighted: bool) -> None:
         same(trees.row(each.message, 2), joined(model=x, control=c))
         change, moved = {}, {}
         for k in each.ids:
-            shift, y = less(c, own[k]), x
+            shift, y, velocity = less(c, own[k]), x, zero
             for _ in range(2):
-                y = descend(lambda w, k=k, shift=shift: loss_on(data[k])(w) + inner(shift, w), y, LR)  # type: ignore[misc]
+                slope = derivative(lambda w, k=k, shift=shift: loss_on(data[k])(w) + inner(shift, w), y)  # type: ignore[misc]
+                velocity = combined([momentum, 1], [velocity, slope])
+                y = combined([1, -LR], [y, velocity])
             change[k] = less(y, x)
-            fresh = {n: own[k][n] - c[n] - change[k][n] / (2 * LR) for n in x}
+            fresh = {n: own[k][n] - c[n] - change[k][n] / ((2 + momentum) * LR) for n in x}
             fresh = derivative(loss_on(data[k]), x) if option == 1 else fresh
             moved[k] = less(fresh, own[k])
             own = [fresh if j == k else own[j] for j in FOUR]
@@ -244,9 +252,23 @@ def test_rounds_of_apfl(alpha_lr: float | None) -> None:
     assert alpha_lr is None or len(set(alpha)) > 2
 
 
-def test_rounds_of_pfedme() -> None:
-    method = PFedMe(lam=2.0, inner_steps=3, personal_lr=0.1, beta=0.6, uniform=True, weight_decay=0.05, lr=0.2)
-    chosen, found = played(method, epochs=2)
+PFEDME: dict[str, Any] = {"lam": 2.0, "inner_steps": 3, "personal_lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"beta": 0.6, "uniform": True, "weight_decay": 0.05, "lr": 0.2},
+        {"beta": 1.5, "restart": True},
+        {"beta": 1.5, "scored": "w"},
+    ],
+    ids=str,
+)
+def test_rounds_of_pfedme(fields: dict[str, Any]) -> None:
+    """Steps on theta and on w are plain, whatever the protocol's optimiser; of it w takes the rate alone."""
+    method = PFedMe(**PFEDME, **fields)
+    heavy = OptimizerConfig(lr=LR, momentum=0.9, weight_decay=0.5, clip=0.01)
+    chosen, found = played(method, epochs=2, optimizer=heavy)
     data = [samples(chosen, k) for k in FOUR]
     w, theta = initial(chosen), [initial(chosen)] * 4
     for each in found:
@@ -254,17 +276,20 @@ def test_rounds_of_pfedme() -> None:
         for k in each.ids:
             own = shared = w
             for _ in range(2):
+                own = shared if method.restart else own
                 for _ in range(3):
                     slope = derivative(loss_on(data[k]), own)
-                    own = {n: own[n] - 0.1 * (slope[n] + 2.0 * (own[n] - shared[n]) + 0.05 * own[n]) for n in own}
-                shared = {n: shared[n] - 0.2 * 2.0 * (shared[n] - own[n]) for n in own}
+                    pulled = {n: slope[n] + 2.0 * (own[n] - shared[n]) + method.weight_decay * own[n] for n in own}
+                    own = {n: own[n] - 0.1 * pulled[n] for n in own}
+                shared = {n: shared[n] - (method.lr or LR) * 2.0 * (shared[n] - own[n]) for n in own}
             trained[k] = shared
             theta = [own if j == k else theta[j] for j in FOUR]
         same(each.uploads, stacked([trained[k] for k in each.ids]))
-        w = combined([0.4, *[0.2] * 3], [w, *trained.values()])
+        mean = combined([1 / 3] * 3, list(trained.values())) if method.uniform else average(trained)
+        w = combined([1 - method.beta, method.beta], [w, mean])
         same(each.server, w)
         same(each.memory, joined(personal=stacked(theta)))
-        same(each.scored, stacked(theta))
+        same(each.scored, stacked([w] * 4 if method.scored == "w" else theta))
 
 
 def test_rounds_of_perfedavg() -> None:
@@ -298,7 +323,14 @@ def test_rounds_of_feddbe() -> None:
     kappa, mu = 3.0, 0.4
     chosen, found = played(FedDBE(kappa=kappa, mu=mu, private=("@head",)), epochs=2)
     data = [samples(chosen, k) for k in FOUR]
-    m = begun(chosen).memory["mean"][0]
+    m: Tensor = torch.zeros(7, dtype=torch.float64)
+    for k in FOUR:  # two plain steps, whose features are followed
+        w, r = initial(chosen), torch.zeros(7, dtype=torch.float64)
+        for _ in range(2):
+            r = (1 - mu) * r + mu * features(w, data[k][0]).mean(0)
+            w = descend(loss_on(data[k]), w, LR)
+        m = m + SIZES[k] / sum(SIZES) * r
+    same({"": begun(chosen).memory["mean"]}, {"": torch.stack([m] * 4)})
     body, head, bias = initial(chosen), [initial(chosen)] * 4, [torch.zeros(7, dtype=torch.float64)] * 4
     for each in found:
         trained = {}
@@ -325,6 +357,9 @@ def test_rounds_of_feddbe() -> None:
         own = {**stacked(head, HEAD), "bias": torch.stack(bias)}
         same(each.memory, {**own, "mean": torch.stack([m] * 4)})
         same(each.scored, {**stacked([body] * 4, BODY), **own})
+    shown = chosen.method.predict(trees.row(found[-1].scored, 1), data[0][0], chosen.task)
+    z = features(body, data[0][0]) + bias[1]
+    same({"": shown}, {"": z @ head[1]["head.weight"].t() + head[1]["head.bias"]})
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -365,14 +400,19 @@ def test_rounds_of_fedrod(alone: bool, stays: bool) -> None:
         same(each.memory, heads | {"log_counts": kept})
         whole = [{**server, **{n: generic[k][n] for n in HEAD}} if stays else server for k in FOUR]
         same(each.scored, stacked(whole) | joined(own=stacked(own, HEAD)))
+        x = data[0][0]
+        mine = features(whole[2], x) @ own[2]["head.weight"].t() + own[2]["head.bias"]
+        shown = chosen.method.predict(trees.row(each.scored, 2), x, chosen.task)
+        same({"": shown}, {"": mine if alone else logits(whole[2], x) + mine})
 
 
 # ---- servers that learn
 
 
-def test_rounds_of_fedtgp() -> None:
-    """Prototypes made by a network on the server, which SGD trains over the round's class means."""
-    method = FedTGP(lam=0.5, margin=0.8, epochs=3, batch=4, lr=0.05)
+@pytest.mark.parametrize("cap", [0.8, 100.0])
+def test_rounds_of_fedtgp(cap: float) -> None:
+    """Prototypes made by a network on the server, which SGD trains over the round's class means; margins cut or not."""
+    method = FedTGP(lam=0.5, margin=cap, epochs=3, batch=4, lr=0.05)
     chosen, found = played(method, data=federation(SIZES, labels=[[0, 1], [0, 1, 2, 3], [1, 2], [0, 3]]))
     data = [samples(chosen, k) for k in FOUR]
     start = begun(chosen).server
@@ -410,7 +450,7 @@ def test_rounds_of_fedtgp() -> None:
             for label in sorted(set(classes))
         ]
         gaps = [min(float((a - b).norm()) for b in means if b is not a) for a in means]
-        margin = min(max(gaps), 0.8)
+        margin = min(max(gaps), cap)
         generator = chosen.cohort(torch.tensor(each.ids), Clock(done, 3)).generator
         leaves = {n: v.clone().requires_grad_(True) for n, v in tgp.items()}
         optimizer = torch.optim.SGD(leaves.values(), lr=0.05)
@@ -740,7 +780,14 @@ def test_rounds_of_fedfomo() -> None:
 # ---- endpoints
 
 
-@pytest.mark.parametrize("method", [SosicFL(samples=1, rho=0.9), SosicFLPlus(samples=2, lam=0.6, personal_samples=1)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        SosicFL(samples=1, rho=0.9),
+        SosicFL(samples=2, simplex=("*",)),
+        SosicFLPlus(samples=2, lam=0.6, personal_samples=1),
+    ],
+)
 def test_rounds_of_sosicfl(method: SosicFL) -> None:
     """Two steps a round on endpoints at drawn alphas, one alpha used in turn; scored in the middle of the subregion."""
     chosen, found = played(method, epochs=2, data=federation(SIZES, labels=[[0], [1], [2, 3], [0, 1]]))
@@ -749,11 +796,11 @@ def test_rounds_of_sosicfl(method: SosicFL) -> None:
     region = {n: v for n, v in start.items() if n.startswith("region/")}
     w = {n: v for n, v in start.items() if n not in region}
     names, plus = sorted(w), isinstance(method, SosicFLPlus)
-    mine = [w] * 4
-    assert names == [*(f"endpoints/{n}" for n in HEAD), *BODY]
+    mine, ends = [w] * 4, PARAMETERS if method.simplex == ("*",) else HEAD
+    assert names == sorted([*(f"endpoints/{n}" for n in ends), *(n for n in PARAMETERS if n not in ends)])
 
     def at(work: Tree, alpha: Tensor) -> Tree:
-        return {**work, **{n: sum(a * v for a, v in zip(alpha, work[f"endpoints/{n}"], strict=True)) for n in HEAD}}  # type: ignore[misc]
+        return {**work, **{n: sum(a * v for a, v in zip(alpha, work[f"endpoints/{n}"], strict=True)) for n in ends}}  # type: ignore[misc]
 
     def steps(work: Tree, k: int, alphas: Tensor, lam: float, received: Tree) -> Tree:
         for alpha in alphas:
@@ -1048,25 +1095,39 @@ def test_rounds_of_fedem(method: FedEM) -> None:
         same(each.server, joined(component=stacked(theta)) | ({"labels": mass} if rc else {}))
         same(each.memory, {"pi": pi})
         same(each.scored, {**{n: v.expand(4, *v.shape) for n, v in joined(component=stacked(theta)).items()}, "pi": pi})
+        said = sum(pi[1, m] * logits(theta[m], data[1][0]).softmax(1) for m in range(M))
+        shown = chosen.method.predict(trees.row(each.scored, 1), data[1][0], chosen.task)
+        same({"": shown.exp()}, {"": torch.as_tensor(said)})
 
 
-@pytest.mark.parametrize("similarity", ["parameters", "updates"])
-def test_rounds_of_fedamp(similarity: str) -> None:
-    """Attention by cosine, the client itself apart; a client that is away keeps the u that it had."""
-    method = FedAMP(lam=0.5, alpha=2.0, sigma=3.0, self_weight=0.4, similarity=similarity, from_round=1)
-    chosen, found = played(method)
+@pytest.mark.parametrize(
+    ("fields", "epochs"),
+    [
+        ({"sigma": 3.0, "self_weight": 0.4, "from_round": 1}, 2),
+        ({"sigma": 3.0, "self_weight": 0.4, "similarity": "updates"}, 1),
+        ({"sigma": 5.0, "attention": "distance"}, 1),
+        ({"sigma": 1.5, "attention": "distance"}, 1),
+    ],
+    ids=str,
+)
+def test_rounds_of_fedamp(fields: dict[str, Any], epochs: int) -> None:
+    """Attention by cosine or distance, the client itself apart; a client that is away keeps the u that it had."""
+    method = FedAMP(lam=0.5, alpha=2.0, **fields)
+    chosen, found = played(method, epochs=epochs)
     data, start = [samples(chosen, k) for k in FOUR], initial(chosen)
     u, mine, kept = [start] * 4, [start] * 4, np.eye(4)
     for done, each in enumerate(found):
         same(each.message, stacked([u[k] for k in each.ids]))
         for k in each.ids:
 
-            def loss(w: Tree, k: int = k, u: Tree = u[k], on: float = float(done >= 1)) -> Tensor:
+            def loss(w: Tree, k: int = k, u: Tree = u[k], on: float = float(done >= method.from_round)) -> Tensor:
                 return loss_on(data[k])(w) + on * 0.5 / (2 * 2.0) * inner(less(w, u), less(w, u))  # type: ignore[no-any-return]
 
-            trained = descend(loss, mine[k], LR)
+            trained = mine[k]
+            for _ in range(epochs):
+                trained = descend(loss, trained, LR)
             mine = [trained if j == k else mine[j] for j in FOUR]
-        rows = [flat(mine[k]) - (flat(start) if similarity == "updates" else 0) for k in each.ids]
+        rows = [flat(mine[k]) - (flat(start) if method.similarity == "updates" else 0) for k in each.ids]
         fresh = {}
         for i, k in enumerate(each.ids):
             odds = {
@@ -1075,6 +1136,11 @@ def test_rounds_of_fedamp(similarity: str) -> None:
                 if j != i
             }
             row = [0.4 if j == i else 0.6 * odds[j] / sum(odds.values()) for j in range(3)]
+            if method.attention == "distance":
+                near = [np.exp(-((rows[i] - rows[j]) ** 2).sum() / method.sigma) for j in range(3)]
+                row = [2.0 / method.sigma * near[j] * (j != i) for j in range(3)]
+                row = [one / max(1.0, sum(row)) for one in row]
+                row[i] = 1 - sum(row)
             kept[k] = 0
             kept[k, each.ids] = row
             fresh[k] = combined(row, [mine[j] for j in each.ids])
@@ -1219,7 +1285,7 @@ def test_cfl_records_distances_once_it_had_any() -> None:
 @pytest.mark.parametrize("apart", [False, True])
 def test_rounds_of_apple(apart: bool) -> None:
     """Steps on the own core and p together, with the pull of the first rounds; cores of absent clients stay."""
-    p_lr, mu = 0.3, 2.0
+    p_lr, mu = 0.2, 2.0
     chosen, found = played(APPLE(p_lr=p_lr, mu=mu, pulled=0.7, schedule="cosine", apart=apart), epochs=2)
     data, first = [samples(chosen, k) for k in FOUR], begun(chosen)
     cores = [trees.row(trees.part(first.server, "core"), k) for k in FOUR]
@@ -1312,9 +1378,10 @@ def test_rounds_of_fedpac(collaborate: bool) -> None:
     assert seen == [True, True, True, False]
 
 
-def test_rounds_of_fedcac() -> None:
+@pytest.mark.parametrize("beta", [5.0, 2.0])
+def test_rounds_of_fedcac(beta: float) -> None:
     """Critical entries by the client's own step, overlaps in the round, u of the cohort and w of all in the round."""
-    tau, beta = 0.3, 5.0
+    tau = 0.3
     chosen, found = played(FedCAC(tau=tau, beta=beta), data=federation(SIZES, labels=[[0, 1], [0, 1], [2, 3], [1, 2]]))
     data = [samples(chosen, k) for k in FOUR]
     w, u = initial(chosen), [initial(chosen)] * 4

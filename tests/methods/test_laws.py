@@ -1,7 +1,8 @@
-"""Limits in which one method is another, and single rounds computed by hand."""
+"""Limits in which one method is another; what is private; the proximal pull under batch normalisation."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -13,16 +14,49 @@ from fedbench.engine import schedule
 from fedbench.engine.contract import Stage
 from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
+from fedbench.methods.apfl import APFL
 from fedbench.methods.ditto import Ditto
+from fedbench.methods.fedala import FedALA
+from fedbench.methods.fedamp import FedAMP
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.fedcac import FedCAC
 from fedbench.methods.fedcollab.distances import DiscriminatorConfig
 from fedbench.methods.fedcollab.fedcollab import FedCollab
+from fedbench.methods.feddistill import FedDistill
+from fedbench.methods.fedgen import FedGen
+from fedbench.methods.fedntd import FedNTD
+from fedbench.methods.fedproto import FedProto
 from fedbench.methods.fedprox import FedProx
+from fedbench.methods.fedtgp import FedTGP
 from fedbench.methods.local import Local
+from fedbench.methods.moon import Moon
+from fedbench.methods.pfedsim import PFedSim
+from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
 from fedbench.models.small import LeNet5
-from tests.methods.toys import FOUR, close, federation, gap, setup, simulate
+from tests.methods.toys import FOUR, close, federation, gap, models, setup, simulate
 
 QUICK = DiscriminatorConfig(hidden=5, rounds=20)
+
+
+LAWS: list[tuple[Method, Method, Method]] = [  # at its limit, elsewhere, what it is at its limit
+    (FedProx(mu=0.0), FedProx(mu=1.0), FedAvg()),
+    (FedNTD(beta=0.0), FedNTD(beta=5.0), FedAvg()),
+    (Moon(mu=0.0), Moon(mu=5.0), FedAvg()),
+    (FedALA(eta=0.0), FedALA(), FedAvg()),
+    (FedCAC(tau=0.0), FedCAC(), FedAvg()),
+    (FedGen(generative_weight=0.0, latent_weight=0.0), FedGen(), FedAvg()),
+    (PFedSim(rho=1.0), PFedSim(rho=0.5), FedAvg()),
+    (SosicFL(endpoints=1), SosicFL(endpoints=2), FedAvg()),
+    (SosicFL(endpoints=1, simplex=("*",)), SosicFL(endpoints=2, simplex=("*",)), FedAvg()),
+    (APFL(alpha=0.0), APFL(alpha=0.3), FedAvg()),
+    (APFL(alpha=1.0), APFL(alpha=0.3), Local()),
+    (Ditto(lam=0.0), Ditto(lam=1.0), Local()),
+    (FedAMP(lam=0.0), FedAMP(attention="distance", sigma=0.5), Local()),
+    (FedProto(lam=0.0, inference="head"), FedProto(inference="head"), Local()),
+    (FedDistill(lam=0.0), FedDistill(), Local()),
+    (FedTGP(lam=0.0, epochs=2, inference="head"), FedTGP(epochs=2, inference="head"), Local()),
+    (SosicFLPlus(endpoints=1, lam=0.7), SosicFLPlus(endpoints=2, lam=0.7), Ditto(lam=0.7)),
+]
 
 
 def run(method: Method, **options: Any) -> tuple[Setup, Any]:
@@ -30,24 +64,27 @@ def run(method: Method, **options: Any) -> tuple[Setup, Any]:
     return chosen, simulate(chosen)
 
 
+@functools.cache
+def network(method: Method) -> trees.Tree:
+    """The network of every client after three rounds, without what a method adds to it."""
+    chosen, state = run(method)
+    found = models(chosen, state)
+    return {name: found[name] for name in chosen.task.parameters}
+
+
+@pytest.mark.parametrize(("limit", "elsewhere", "other"), LAWS, ids=lambda each: type(each).__name__)
+def test_at_a_limit_a_method_is_another(limit: Method, elsewhere: Method, other: Method) -> None:
+    assert close(network(limit), network(other))
+    assert gap(network(elsewhere), network(other)) > 1e-4
+
+
 @pytest.fixture(scope="module")
 def fedavg() -> trees.Tree:
     return run(FedAvg())[1].server  # type: ignore[no-any-return]
 
 
-def test_without_its_pull_fedprox_is_fedavg(fedavg: trees.Tree) -> None:
-    assert close(run(FedProx(mu=0.0))[1].server, fedavg)
-    assert gap(run(FedProx(mu=1.0))[1].server, fedavg) > 1e-4
-
-
 def test_dittos_server_is_fedavg_whatever_the_pull(fedavg: trees.Tree) -> None:
     assert close(run(Ditto(lam=0.7))[1].server, fedavg)
-
-
-def test_without_its_pull_ditto_is_local() -> None:
-    local = run(Local())[1].memory
-    assert close(trees.part(run(Ditto(lam=0.0))[1].memory, "personal"), local)
-    assert gap(trees.part(run(Ditto(lam=1.0))[1].memory, "personal"), local) > 1e-4
 
 
 def test_one_coalition_is_the_base_method(fedavg: trees.Tree) -> None:
@@ -62,35 +99,6 @@ def test_all_private_is_local() -> None:
     assert close(state.memory, local.memory)
     assert state.bytes_up == state.bytes_down == 0
     assert (state.server, local.server) == ({}, {})
-
-
-def gradient(chosen: Setup, weights: trees.Tree, client: int) -> trees.Tree:
-    """Of the mean cross-entropy on all of a client's samples, by autograd on a network built anew."""
-    x, y = chosen.federation.gather(chosen.federation.indices("train", client))
-    leaves = {k: v.clone().requires_grad_(True) for k, v in weights.items()}
-    hidden = torch.relu(x.flatten(1) @ leaves["fc.0.weight"].t() + leaves["fc.0.bias"])
-    logits = hidden @ leaves["head.weight"].t() + leaves["head.bias"]
-    loss = torch.nn.functional.cross_entropy(logits, y)
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-
-
-def test_two_steps_of_fedprox_and_ditto_by_hand() -> None:
-    """One client, full batches: w1 = w - lr g(w); w2 = w1 - lr (g(w1) + mu (w1 - w)). Ditto's v alike."""
-    lr, mu, lam = 0.1, 0.5, 2.0
-    options: dict[str, Any] = {"rounds": 1, "epochs": 2, "batch": 50, "optimizer": OptimizerConfig(lr=lr)}
-    chosen = setup(FedProx(mu=mu), federation((9,)), **options)
-    w = {k: v.double() for k, v in chosen.task.init(rng.torch_rng(0, "init")).items()}
-
-    def two_steps(strength: float) -> trees.Tree:
-        first = gradient(chosen, w, 0)
-        w1 = {k: w[k] - lr * first[k] for k in w}
-        second = gradient(chosen, w1, 0)
-        return {k: w1[k] - lr * (second[k] + strength * (w1[k] - w[k])) for k in w}
-
-    assert close(simulate(chosen).server, two_steps(mu))
-    state = simulate(setup(Ditto(lam=lam), federation((9,)), **options))
-    assert close(trees.row(trees.part(state.memory, "personal"), 0), two_steps(lam))
-    assert close(state.server, two_steps(0.0))
 
 
 def test_the_pull_of_fedprox_is_on_weights_not_on_statistics() -> None:
@@ -111,13 +119,6 @@ def test_the_pull_of_fedprox_is_on_weights_not_on_statistics() -> None:
         optimizer.step()
     expected = {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
     assert close(simulate(chosen).server, expected)
-
-
-def test_fedavg_of_two_clients_by_hand() -> None:
-    chosen = setup(FedAvg(), federation((3, 9)), rounds=1, epochs=1, batch=50, optimizer=OptimizerConfig(lr=0.2))
-    w = {k: v.double() for k, v in chosen.task.init(rng.torch_rng(0, "init")).items()}
-    g = [gradient(chosen, w, k) for k in (0, 1)]
-    assert close(simulate(chosen).server, {k: w[k] - 0.2 * (0.25 * g[0][k] + 0.75 * g[1][k]) for k in w})
 
 
 def test_private_leaves_stay_at_home() -> None:

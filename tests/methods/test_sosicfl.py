@@ -1,4 +1,4 @@
-"""SosicFL: laws, a step by hand, subregions, traffic."""
+"""SosicFL beside its rounds: subregions, draws, positions, traffic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from scipy import stats
 from sklearn.decomposition import PCA, LatentDirichletAllocation
 
-from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.core.trees import Tree
@@ -37,68 +36,6 @@ def run(method: SosicFL | FedAvg | Ditto, **options: object) -> tuple[Setup, Tre
     chosen = setup(method, federation(FOUR, labels=GROUPS), rounds=3, cohort=0.75, **options)  # type: ignore[arg-type]
     state = simulate(chosen)
     return chosen, state.server, models(chosen, state)
-
-
-@pytest.mark.parametrize("simplex", [("@head",), ("*",)])
-def test_with_one_endpoint_it_is_fedavg(simplex: tuple[str, ...]) -> None:
-    fedavg = run(FedAvg())[2]
-    assert close(run(SosicFL(endpoints=1, simplex=simplex))[2], fedavg)
-    assert gap(run(SosicFL(endpoints=2, simplex=simplex))[2], fedavg) > 1e-3
-
-
-def test_with_one_endpoint_plus_is_ditto() -> None:
-    for lam in (0.0, 0.7):
-        assert close(run(SosicFLPlus(endpoints=1, lam=lam))[2], run(Ditto(lam=lam))[2])
-
-
-def test_the_shared_endpoints_of_plus_are_sosicfl_s() -> None:
-    alone, beside = run(SosicFL())[1], run(SosicFLPlus(lam=3.0, personal_epochs=1))[1]
-    assert close(alone, beside)
-
-
-@pytest.mark.parametrize("simplex", [("@head",), ("*",)])
-def test_a_step_by_hand(simplex: tuple[str, ...]) -> None:
-    """Eq. 8 with rho = 0: theta_m -= alpha_m lr grad F(sum_m alpha_m theta_m), alpha the centre; then the mean."""
-    lr = 0.3
-    method = SosicFL(endpoints=3, clusters=2, rho=0.0, simplex=simplex)
-    data = federation((5, 9), labels=[[0, 1], [2, 3]])
-    options = {"rounds": 1, "epochs": 1, "batch": 50, "optimizer": OptimizerConfig(lr=lr)}
-    before = simulate_rounds(setup(method, data, **options), 0)
-    chosen = setup(method, data, **options)
-    after = simulate_rounds(chosen, 1)
-    names = ["head.weight", "head.bias"] + (["fc.0.weight", "fc.0.bias"] if simplex == ("*",) else [])
-    assert {k for k in before if k.startswith("endpoints/")} == {f"endpoints/{name}" for name in names}
-    expected = {k: torch.zeros_like(v) for k, v in before.items() if not k.startswith("region/")}
-    assert gap({"": before["region/center"][0]}, {"": before["region/center"][1]}) > 0.5, "each client its own cluster"
-    for k, share in ((0, 5 / 14), (1, 9 / 14)):
-        alpha = before["region/center"][k]
-        w = {
-            name: sum(alpha[m] * before[f"endpoints/{name}"][m] for m in range(3)) if name in names else before[name]
-            for name in chosen.task.parameters
-        }
-        leaves = {name: torch.as_tensor(leaf).clone().requires_grad_(True) for name, leaf in w.items()}
-        x, y = data.gather(data.indices("train", k))
-        hidden = torch.relu(x.flatten(1) @ leaves["fc.0.weight"].t() + leaves["fc.0.bias"])
-        loss = torch.nn.functional.cross_entropy(hidden @ leaves["head.weight"].t() + leaves["head.bias"], y)
-        for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-            if name in names:
-                for m in range(3):
-                    moved = before[f"endpoints/{name}"][m] - lr * alpha[m] * g
-                    expected[f"endpoints/{name}"][m] += share * moved
-            else:
-                expected[name] += share * (before[name] - lr * g)
-    assert close({k: after[k] for k in expected}, expected)
-
-
-def simulate_rounds(chosen: Setup, rounds: int) -> Tree:
-    from fedbench.engine.looped import LoopedTrainer
-    from fedbench.engine.simulation import Simulation
-
-    simulation = Simulation(chosen, LoopedTrainer(chosen))
-    state = simulation.begin()
-    for _ in range(rounds):
-        simulation.step(state)
-    return state.server
 
 
 def view(chosen: Setup, server: Tree, client: int, completed: int) -> Client:
@@ -130,18 +67,6 @@ def test_samples_are_used_in_turn() -> None:
     plus = SosicFLPlus(personal_samples=2).draw(torch.Generator(), 7, client)
     assert len(plus["alpha"].unique(dim=0)) == 7
     assert len(plus["personal"].unique(dim=0)) == 2
-
-
-def test_global_and_client_models_are_points_of_the_simplex() -> None:
-    chosen, server, personal = run(SosicFL())
-    weights = server["endpoints/head.weight"]
-    common = chosen.method.common(server, chosen.task)
-    assert common is not None
-    assert close(common["head.weight"], weights.mean(0))
-    for k in range(4):
-        at = sum(server["region/center"][k][m] * weights[m] for m in range(3))
-        assert close(personal["head.weight"][k], torch.as_tensor(at))
-    assert close(personal["fc.0.weight"][3], server["fc.0.weight"])
 
 
 def test_the_code_has_one_bias_and_a_region_for_each_client() -> None:
@@ -280,17 +205,6 @@ def test_mean_distance_by_integrals() -> None:
     assert simplex.mean_distance(both) == pytest.approx(0.75, rel=1e-3)
 
 
-def test_grid_covers_the_simplex() -> None:
-    for corners in (1, 2, 3, 4):
-        grid = simplex.grid(corners, 2000)
-        assert len(grid) <= 2000
-        np.testing.assert_allclose(grid.sum(1), 1)
-        assert (grid > 0).all()
-        np.testing.assert_allclose(grid.mean(0), 1 / corners)
-        if corners > 1:  # Var alpha_1 under the uniform distribution
-            assert grid[:, 0].var() == pytest.approx((corners - 1) / corners**2 / (corners + 1), rel=0.2)
-
-
 REGIONS = [
     ([0.5, 0.5], 0.3),
     ([1.0, 0.0], 0.8),
@@ -326,16 +240,6 @@ def test_draws_stay_cheap_and_inside_where_regions_are_small() -> None:
         assert float(drawn.min()) >= 0
         assert float((drawn - center).abs().sum(1).max()) <= 0.2 + 1e-6
     assert close(simplex.uniform(3, torch.tensor([0.3, 0.7]), 0.0, torch.Generator())[2], torch.tensor([0.3, 0.7]))
-
-
-def test_the_code_s_draws_leave_the_simplex() -> None:
-    center = torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64)
-    drawn = simplex.unprojected(2000, center, 0.4, torch.Generator().manual_seed(0))
-    lengths = (drawn - center).abs().sum(1)
-    assert float(lengths.max()) <= 0.4
-    assert stats.kstest(lengths / 0.4, "uniform").pvalue > 1e-3
-    assert float(drawn.min()) < 0
-    assert float((drawn.sum(1) - 1).abs().max()) > 0.1
 
 
 START_GROUPS = [[0, 1], [2, 3], [0, 1], [2, 3]]
