@@ -48,8 +48,8 @@ quickstart: $(INSTALLED) ## train six methods on digits with three seeds and com
 FEW := stacked_equals_looped traffic_is_what_was_sent server_hooks_leave_their_arguments_alone
 FAST := tests/core tests/metrics tests/engine/test_engine.py tests/data/test_partitions.py tests/config/test_stated.py \
 	tests/test_house.py tests/scripts/test_mutants.py \
-	$(addprefix tests/methods/test_,$(addsuffix .py,laws rounds_by_hand gradient class_means mixing fedsac fedrema pfedsim \
-	fedap sosicfl partial heads)) \
+	$(addprefix tests/methods/test_,$(addsuffix .py,laws histories histories_of_servers rounds_by_hand gradient class_means \
+	mixing fedsac fedrema pfedsim fedap sosicfl partial heads)) \
 	$(foreach name,fedavg ditto ifca,$(foreach check,$(FEW),'tests/methods/test_conformance.py::test_method[$(name)-$(check)]'))
 
 fast: lint ## the first to run: lint, laws, equations, a method of each family (40 seconds on two cores)

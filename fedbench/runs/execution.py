@@ -33,7 +33,6 @@ from fedbench.runs.fingerprint import environment, versions
 from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, RESULT, RunFolder, Status, files_of
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, summarise
-from fedbench.runs.trackers import TRACKERS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -43,6 +42,8 @@ def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
     """Return all observers as one, for the run with `key` whose files are in `folder`."""
     chosen: list[Observer] = [Progress(mode=run.settings.progress)]
     for name, options in run.settings.trackers.items():
+        from fedbench.runs.trackers import TRACKERS  # which most runs do without
+
         chosen.append(TRACKERS[name](key, folder.path, run.plain, **options))
     return Observers(chosen)
 

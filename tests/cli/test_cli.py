@@ -63,7 +63,7 @@ def test_help_is_quick_and_light_in_any_folder(elsewhere: Path) -> None:
     assert _python("-c", code)[1].splitlines()[-1] == "HEAVY"
     seconds, output = _python("-m", "fedbench", "--help")
     assert "python -m fedbench -m" in output
-    assert seconds < 2
+    assert seconds < _python("-c", "import torch")[0]  # on the same machine, slow or not
     assert list(elsewhere.iterdir()) == []
 
 
