@@ -37,6 +37,7 @@ hardware=cpu. The same command again runs only what is missing, and what other c
 Exit code: 0, every row asked for is there; 3, some failed; 2, refused; 1, a defect; 130, 143, stopped.
 """
 KEYS = ("board", "rows", "seeds", "jobs", "results", "retry", "dry_run", "render")
+NAMED = 3  # rows that a line about what is missing names
 
 
 def leaderboard_command(arguments: Sequence[str]) -> int:
@@ -78,9 +79,12 @@ def conclude(folder: Path, results: str) -> int:
     write_text(folder / standings.PAGE, standings.markdown(drawn))
     print(f"{folder / standings.PAGE}: {drawn.runs} runs, {drawn.cost:.2f} hours of one core")
     print(f"beside the tables: python -m fedbench report {results}")
-    lacking = [(line, each) for each in drawn.federations for line in each.lines if line.lacks]
-    for line, each in lacking:
-        print(f"incomplete: {line.row} in {each.label}: {line.lacks}", file=sys.stderr)
+    lacking: dict[str, list[str]] = {}
+    for federation, line in ((each.label, line) for each in drawn.federations for line in each.lines if line.lacks):
+        lacking.setdefault(line.lacks, []).append(f"{line.row} in {federation}")
+    for why, rows in lacking.items():
+        further = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+        print(f"incomplete: {why}: {', '.join(rows[:NAMED])}{further}", file=sys.stderr)
     return INCOMPLETE if lacking else OK
 
 

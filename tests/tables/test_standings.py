@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from fedbench.cli.leaderboard import conclude
+from fedbench.config.messages import INCOMPLETE
 from fedbench.core.errors import Damaged
 from fedbench.tables import standings
 from fedbench.tables.leaderboard import Ledger, stages
@@ -83,7 +85,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         standings.read(folder)
 
 
-def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path) -> None:
+def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the mean over seeds at the furthest rung; a row of failures says why it has nothing."""
     changes: dict[str, Any] = {"seeds": (0,), "rungs": (4, 6), "tuning_seeds": (8, 9)}
     folder = recorded(tmp_path, dict.fromkeys(SCORES, ()), **changes)
@@ -104,3 +106,8 @@ def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path) -> None:
     assert lines["fedrep"][1] == "not run to its end", "one of its trials failed"
     assert next(reversed(lines)) == "local"
     assert {len(cells) for cells in lines.values()} == {len(standings.HEADINGS)}
+    assert conclude(folder, "results") == INCOMPLETE
+    assert capsys.readouterr().err.splitlines() == [
+        f"incomplete: not run to its end: {', '.join(f'{row} in here' for row in [*lines][:3])} and 1 more",
+        "incomplete: Diverged: training diverged in round 2: local in here",
+    ]
