@@ -259,6 +259,7 @@ def test_every_run_under_way_is_saved_and_goes_on(
         assert checkpoint.load(path)[1]["round"] == int(done), "the last completed round"
     assert f"go on: python -m {shlex.join(whole)}\n" in told
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes
+    get_reusable_executor().shutdown()  # those of a test before this one would write to its files
     assert program.main(whole[1:]) == 0
     assert len(rows(tmp_path)) == 2
     assert rows(tmp_path) == straight(tuple(command), tmp_path_factory.mktemp("straight"))
