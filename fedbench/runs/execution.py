@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
     """Return all observers as one, for the run with `key` whose files are in `folder`."""
     chosen: list[Observer] = [Progress(mode=run.settings.progress)]
-    for name, options in run.settings.trackers.items():
+    if trackers := run.settings.trackers:
         from fedbench.runs.trackers import TRACKERS  # which most runs do without
 
-        chosen.append(TRACKERS[name](key, folder.path, run.plain, **options))
+        chosen += [TRACKERS[name](key, folder.path, run.plain, **options) for name, options in trackers.items()]
     return Observers(chosen)
 
 
