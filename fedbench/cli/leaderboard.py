@@ -62,29 +62,36 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
     folder = Path(selection.results) / "leaderboard" / board.name
     ledger = leaderboard.Ledger(board, folder, selection.settings)
     if selection.dry_run:
-        for line in hours(ledger, rows, launcher_of(selection)[1]):
+        for line in hours(ledger, rows, launcher_of(selection)[1], selection.seeds):
             print(line, flush=True)
         return OK
     if not selection.render:
         fill(ledger, selection, selection.seeds, rows)
-    return conclude(folder, selection.results)
+    return conclude(ledger, selection.results, selection.seeds, rows)
 
 
-def conclude(folder: Path, results: str) -> int:
-    """Draw the board in `folder`, say what it lacks, and return the exit code."""
+def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> int:
+    """Draw the board, say what it lacks of the rows and seeds that are asked for, and return the exit code."""
     from fedbench.core.files import write_text
     from fedbench.tables import standings
 
-    drawn = standings.read(folder)
-    write_text(folder / standings.PAGE, standings.markdown(drawn))
-    print(f"{folder / standings.PAGE}: {drawn.runs} runs, {drawn.cost:.2f} hours of one core")
+    if not ledger.lines:
+        raise ConfigError(f"{ledger.folder} has no rows yet; run the board without render=true")
+    page, drawn = ledger.folder / standings.PAGE, standings.read(ledger.folder)
+    write_text(page, standings.markdown(drawn))
+    print(f"{page}: {drawn.runs} runs, {drawn.cost:.2f} hours of one core")
     print(f"beside the tables: python -m fedbench report {results}")
     lacking: dict[str, list[str]] = {}
-    for federation, line in ((each.label, line) for each in drawn.federations for line in each.lines if line.lacks):
-        lacking.setdefault(line.lacks, []).append(f"{line.row} in {federation}")
-    for why, rows in lacking.items():
-        further = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
-        print(f"incomplete: {why}: {', '.join(rows[:NAMED])}{further}", file=sys.stderr)
+    board = ledger.board
+    said = {(each.label, line.row): line.lacks for each in drawn.federations for line in each.lines}
+    for federation, row in product(board.federations, rows or board.all_rows):
+        lost = ledger.lost(federation.label, row, seeds or board.seeds)
+        if lost and board.has(federation, row):
+            why = said.get((federation.label, row), "not run") or f"without a score: seeds {', '.join(map(str, lost))}"
+            lacking.setdefault(why, []).append(f"{row} in {federation.label}")
+    for why, named in lacking.items():
+        further = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+        print(f"incomplete: {why}: {', '.join(named[:NAMED])}{further}", file=sys.stderr)
     return INCOMPLETE if lacking else OK
 
 
@@ -101,14 +108,19 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
         print(f"{name}: {len(entries)} runs, {len(missing)} to do", flush=True)
         try:
             if missing:
-                make_runs(missing, launcher)
+                make_runs([entry.job for entry in missing], launcher)
         finally:  # rows outlive the folders of runs: another machine goes on where this one was stopped
             with held(ledger.folder):
                 ledger.record(entries)
                 ledger.save()
+        if lost := ledger.missing(missing):  # the next stage would go on without these trials
+            raise FedbenchError(
+                f"{len(lost)} runs of {name} did not end, as {' '.join(lost[0].job.overrides)}; wait for the process "
+                "that makes them, if there is one, then give the same command again"
+            )
 
 
-def hours(ledger: Ledger, rows: Sequence[str], at_once: int) -> Iterator[str]:
+def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int] = ()) -> Iterator[str]:
     """Yield what the runs of a board take, by a step of every row's method that is timed here; nothing is trained."""
     from fedbench.tables.estimate import ResourceEstimate
     from fedbench.tables.leaderboard import Trial, stages
@@ -116,7 +128,7 @@ def hours(ledger: Ledger, rows: Sequence[str], at_once: int) -> Iterator[str]:
     board, total, runs = ledger.board, ResourceEstimate(), 0
     for row in rows or board.all_rows:
         taken, reason = 0.0, ""
-        for stage, federation in product(stages(board), board.federations):
+        for stage, federation in product(stages(board, seeds), board.federations):
             if not board.has(federation, row):
                 continue
             times = len(stage.seeds) * (1 if stage.rung is None else board.trials // 2**stage.rung)

@@ -13,11 +13,13 @@ many rounds there are.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
 import json
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -30,7 +32,7 @@ from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import as_csv, as_json
 from fedbench.runs import fingerprint
-from fedbench.runs.config import resolve
+from fedbench.runs.config import RunConfig, resolve
 from fedbench.tables.measures import reaches
 from fedbench.tables.plan import Job
 from fedbench.tables.spec import content_of
@@ -118,10 +120,9 @@ class Trial:
     values: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def overrides(self) -> list[str]:
-        """The values as overrides of a run."""
-        keys = ((f"method.{key}" if key != RATE else "protocol.optimizer.lr", value) for key, value in self.values)
-        return [f"{key}={json.dumps(value)}" for key, value in keys]
+    def keys(self) -> dict[str, Any]:
+        """The values by their keys in the config of a run."""
+        return {f"method.{key}" if key != RATE else "protocol.optimizer.lr": value for key, value in self.values}
 
     @property
     def rate(self) -> float | None:
@@ -303,14 +304,28 @@ class Ledger:
         """
         self.board, self.folder, self.settings = board, folder, settings
         self.lines: dict[Place, Line] = {}
+        self.machines: set[str] = set()  # that made them
         self.files = files_of(folder, "board")
-        if self.files.has(ROWS):
-            self.lines = {place_of(line): line for line in self.files.csv(ROWS)}
-            if (made := self.files.json(BOARD)["hash"]) != board.hash:
-                raise ConfigError(
-                    f"conf/leaderboard/{board.name}.yaml is no longer what {folder} was recorded by ({made}, now "
-                    f"{board.hash}): bring it back, or copy it to another name for another board"
-                )
+        self.read()
+
+    def read(self) -> None:
+        """Take the rows that are recorded by now, also by another process.
+
+        Raises:
+            ConfigError, Damaged: see `Ledger`.
+        """
+        if not self.files.has(ROWS):
+            return
+        self.lines = {place_of(line): line for line in self.files.csv(ROWS)}
+        made, board = self.files.json(BOARD), self.board
+        self.machines = {*made["machine"].split("; ")}
+        if made["hash"] != board.hash:
+            raise ConfigError(
+                f"conf/leaderboard/{board.name}.yaml is no longer what {self.folder} was recorded by ({made['hash']}, "
+                f"now {board.hash}): bring it back, or copy it to another name for another board"
+            )
+        if lost := {row for _, _, row, *_ in self.lines} - {*board.all_rows}:
+            raise ConfigError(f"{self.folder} has a row '{min(lost)}', and no method of that name is here")
 
     def entries(self, stage: Stage, rows: Sequence[str] = ()) -> Iterator[Entry]:
         """Yield the runs of a stage, of the rows that are asked for (none: all), as far as earlier stages tell."""
@@ -318,13 +333,15 @@ class Ledger:
             for row in rows or self.board.all_rows:
                 if not self.board.has(federation, row):
                     continue
-                if stage.rung is None:
-                    numbers = self._ranked(federation.label, row, len(self.board.rungs) - 1)[:1]
-                else:
-                    numbers = self.survivors(federation.label, row, stage.rung)
-                for number, seed in product(numbers, stage.seeds):
+                for number, seed in product(self.numbers(stage, federation.label, row), stage.seeds):
                     trial = self.board.trials_of(row)[number]
                     yield Entry(stage, federation, row, trial, self.job(stage, federation, row, trial, seed))
+
+    def numbers(self, stage: Stage, federation: str, row: str) -> list[int]:
+        """Return the trials that a stage runs."""
+        if stage.rung is not None:
+            return self.survivors(federation, row, stage.rung)
+        return [] if (number := self.chosen(federation, row)) is None else [number]
 
     def survivors(self, federation: str, row: str, rung: int) -> list[int]:
         """Return the trials that run at a rung: of those before the half with the best validation accuracy.
@@ -352,34 +369,41 @@ class Ledger:
 
     def job(self, stage: Stage, federation: Federation, row: str, trial: Trial, seed: int) -> Job:
         """Return a run of the board."""
-        coalition = f"method.coalition={list(federation.groups)}" if "method=oracle" in self.board.all_rows[row] else ""
-        every, test = stage.rounds, "protocol.test.sets=validation"
+        keys: dict[str, Any] = {**trial.keys, "protocol.rounds": stage.rounds, "seed": seed}
         if stage.rung is None:
-            every, test = self.board.eval_every, "protocol.test.once=true"
-        overrides = [
-            *self.board.base,
-            *federation.overrides,
-            *self.board.all_rows[row],
-            *filter(None, [coalition]),
-            *trial.overrides,
-            *(f"protocol.rounds={stage.rounds}", f"protocol.eval_every={every}", test, f"seed={seed}"),
-            *("stale=rerun", *self.settings),
-        ]
-        if stage.rung is None and row != "local" and (local := self.chosen(federation.label, "local")) is not None:
-            rate = self.board.trials_of("local")[local].rate or self._default_rate
-            overrides.append(f"reference_lr={rate}")
-        return Job(tuple(overrides), resolve(compose(overrides)))
+            keys |= {"protocol.eval_every": self.board.eval_every, "protocol.test.once": True}
+            if row != "local" and (local := self.chosen(federation.label, "local")) is not None:
+                default = self._default(federation, "local")[1].protocol.optimizer.lr
+                keys["reference_lr"] = self.board.trials_of("local")[local].rate or default
+        else:
+            keys |= {"protocol.eval_every": stage.rounds, "protocol.test.sets": "validation"}
+        overrides, config = self._default(federation, row)
+        overrides = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in keys.items())]
+        values = copy.deepcopy({group: config.plain[group] for group in (key.partition(".")[0] for key in keys)})
+        for key, value in keys.items():
+            *path, last = key.split(".")
+            functools.reduce(operator.getitem, path, values)[last] = value
+        return Job(tuple(overrides), config.changed(**values))
 
-    @functools.cached_property
-    def _default_rate(self) -> float:
-        return float(compose(self.board.base).protocol.optimizer.lr)
+    @functools.cache  # noqa: B019 - a process has one or two ledgers
+    def _default(self, federation: Federation, row: str) -> tuple[list[str], RunConfig]:
+        """Return a row as it is before a trial's values are set: composing takes longer than all the rest."""
+        overrides = [*self.board.base, *federation.overrides, *self.board.all_rows[row]]
+        if "method=oracle" in overrides:
+            overrides.append(f"method.coalition={list(federation.groups)}")
+        overrides += ["stale=rerun", *self.settings]
+        return overrides, resolve(compose(overrides))
 
     # What is there of a stage, and what is not.
 
-    def missing(self, entries: Sequence[Entry], *, retry: bool = False) -> list[Job]:
+    def lost(self, federation: str, row: str, seeds: Sequence[int]) -> list[int]:
+        """Return those of `seeds` whose final run has no score."""
+        place = FINAL, federation, row, self.chosen(federation, row) or 0
+        return [seed for seed in seeds if not self.lines.get((*place, seed), {}).get("acc")]
+
+    def missing(self, entries: Sequence[Entry], *, retry: bool = False) -> list[Entry]:
         """Return the runs without a row of today's code and samples; those that failed only if `retry`."""
-        lacking = [entry.job for entry in entries if not entry.job.finished and not self._stands(entry, retry=retry)]
-        return [job for job in lacking if retry or not job.failure]
+        return [entry for entry in entries if not entry.job.finished and not self._stands(entry, retry=retry)]
 
     def _stands(self, entry: Entry, *, retry: bool = False) -> bool:
         line, job = self.lines.get(entry.place, {}), entry.job
@@ -390,13 +414,18 @@ class Ledger:
         return not fingerprint.changed(str(line["code"]), fingerprint.code_of(job.config))
 
     def record(self, entries: Sequence[Entry]) -> None:
-        """Keep the row of every run that has finished or failed."""
+        """Keep the row of every run that has finished or failed, beside those that other processes recorded."""
+        self.read()
+        before = dict(self.lines)
         for entry in sorted(entries, key=lambda each: each.row != "local"):
             if entry.job.finished:
                 self.lines[entry.place] = self._line(entry, entry.job.folder.result())
             elif (why := entry.job.failure) and not self._stands(entry):
-                made = {"data": entry.job.data, "code": fingerprint.code_of(entry.job.config)}
+                code = entry.job.folder.code or fingerprint.code_of(entry.job.config)  # of the run that failed
+                made = {"data": entry.job.data, "code": code}
                 self.lines[entry.place] = self._line(entry, {**made, "failure": why})
+        if self.lines != before:
+            self.machines.add(fingerprint.machine())
 
     def _line(self, entry: Entry, result: Mapping[str, Any]) -> Line:
         named = zip(("stage", "federation", "row", "trial", "seed"), entry.place, strict=True)
@@ -406,22 +435,32 @@ class Ledger:
         if entry.stage.rung is None and entry.job.finished:
             run = entry.job.run
             best = self.chosen(entry.federation.label, "local") or 0
-            local = self.lines.get((FINAL, entry.federation.label, "local", best, entry.job.seed), line)
+            of_local = self.lines.get((FINAL, entry.federation.label, "local", best, entry.job.seed), {})
+            local = line if entry.row == "local" else of_local
             reached = reaches(run, float(local.get("acc_on_val") or "nan") / 100, "val")
             line |= {f"{name}_to_local": getattr(reached, name) for name in ("rounds", "bytes", "seconds")}
-            line["clients"] = " ".join(f"{each:.6g}" for each in (() if run.accuracies is None else run.accuracies))
+            line["clients"] = " ".join(f"{each:.9g}" for each in (() if run.accuracies is None else run.accuracies))
         return line
 
     def save(self) -> None:
-        """Write rows.csv and board.json, in an order that does not depend on when a row was made."""
-        order = [stage.name for stage in stages(self.board)]
+        """Write rows.csv and board.json, in an order that does not depend on when a row was made.
+
+        A line goes whose trial is no longer one of its stage, as other lines before it were made again.
+        """
         labels = [each.label for each in self.board.federations]
-        rows = [*self.board.all_rows]
-        place = lambda key: (order.index(key[0]), labels.index(key[1]), rows.index(key[2]), *key[3:])  # noqa: E731
-        kept = [self.lines[key] for key in sorted(self.lines, key=place)]
+        asked = {stage.name: stage for stage in stages(self.board)}
+        kept: dict[Place, Line] = {}
+        for stage, federation, row in product(asked.values(), labels, self.board.all_rows):
+            seeds = self.board.seeds if stage.rung is None else stage.seeds
+            for number, seed in product(self.numbers(stage, federation, row), seeds):
+                place = stage.name, federation, row, number, seed
+                if place in self.lines:
+                    kept[place] = self.lines[place]
+        self.lines = kept
         self.folder.mkdir(parents=True, exist_ok=True)
-        made = {"hash": self.board.hash, "machine": fingerprint.machine(), "board": dataclasses.asdict(self.board)}
-        self.files.write({BOARD: as_json(made), ROWS: as_csv(kept)})
+        machine = "; ".join(sorted(self.machines))
+        made = {"hash": self.board.hash, "machine": machine, "board": dataclasses.asdict(self.board)}
+        self.files.write({BOARD: as_json(made), ROWS: as_csv([*kept.values()])})
 
 
 def place_of(line: Line) -> Place:

@@ -3,6 +3,7 @@
 Rows are compared pairwise over the seeds that both have (same partition, initial weights and batches), by Student's t,
 and p is adjusted by Holm over a federation's comparisons of one kind. A row is among the best if it cannot be told from
 the row with the highest mean. It is above a reference (Local, a fine-tuned FedAvg) if the difference can be told.
+Seeds that only some rows have run count for none, so a board that is stopped within a seed is fair.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line
 from fedbench.tables.store import files_of
 from fedbench.tables.text import DASH
 from fedbench.tables.text import markdown as table_of
-from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
+from fedbench.tables.verdict import EXACT, LEAST_PAIRS, LEVEL, holm, t_test
 
 PAGE = "README.md"
 HURT = 1.0  # points by which a client must be worse than under a reference to count as hurt
@@ -34,10 +35,9 @@ class Standing:
     trial: str = ""  # the chosen values, or those that lead so far
     scores: Mapping[int, float] = field(default_factory=dict)  # seed -> test accuracy, percent
     half: float = math.nan  # of the 95 % interval of the mean over seeds
-    best: bool = False  # cannot be told from the row with the highest mean
+    best: bool | None = None  # cannot be told from the row with the highest mean; None: too few seeds to tell
     above: Mapping[str, bool] = field(default_factory=dict)  # reference -> whether it is above; missing: itself
-    # validation accuracy in percent of all trials at the first rung, by number; nan: failed
-    trials: tuple[float, ...] = ()
+    trials: Mapping[int, float] = field(default_factory=dict)  # -> validation accuracy at the first rung; nan: failed
     chosen: int = 0  # its number
     reached: int = 0  # seeds that came to Local's accuracy
     megabytes: float = math.nan  # up and down, until then; mean over the seeds that did
@@ -46,7 +46,7 @@ class Standing:
     hurt: Mapping[str, float] = field(default_factory=dict)  # reference -> clients hurt, percent
     # accuracy of unseen clients, percent: as received, after 1 and 5 epochs; nan: a final run has nothing for them
     unseen: tuple[float, ...] = ()
-    lacks: str = ""  # why it has no score, or not one of every seed
+    lacks: str = ""  # why it has no score
 
     @property
     def mean(self) -> float:
@@ -104,10 +104,16 @@ def read(folder: Path) -> Standings:
 
 
 def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: Sequence[Line]) -> Table:
-    here = [line for line in lines if line["federation"] == federation["label"]]
+    mine = [line for line in lines if line["federation"] == federation["label"]]
+    ended: dict[str, set[str]] = {}
+    for line in mine:
+        if line["stage"] == FINAL:
+            ended.setdefault(line["row"], set()).add(line["seed"])
+    whole = set.intersection(*ended.values()) if ended else set()
+    here = [line for line in mine if line["stage"] != FINAL or line["seed"] in whole]
     clients = {row: _clients(here, row) for row in dict.fromkeys(line["row"] for line in here)}
     found = [_standing(board, row, here, clients) for row in clients]
-    found.sort(key=lambda each: (-each.mean, 0) if each.scores else (math.inf, -np.nan_to_num(each.trials).max()))
+    found.sort(key=lambda each: (-each.mean, 0) if each.scores else (math.inf, -max(_finite(each), default=0)))
     seeds = sorted({seed for each in found for seed in each.scores})
     setting = " ".join(federation["overrides"])
     return Table(federation["label"], setting, tuple(seeds), tuple(_judged(found, board["references"])))
@@ -133,8 +139,7 @@ def _standing(
     found = [(line["trial"], float(line["acc_on_val"] or "-inf")) for line in furthest]
     leading = max(furthest, key=lambda line: _mean([value for trial, value in found if trial == line["trial"]]))
     scores = {int(line["seed"]): float(line["acc"]) for line in finals if line["acc"]}
-    lost = [seed for seed in board["seeds"] if seed not in scores]
-    lacks = f"seeds {', '.join(map(str, lost))} lack" if lost and scores else ""
+    failed = (line["failure"] for line in furthest if line["trial"] == leading["trial"] and line["failure"])
     reached = [line for line in finals if line.get("rounds_to_local")]
     harmed = {
         name: [
@@ -148,7 +153,7 @@ def _standing(
         leading["values"],
         scores,
         t_test(np.array([*scores.values()]))[1] if len(scores) > 1 else math.nan,
-        trials=tuple(trials[number] for number in sorted(trials)),
+        trials=trials,
         chosen=int(leading["trial"]),
         reached=len(reached),
         megabytes=_mean([float(line["bytes_to_local"]) / 1e6 for line in reached]),
@@ -156,17 +161,24 @@ def _standing(
         worst=_mean([worst(each) for each in clients[row].values()]),
         hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
         unseen=tuple(_mean([float(line.get(name) or "nan") for line in finals]) for name in UNSEEN),
-        lacks=lacks if scores else leading["failure"] or "not run to its end",
+        lacks="" if scores else next(failed, "not run to its end"),
     )
+
+
+def _finite(line: Standing) -> list[float]:
+    """The trials' validation accuracies at the first rung, those that failed left out."""
+    return [each for each in line.trials.values() if math.isfinite(each)]
 
 
 def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standing]:
     """Return the rows, highest mean first, with what can be told of the best and of the references."""
     scored = [each for each in found if each.scores]
     best = next((each for each in scored if len(each.scores) >= LEAST_PAIRS), None)
-    others = [each for each in scored if each is not best]
-    told = holm([_test(best, each)[1] for each in others]) if best is not None else []
-    apart = {each.row for each, p in zip(others, told, strict=False) if p <= LEVEL}
+    among: dict[str, bool] = {}
+    if best is not None:
+        others = [each for each in scored if each is not best and len(_paired(best, each)) >= LEAST_PAIRS]
+        told = holm([_test(best, each)[1] for each in others])
+        among = {best.row: True, **{each.row: p > LEVEL for each, p in zip(others, told, strict=True)}}
     pairs = [(base, each) for base in scored if base.row in references for each in scored if each is not base]
     # Two references make one comparison, whichever of them is asked about.
     tests = {frozenset((base.row, each.row)): _test(each, base)[1] for base, each in pairs}
@@ -175,19 +187,18 @@ def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standi
     for base, each in pairs:
         told_apart = adjusted[frozenset((base.row, each.row))] <= LEVEL
         above.setdefault(each.row, {})[base.row] = told_apart and _test(each, base)[0] > 0
-    return [
-        replace(
-            each,
-            best=best is not None and bool(each.scores) and each.row not in apart,
-            above=above.get(each.row, {}),
-        )
-        for each in found
-    ]
+    return [replace(each, best=among.get(each.row), above=above.get(each.row, {})) for each in found]
+
+
+def _paired(one: Standing, other: Standing) -> list[float]:
+    """Return the differences over the seeds that both have."""
+    seeds = sorted(one.scores.keys() & other.scores.keys())
+    return [round(one.scores[seed] - other.scores[seed], EXACT) for seed in seeds]
 
 
 def _test(one: Standing, other: Standing) -> tuple[float, float]:
     """Return (mean difference, p) over the seeds that both have; p is 1 where these are too few."""
-    gaps = np.array([one.scores[seed] - other.scores[seed] for seed in sorted(one.scores.keys() & other.scores.keys())])
+    gaps = np.array(_paired(one, other))
     if len(gaps) < LEAST_PAIRS:
         return 0.0, 1.0
     mean, _, p = t_test(gaps)
@@ -217,22 +228,22 @@ HEADINGS = (
 
 def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
     """Return the texts of a row, in the order of `HEADINGS`."""
-    finite = [each for each in line.trials if math.isfinite(each)]
-    if not finite:
+    if not (finite := _finite(line)):
         return [line.row, line.lacks, *[DASH] * (len(HEADINGS) - 2)]
     failed = len(line.trials) - len(finite)
     spread = f"{min(finite):.1f} to {max(finite):.1f}" + (f", {failed} failed" if failed else "")
-    default = f"{line.trials[0]:.1f}" if math.isfinite(line.trials[0]) else "failed"
-    tuned = [f"{default} → {line.trials[line.chosen]:.1f}", spread, line.trial]
+    shown = {number: f"{each:.1f}" if math.isfinite(each) else "failed" for number, each in line.trials.items()}
+    default, chosen = shown.get(0, DASH), shown.get(line.chosen, DASH)
+    tuned = [f"{default} → {chosen}", spread, line.trial]
     if not line.scores:
         return [line.row, line.lacks, DASH, DASH, *tuned, *[DASH] * 4]
     reached = "" if line.reached == len(line.scores) else f" ({line.reached} of {len(line.scores)} seeds)"
-    few = "" if len(line.scores) == seeds else f" ({len(line.scores)} seeds)"
+    few = "" if len(line.scores) == seeds else f" ({len(line.scores)} of {seeds} seeds)"
     return [
         line.row,
         f"{line.mean:.2f}" + (f" ± {line.half:.2f}" if math.isfinite(line.half) else "") + few,
-        "●" if line.best else "",
-        ", ".join(name for name in references if not line.above.get(name, True)),
+        DASH if line.best is None else "●" if line.best else "",
+        ", ".join(name for name in references if name != line.row and not line.above.get(name)),
         *tuned,
         f"{line.megabytes:.1f} MB, {line.seconds:.1f} s{reached}" if line.reached else "not reached",
         f"{line.worst:.1f}",
@@ -244,16 +255,20 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
 def rules(drawn: Standings) -> Iterator[str]:
     """Yield what a reader must know of how the numbers came about."""
     board, references = drawn.board, ", ".join(drawn.references)
-    rungs, seeds = (", ".join(map(str, board[name])) for name in ("rungs", "tuning_seeds"))
+    rungs, (first, *more) = ", ".join(map(str, board["rungs"])), board["tuning_seeds"]
+    further = f", at the last rung also {', '.join(map(str, more))}" if more else ""
     yield "All rows of a seed have the same partition, initial weights, cohorts and batches. Cost is not equalised."
     yield (
         f"Each row has {board['trials']} trials in each federation: its default, and values drawn before any run. Half "
-        f"of them go on from rung to rung ({rungs} rounds) by validation accuracy, on seeds {seeds}, which no final "
-        "run has."
+        f"of them go on from rung to rung ({rungs} rounds) by validation accuracy, on seed {first}{further}; "
+        "no final run has it."
     )
     yield f"Final runs have {board['rounds']} rounds. Test samples are read once, after the last round."
     yield "±: half of the 95 % interval of the mean over seeds."
-    yield "best ●: cannot be told from the highest mean (paired over seeds, Student's t, Holm, 5 %)."
+    yield (
+        "best ●: cannot be told from the highest mean (paired over seeds, Student's t, Holm, 5 %), so of 20 rows that "
+        f"are truly the best of their federation one may lack it; {DASH}: fewer than {LEAST_PAIRS} seeds."
+    )
     yield f"not above: the references ({references}) that the row cannot be told to be above, by the same test."
     yield "validation: the accuracy of the default and of the chosen trial at the first rung."
     yield "of all trials: the lowest and the highest accuracy there."
@@ -265,7 +280,8 @@ def rules(drawn: Standings) -> Iterator[str]:
     yield f"hurt: clients that are worse by more than {HURT:g} point than under {references}."
     yield (
         "unseen: mean accuracy of the clients that no round met (protocol.unseen), as received and after one and five "
-        f"epochs of the method's own adaptation; {DASH}: it has nothing for them, unseen_note in {ROWS} says what."
+        f"epochs of the method's own adaptation; {DASH}: it has nothing for them in a seed, unseen_note in {ROWS} says "
+        "what."
     )
     yield from board["notes"]
     for name, why in board["without"].items():
@@ -281,7 +297,7 @@ def markdown(drawn: Standings) -> str:
         f"({drawn.machine}). Declared in `conf/leaderboard/{drawn.name}.yaml` ({drawn.hash})."
     )
     for each in drawn.federations:
-        text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {', '.join(map(str, each.seeds))}\n")
+        text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {', '.join(map(str, each.seeds)) or 'none yet'}\n")
         lines = [cells(line, drawn.references, len(each.seeds)) for line in each.lines]
         text.append(table_of([HEADINGS, *lines]).rstrip())
     text.append("\n## Rules\n")

@@ -13,9 +13,11 @@ import pytest
 from fedbench.cli import leaderboard as command
 from fedbench.cli import program
 from fedbench.config import groups
-from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
+from fedbench.config.compose import compose
+from fedbench.core.errors import ConfigError, Diverged, FedbenchError, UnknownName
 from fedbench.methods import METHODS
 from fedbench.runs import execution, fingerprint
+from fedbench.runs.config import resolve
 from fedbench.tables import execute, leaderboard, standings
 from fedbench.tables.leaderboard import Board, Federation, Ledger, Range, Trial, stages
 from fedbench.tables.spec import Selection
@@ -170,8 +172,72 @@ def test_rows_stand_without_their_runs_and_those_of_other_code_are_made_again(
     edited = lambda run: code_of(run).replace("method:", "method:0" * (run.labels["method"] == "better") or "method:")  # noqa: E731
     monkeypatch.setattr(fingerprint, "code_of", edited)
     lacking = again.missing(entries)
-    assert {job.config.labels["method"] for job in lacking} == {"better"}
+    assert {entry.row for entry in lacking} == {"better"}
     assert len(lacking) == sum(entry.row == "better" for entry in entries)
+
+
+def test_a_run_that_other_code_failed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason lies in its folder; what is recorded names the code that failed."""
+
+    def diverged(*_: Any, **__: Any) -> None:
+        raise Diverged("training diverged")
+
+    monkeypatch.setattr(execution.Simulation, "step", diverged)
+    ledger = fill(tmp_path, dataclasses.replace(BOARD, methods=("local", "fedavg")))
+    entries = [entry for entry in ledger.entries(stages(BOARD)[0]) if entry.row == "fedavg"]
+    assert {entry.job.failure for entry in entries} == {"Diverged: training diverged"}
+    assert ledger.missing(entries) == []
+    code_of = fingerprint.code_of
+    monkeypatch.setattr(fingerprint, "code_of", lambda run: code_of(run).replace("method:", "method:0"))
+    assert ledger.missing(entries) == entries
+    ledger.record(entries)
+    assert ledger.missing(entries) == entries, "it was not tried since"
+
+
+def test_two_processes_that_record_lose_nothing(filled: Ledger, tmp_path: Path) -> None:
+    first, *_ = stages(BOARD)
+    entries = {row: [each for each in filled.entries(first) if each.row == row] for row in ("local", "fedavg")}
+    ledgers = {row: Ledger(BOARD, tmp_path) for row in entries}
+    for row, ledger in ledgers.items():
+        ledger.record(entries[row])
+        ledger.machines.add(f"of {row}")
+        ledger.save()
+    found = Ledger(BOARD, tmp_path)
+    assert {place[2] for place in found.lines} == {"local", "fedavg"}
+    assert {"of local", "of fedavg", fingerprint.machine()} == found.machines
+
+
+def test_a_stage_with_unfinished_runs_is_not_built_upon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that another process makes."""
+    monkeypatch.setattr(command, "make_runs", lambda *_: None)
+    with pytest.raises(FedbenchError, match="8 runs of 1 rounds did not end"):
+        fill(tmp_path)
+
+
+def test_what_local_reached_is_unknown_without_it(filled: Ledger, tmp_path: Path) -> None:
+    last = stages(BOARD)[-1]
+    (entry,) = filled.entries(last, ["better"])
+    ledger = Ledger(BOARD, tmp_path)
+    assert ledger._line(entry, entry.job.folder.result())["bytes_to_local"] is None
+    ledger.lines = filled.lines
+    assert ledger._line(entry, entry.job.folder.result())["bytes_to_local"] > 0
+
+
+def test_runs_are_what_their_command_lines_compose() -> None:
+    board = leaderboard.load("mini")
+    ledger = Ledger(board, Path("nowhere"))
+    for row in ("local", "fedrc", "finetune_lpft", "oracle"):
+        for stage in (stages(board)[0], stages(board)[-1]):
+            job = ledger.job(stage, board.federations[-1], row, board.trials_of(row)[3], 5)
+            assert resolve(compose(job.overrides)).plain == job.config.plain
+
+
+def test_a_row_without_its_method_is_refused(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a method of a package that is not installed here; which there are is no part of a declaration."""
+    board = dataclasses.replace(BOARD)
+    monkeypatch.setattr(Board, "all_rows", {name: [f"method={name}"] for name in BOARD.methods[:-1]})
+    with pytest.raises(ConfigError, match="has a row 'memorised', and no method of that name is here"):
+        Ledger(board, filled.folder)
 
 
 def test_another_declaration_is_refused(filled: Ledger) -> None:

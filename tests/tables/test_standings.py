@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 from fedbench.cli.leaderboard import conclude
-from fedbench.config.messages import INCOMPLETE
-from fedbench.core.errors import Damaged
+from fedbench.config.messages import INCOMPLETE, OK
+from fedbench.core.errors import ConfigError, Damaged
 from fedbench.tables import standings
-from fedbench.tables.leaderboard import Ledger, stages
+from fedbench.tables.leaderboard import FINAL, Ledger, stages
 from tests.tables.toys import board, recorded
 
 SCORES = {
@@ -52,7 +52,57 @@ def test_who_is_above_the_references(table: dict[str, standings.Standing]) -> No
 
 def test_two_seeds_tell_nothing(tmp_path: Path) -> None:
     (found,) = standings.read(recorded(tmp_path, {row: values[:2] for row, values in SCORES.items()})).federations
-    assert not any(line.best or any(line.above.values()) for line in found.lines)
+    assert not any(any(line.above.values()) for line in found.lines)
+    assert {standings.cells(line, ["local", "fedavg"], 2)[2] for line in found.lines} == {"-"}, "no row is left out"
+
+
+def test_a_seed_counts_if_all_rows_have_run_it(tmp_path: Path) -> None:
+    """One row has a seed more, in which it does well; in another the row failed, which it has run, too."""
+    folder = recorded(tmp_path, {**SCORES, "local": (*SCORES["local"], 99.0)})
+    ledger = Ledger(board(SCORES, seeds=(0, 1, 2, 3)), folder)
+    ledger.lines[FINAL, "here", "fedrep", 1, 2] |= {"acc": "", "clients": "", "failure": "Diverged"}
+    ledger.save()
+    (found,) = standings.read(folder).federations
+    lines = {line.row: line for line in found.lines}
+    assert found.seeds == (0, 1, 2)
+    assert lines["local"].mean == 71
+    assert [*lines["fedrep"].scores] == [0, 1]
+    cells = standings.cells(lines["fedrep"], ["local", "fedavg"], 3)
+    assert cells[1].endswith("(2 of 3 seeds)")
+    assert cells[2] == "-", "its two seeds tell nothing, though the best has three"
+
+
+def test_a_reference_without_scores_is_no_beaten_one(tmp_path: Path) -> None:
+    (found,) = standings.read(recorded(tmp_path, {**SCORES, "fedavg": ()})).federations
+    shown = {line.row: standings.cells(line, ["local", "fedavg"], 3)[3] for line in found.lines}
+    assert shown == {
+        "ditto": "fedavg",
+        "fedrep": "fedavg",
+        "fedprox": "local, fedavg",
+        "local": "fedavg",
+        "fedavg": "-",
+    }
+
+
+def test_a_first_rung_that_was_stopped_is_drawn(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, dict.fromkeys(SCORES, ()), seeds=(0,))
+    ledger = Ledger(board(dict.fromkeys(SCORES, ()), seeds=(0,)), folder)
+    del ledger.lines[stages(ledger.board)[0].name, "here", "ditto", 0, 9]
+    ledger.save()
+    (found,) = standings.read(folder).federations
+    (cells,) = (standings.cells(line, ["local"], 0) for line in found.lines if line.row == "ditto")
+    assert cells[4:7] == ["- → 60.0", "60.0 to 60.0", "default"]
+
+
+def test_final_runs_of_a_trial_that_is_no_longer_chosen_go(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, SCORES)
+    ledger = Ledger(board(SCORES), folder)
+    ledger.lines[stages(ledger.board)[0].name, "here", "ditto", 0, 9] |= {"acc_on_val": "70.0"}
+    ledger.save()
+    (found,) = standings.read(folder).federations
+    (line,) = (line for line in found.lines if line.row == "ditto")
+    assert (line.chosen, line.scores) == (0, {})
+    assert not any(place[0] == FINAL and place[2] == "ditto" for place in Ledger(ledger.board, folder).lines)
 
 
 def test_clients_and_cost(table: dict[str, standings.Standing], tmp_path: Path) -> None:
@@ -60,7 +110,7 @@ def test_clients_and_cost(table: dict[str, standings.Standing], tmp_path: Path) 
     assert table["local"].hurt == {"fedavg": 100}
     assert table["fedprox"].hurt == {"local": pytest.approx(100 / 3), "fedavg": pytest.approx(200 / 3)}
     assert (table["ditto"].megabytes, table["ditto"].seconds, table["ditto"].reached) == (2, 1.5, 3)
-    assert table["ditto"].trials == (50, 60)
+    assert table["ditto"].trials == {0: 50, 1: 60}
     drawn = standings.read(tmp_path / "leaderboard" / "made")
     assert drawn.runs == 25
     assert drawn.cost == pytest.approx(25 * 36 / 3600)
@@ -72,8 +122,8 @@ def test_the_page_says_it_in_words(tmp_path: Path) -> None:
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     assert "50.0 → 60.0 | 50.0 to 60.0 | default | 2.0 MB, 1.5 s | 70.5 | -, 100 | -, 40.0, - |" in rows["local"]
     assert "90.55" in rows["ditto"]
-    assert "(2 seeds)" in rows["ditto"]
-    assert "| ● |" in rows["fedrep"]
+    assert "seeds 0, 1\n" in text, "as not all rows have the third"
+    assert "| 90.40 ± " in rows["fedrep"]
     assert "0.25" not in text
     assert "24 runs, 0.24 hours of one core" in text
 
@@ -87,12 +137,12 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
 
 def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the mean over seeds at the furthest rung; a row of failures says why it has nothing."""
-    changes: dict[str, Any] = {"seeds": (0,), "rungs": (4, 6), "tuning_seeds": (8, 9)}
+    changes: dict[str, Any] = {"seeds": (0,), "rungs": (4, 6), "tuning_seeds": (9, 8), "trials": 4}
     folder = recorded(tmp_path, dict.fromkeys(SCORES, ()), **changes)
     ledger = Ledger(board(dict.fromkeys(SCORES, ()), **changes), folder)
     first, second, *_ = stages(ledger.board)
     for trial, values in ((0, (70.0, 64.0)), (1, (71.0, 62.0))):
-        for seed, value in zip((8, 9), values, strict=True):
+        for seed, value in zip((9, 8), values, strict=True):
             line = {**ledger.lines[first.name, "here", "ditto", trial, 9], "stage": second.name, "seed": seed}
             ledger.lines[second.name, "here", "ditto", trial, seed] = {**line, "acc_on_val": value, "values": trial}
     for place, line in ledger.lines.items():
@@ -106,8 +156,22 @@ def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path, capsys: py
     assert lines["fedrep"][1] == "not run to its end", "one of its trials failed"
     assert next(reversed(lines)) == "local"
     assert {len(cells) for cells in lines.values()} == {len(standings.HEADINGS)}
-    assert conclude(folder, "results") == INCOMPLETE
+    assert conclude(ledger, "results") == INCOMPLETE
     assert capsys.readouterr().err.splitlines() == [
-        f"incomplete: not run to its end: {', '.join(f'{row} in here' for row in [*lines][:3])} and 1 more",
         "incomplete: Diverged: training diverged in round 2: local in here",
+        "incomplete: not run to its end: fedavg in here, ditto in here, fedrep in here and 1 more",
     ]
+
+
+def test_what_is_missing_is_told_of_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(board(SCORES), recorded(tmp_path, {**SCORES, "ditto": SCORES["ditto"][:2]}))
+    assert conclude(ledger, "results") == INCOMPLETE
+    assert capsys.readouterr().err == "incomplete: without a score: seeds 2: ditto in here\n"
+    assert conclude(ledger, "results", rows=["fedrep", "local"]) == OK
+    assert conclude(ledger, "results", seeds=[0, 1]) == OK
+    ledger.lines = {place: line for place, line in ledger.lines.items() if place[2] != "ditto"}
+    ledger.save()
+    assert conclude(ledger, "results") == INCOMPLETE
+    assert capsys.readouterr().err == "incomplete: not run: ditto in here\n"
+    with pytest.raises(ConfigError, match="has no rows yet"):
+        conclude(Ledger(board(SCORES), tmp_path / "none"), "results")
