@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from fedbench.core.errors import FolderInUse
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute
 from fedbench.tables import spec, store
+from fedbench.tables.spec import MetricSpec, Selection
 
 SMALL = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "columns=1", "rows=Local,FedAvg", "jobs=1"]
 
@@ -186,3 +189,26 @@ def test_a_dry_run_says_which_published_values_are_missing() -> None:
     assert lines[0].startswith(f"no published value: {cells} cells")
     assert lines[1] == "fedrema,T4,cifar10,five_groups_s0.2,Mine,acc,MEAN,STD,"
     assert sum(line.startswith("published, and in no cell") and first.label in line for line in lines) == cells
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_seeds_of_a_table_of_seconds_train_apart(timed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their times were shares of one program's. Local's runs, which others need, come first."""
+    jobs = [
+        SimpleNamespace(failure="", config=SimpleNamespace(labels={"method": name})) for name in ("fedavg", "local")
+    ]
+    metrics = [MetricSpec("acc"), MetricSpec("seconds", timing=timed)]
+    planned = SimpleNamespace(spec=SimpleNamespace(metrics=metrics), missing=lambda: jobs)
+    asked: list[Any] = []
+
+    def run_all(waves: Any, launcher: Any, _watch: Any, *, join_seeds: bool) -> None:
+        asked.append((waves, launcher, join_seeds))
+        raise InterruptedError  # what follows is the table
+
+    monkeypatch.setattr("fedbench.tables.execute.run_all", run_all)
+    monkeypatch.setattr(reproduce, "_planned", lambda _: (planned, None))
+    for name in ("announce", "_require_cells"):
+        monkeypatch.setattr(reproduce, name, lambda *_: None)
+    with pytest.raises(InterruptedError):
+        reproduce.reproduce(Selection("toy", jobs=1))
+    assert asked == [(([jobs[1]], [jobs[0]]), [], not timed)]
