@@ -36,21 +36,32 @@ from fedbench.runs.run import Reading, summarise
 from tests.helpers.runs import FAST, config, count_rounds, kill_and_rerun, rows, same_models, stamps
 
 
+def told(caplog: pytest.LogCaptureFixture, sizes: Sequence[int], sets: str = "local", prepares: int = 0) -> list[str]:
+    """What is said before the two rounds of a run."""
+    fingerprint.warn_once.cache_clear()
+    caplog.clear()
+    federation = SimpleNamespace(sets={"local": SimpleNamespace(sizes=torch.tensor(sizes))})
+    method, protocol = (
+        SimpleNamespace(prepare_round=prepares),
+        SimpleNamespace(rounds=2, test=SimpleNamespace(sets=sets)),
+    )
+    chosen: Any = SimpleNamespace(recorders=(), method=method, protocol=protocol, labels={"method": "late"})
+    setup: Any = SimpleNamespace(federation=federation)
+    run.check_rounds(chosen, setup)
+    return [record.getMessage() for record in caplog.records]
+
+
 def test_clients_without_a_test_sample_are_counted_aloud(caplog: pytest.LogCaptureFixture) -> None:
     """Acc, IPR and RSD are over the others."""
+    said = ["2 of 4 clients have no test sample: scores are over the others"]
+    assert told(caplog, [3, 0, 1, 0], "both") == said
+    assert told(caplog, [3, 0, 1, 0], "global") == told(caplog, [3, 1]) == []
 
-    def told(sizes: Sequence[int], sets: str) -> list[str]:
-        fingerprint.warn_once.cache_clear()
-        caplog.clear()
-        federation = SimpleNamespace(sets={"local": SimpleNamespace(sizes=torch.tensor(sizes))})
-        protocol = SimpleNamespace(rounds=2, test=SimpleNamespace(sets=sets))
-        chosen: Any = SimpleNamespace(recorders=(), method=SimpleNamespace(prepare_round=0), protocol=protocol)
-        setup: Any = SimpleNamespace(federation=federation)
-        run.check_rounds(chosen, setup)
-        return [record.getMessage() for record in caplog.records]
 
-    assert told([3, 0, 1, 0], "both") == ["2 of 4 clients have no test sample: scores are over the others"]
-    assert told([3, 0, 1, 0], "global") == told([3, 1], "local") == []
+def test_a_method_that_never_prepares_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """After the last round it still does, before the scores."""
+    assert [told(caplog, [3], prepares=late) for late in (1, 2)] == [[], []]
+    assert told(caplog, [3], prepares=3) == ["late prepares after 3 rounds; of 2 it never does"]
 
 
 def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:
