@@ -212,3 +212,22 @@ def test_seeds_of_a_table_of_seconds_train_apart(timed: bool, monkeypatch: pytes
     with pytest.raises(InterruptedError):
         reproduce.reproduce(Selection("toy", jobs=1))
     assert asked == [(([jobs[1]], [jobs[0]]), [], not timed)]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "card", "named", "expected"),
+    [
+        (0, False, (), (["hydra/launcher=joblib", "hydra.launcher.n_jobs=7"], 7)),
+        (0, True, (), ([], 1)),
+        (1, False, (), ([], 1)),
+        (3, True, (), (["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"], 3)),
+        (3, False, ("hydra/launcher=ray",), (["hydra/launcher=ray"], 3)),
+    ],
+)
+def test_runs_go_to_the_launcher_that_is_named_or_to_a_process_each(
+    jobs: int, card: bool, named: tuple[str, ...], expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many at once as there are cores, on a GPU one, unless it is said."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: card)
+    monkeypatch.setattr("fedbench.engine.workers.available_workers", lambda: 7)
+    assert reproduce.launcher_of(Selection(overrides=named, jobs=jobs)) == expected

@@ -15,6 +15,7 @@ import fedbench
 from fedbench.cli import program
 from fedbench.cli.program import main
 from fedbench.cli.runs import comparison_figures, times_to_accuracy
+from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_csv
 from fedbench.runs.run import SAME, Run, add_client_measures
 from fedbench.tables.measures import Speedup
@@ -265,3 +266,14 @@ def test_local_and_common_accuracy_share_a_plane(compared: Path) -> None:
     place = [float(np.mean([row[f"acc_on_{name}"] for row in rows])) for name in ("global", "local")]
     assert lines["fedavg"].get_xydata()[0].tolist() == pytest.approx(place)
     assert {"fedavg", "finetune"} <= set(lines)
+
+
+def test_curves_on_different_test_sets_share_no_figure(tmp_path: Path) -> None:
+    folders = [run_tta(tmp_path / name, name, [10, 50]) for name in "ab"]
+    for folder in folders:
+        row = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps({**row, "test_set": "local"}))
+    rounds = (folders[1] / "rounds.csv").read_text()
+    (folders[1] / "rounds.csv").write_text(rounds.replace("acc_on_local", "acc_on_global"))
+    with pytest.raises(FedbenchError, match="not scored on one test set; acc_on_local is not in all of them"):
+        comparison_figures(folders)
