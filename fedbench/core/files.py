@@ -133,6 +133,11 @@ def as_npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return content.getvalue()
 
 
+def short_name(name: str, most: int = 150) -> str:
+    """Return `name`; of one that is too long the beginning, and a hash of the whole."""
+    return name if len(name) <= most else f"{name[: most - 9]}-{zlib.crc32(name.encode()):08x}"
+
+
 def _cell(value: Any) -> Any:
     return repr(float(value)) if isinstance(value, float) else value
 

@@ -97,14 +97,15 @@ def _curves(grid: Grid, columns: list[str]) -> Arrays:
 
 def _clients(grid: Grid, name: str) -> Arrays:
     """Return accuracies of clients by round, percent, of the set after acc_on_."""
-    base = f"tally/{name.removeprefix('acc_on_')}"
+    there = next((job for line in grid for jobs in line for job in jobs if job.finished), grid[0][0][0])
+    first, base = there.run.tallies, f"tally/{name.removeprefix('acc_on_')}"
 
     def read(job: Job) -> np.ndarray:
-        tallies = job.run.tallies
+        tallies = job.run.tallies if job.finished else dict.fromkeys(first, np.zeros_like(first[f"{base}/total"]))
         correct, total = tallies[f"{base}/correct"], tallies[f"{base}/total"]
         return np.asarray(100 * correct / np.where(total > 0, total, np.nan))
 
-    return {f"clients/{name}": _map(grid, read), "round": grid[0][0][0].run.tallies[f"{base}/round"]}
+    return {f"clients/{name}": _map(grid, read), "round": first[f"{base}/round"]}
 
 
 def _arrays(grid: Grid, name: str) -> Arrays:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import ChecksummedFolder, as_csv, as_json, as_npz
+from fedbench.core.files import ChecksummedFolder, as_csv, as_json, as_npz, short_name
 from fedbench.metrics import fairness
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
@@ -145,7 +145,7 @@ def folder_of(results: Path | str, table: str, made: Provenance) -> Path:
     """Return where a table of this provenance is kept."""
     parts = [table, "" if made.scale == "paper" else made.scale, made.substitute, *made.changed, *made.varied]
     name = "-".join(re.sub(r"[^A-Za-z0-9._=+]", "_", part) for part in parts if part)
-    return Path(results) / "tables" / name[:150]
+    return Path(results) / "tables" / short_name(name)
 
 
 def place_of(row: str, column: str, seed: int | str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from fedbench.core.errors import FolderInUse
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.runs.execution import execute
 from fedbench.tables import spec, store
+from fedbench.tables.spec import MetricSpec, Selection
 
 SMALL = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "columns=1", "rows=Local,FedAvg", "jobs=1"]
 
@@ -186,3 +189,45 @@ def test_a_dry_run_says_which_published_values_are_missing() -> None:
     assert lines[0].startswith(f"no published value: {cells} cells")
     assert lines[1] == "fedrema,T4,cifar10,five_groups_s0.2,Mine,acc,MEAN,STD,"
     assert sum(line.startswith("published, and in no cell") and first.label in line for line in lines) == cells
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_seeds_of_a_table_of_seconds_train_apart(timed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their times were shares of one program's. Local's runs, which others need, come first."""
+    jobs = [
+        SimpleNamespace(failure="", config=SimpleNamespace(labels={"method": name})) for name in ("fedavg", "local")
+    ]
+    metrics = [MetricSpec("acc"), MetricSpec("seconds", timing=timed)]
+    planned = SimpleNamespace(spec=SimpleNamespace(metrics=metrics), missing=lambda: jobs)
+    asked: list[Any] = []
+
+    def run_all(waves: Any, launcher: Any, _watch: Any, *, join_seeds: bool) -> None:
+        asked.append((waves, launcher, join_seeds))
+        raise InterruptedError  # what follows is the table
+
+    monkeypatch.setattr("fedbench.tables.execute.run_all", run_all)
+    monkeypatch.setattr(reproduce, "_planned", lambda _: (planned, None))
+    for name in ("announce", "_require_cells"):
+        monkeypatch.setattr(reproduce, name, lambda *_: None)
+    with pytest.raises(InterruptedError):
+        reproduce.reproduce(Selection("toy", jobs=1))
+    assert asked == [(([jobs[1]], [jobs[0]]), [], not timed)]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "card", "named", "expected"),
+    [
+        (0, False, (), (["hydra/launcher=joblib", "hydra.launcher.n_jobs=7"], 7)),
+        (0, True, (), ([], 1)),
+        (1, False, (), ([], 1)),
+        (3, True, (), (["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"], 3)),
+        (3, False, ("hydra/launcher=ray",), (["hydra/launcher=ray"], 3)),
+    ],
+)
+def test_runs_go_to_the_launcher_that_is_named_or_to_a_process_each(
+    jobs: int, card: bool, named: tuple[str, ...], expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many at once as there are cores, on a GPU one, unless it is said."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: card)
+    monkeypatch.setattr("fedbench.engine.workers.available_workers", lambda: 7)
+    assert reproduce.launcher_of(Selection(overrides=named, jobs=jobs)) == expected

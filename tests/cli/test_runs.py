@@ -15,8 +15,9 @@ import fedbench
 from fedbench.cli import program
 from fedbench.cli.program import main
 from fedbench.cli.runs import comparison_figures, times_to_accuracy
+from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_csv
-from fedbench.runs.run import Run
+from fedbench.runs.run import SAME, Run, add_client_measures
 from fedbench.tables.measures import Speedup
 
 
@@ -209,6 +210,29 @@ def test_measures_over_clients_are_columns_on_request(
     assert table["hurt_local"].max() > 0
 
 
+def test_a_run_is_compared_with_one_that_differs_in_its_method_and_rate_alone(tmp_path: Path) -> None:
+    """Thirds of the clients by samples, and who is hurt, by hand."""
+    same: dict[str, Any] = dict.fromkeys(SAME, "one") | {"clients": 5}
+    others = {"clients": 4, **dict.fromkeys({"dataset", "data", "partition_hash", "model", "test_set"}, "other")}
+    others |= {"rounds": 9, "seed": 1}
+    assert set(others) == set(SAME)
+    rows = {"reference": {"method": "fedavg"}, "mine": {"method": "ditto", "protocol": "of another rate"}}
+    rows |= {name: {"method": "ditto", name: value} for name, value in others.items()}
+    for name, row in rows.items():
+        run(tmp_path / name, {**same, **row}, None)
+        accuracies = [10, 25, 30.5, 40, 90] if name == "reference" else [10, 20, 30, 40, 60]
+        clients = zip((50, 10, 30, 20, 40), accuracies, strict=True)
+        lines = [{"client": i, "size_train": size, "acc": acc} for i, (size, acc) in enumerate(clients)]
+        write_csv(tmp_path / name / "clients.csv", lines[: 4 if name == "clients" else 5])
+    table = pd.DataFrame({"path": [str(tmp_path / name) for name in rows]}, index=list(rows))
+    add_client_measures(table, ["fedavg"])
+    found = table.loc["mine"].drop("path").to_dict()
+    thirds = {"acc_small": 30, "acc_middle": 45, "acc_large": 10}  # of 20 and 40, of 30 and 60, and the largest
+    assert found == pytest.approx({"acc_worst_tenth": 10, **thirds, "hurt_fedavg": 40})
+    assert table["hurt_fedavg"]["reference"] == 0
+    assert table["hurt_fedavg"][list(others)].isna().all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -242,3 +266,14 @@ def test_local_and_common_accuracy_share_a_plane(compared: Path) -> None:
     place = [float(np.mean([row[f"acc_on_{name}"] for row in rows])) for name in ("global", "local")]
     assert lines["fedavg"].get_xydata()[0].tolist() == pytest.approx(place)
     assert {"fedavg", "finetune"} <= set(lines)
+
+
+def test_curves_on_different_test_sets_share_no_figure(tmp_path: Path) -> None:
+    folders = [run_tta(tmp_path / name, name, [10, 50]) for name in "ab"]
+    for folder in folders:
+        row = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps({**row, "test_set": "local"}))
+    rounds = (folders[1] / "rounds.csv").read_text()
+    (folders[1] / "rounds.csv").write_text(rounds.replace("acc_on_local", "acc_on_global"))
+    with pytest.raises(FedbenchError, match="not scored on one test set; acc_on_local is not in all of them"):
+        comparison_figures(folders)

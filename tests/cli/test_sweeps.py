@@ -16,7 +16,7 @@ from fedbench.core.errors import DataMissing
 from fedbench.runs.config import RunConfig, resolve
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome
-from fedbench.sweeps.session import _compare, variants
+from fedbench.sweeps.session import _compare, conclude, variants
 from tests.helpers.runner import FakeRunner
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -146,6 +146,19 @@ def test_what_may_go_well_the_next_time_is_tried_by_the_same_command(
     assert (
         "1 of 2 runs failed; what failed is said above, and the same command tries it again" in capsys.readouterr().out
     )
+
+
+def test_runs_that_were_there_already_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all that were asked for, those that failed among them."""
+
+    def said(*earlier: bool) -> str:
+        rows = [{"method": "fedavg", "seed": seed, "acc": 50.0} for seed in range(len(earlier))]
+        failed = JobOutcome({"seed": "9"}, code=1, failure="broke", shown=True)
+        conclude([*(JobOutcome(row=row, earlier=e) for row, e in zip(rows, earlier, strict=True)), failed])
+        return capsys.readouterr().out
+
+    assert "\n2 of 4 runs were there already; force=true repeats them\n1 of 4 runs failed" in said(True, False, True)
+    assert "already" not in said(False, False)
 
 
 def test_sweep_over_methods_reports_what_hydra_cannot_read(

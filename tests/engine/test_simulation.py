@@ -29,7 +29,19 @@ from fedbench.metrics import Tally
 from fedbench.models.task import Task
 from fedbench.testing.checks import everything
 from tests.engine.toys import trainers
-from tests.methods.toys import FOUR, SIZES, federation, gap, setup, simulate
+from tests.methods.toys import (
+    FOUR,
+    SIZES,
+    cross_entropy,
+    descend,
+    federation,
+    gap,
+    initial,
+    logits,
+    samples,
+    setup,
+    simulate,
+)
 
 
 class Poisoned(FedAvg):
@@ -102,6 +114,22 @@ def test_traffic_by_hand() -> None:
     assert (state.bytes_up, state.bytes_down) == (0, 0)
     records = simulate(setup(FedAvg(), cohort=3)).history.records
     assert [record.bytes_up for record in records] == [0, 24 * parameters, 48 * parameters]
+
+
+def test_the_training_loss_of_a_round_is_the_mean_over_clients_of_the_mean_over_steps() -> None:
+    """Two steps of all their samples, by two clients of 6 and 13: a client counts alike, whatever its samples."""
+    chosen = setup(FedAvg(), federation(FOUR[:2]), rounds=1, batch=50)
+    means = []
+    for client in range(2):
+        x, y = samples(chosen, client)
+        first = initial(chosen)
+        second = descend(lambda w, x=x, y=y: cross_entropy(logits(w, x), y), first, 0.1)
+        means.append(sum(float(cross_entropy(logits(w, x), y)) for w in (first, second)) / 2)
+    assert abs(means[0] - means[1]) > 1e-3
+    for trainer in trainers(chosen):
+        before, after = simulate(chosen, trainer).history.records
+        assert np.isnan(before.train_loss)
+        assert after.train_loss == pytest.approx(sum(means) / 2, abs=1e-9)
 
 
 def global_randomness() -> tuple[Any, ...]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,3 +119,73 @@ def test_a_figures_runs_are_a_table_to_the_planner() -> None:
     table = plan.load_spec("sosicfl_f7").table("quick")
     assert isinstance(table, TableSpec)
     assert [column.label for column in table.columns] == ["0.1", "0.4"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A job whose run's numbers are 100 r + 10 c + s: row, column and seed. The last one has not finished."""
+
+    r: int
+    c: int
+    s: int
+
+    @property
+    def config(self) -> int:
+        return 100 * self.r + 10 * self.c + self.s
+
+    identity = config
+
+    @property
+    def finished(self) -> bool:
+        return self.config != 121
+
+    @property
+    def run(self) -> Any:
+        assert self.finished
+        n, rounds = self.config, (0, 2) if self.c else (0, 4)
+        size = {0: 0, 11: 3}.get(n, 2)
+        return SimpleNamespace(
+            row={"acc": n, "ipr": None},
+            rounds=[{"round": str(done), "acc_on_local": str(n + done)} for done in rounds],
+            tallies={
+                "tally/local/round": np.array([3, 5]),
+                "tally/local/correct": np.array([[n, 0, 1], [2 * n, 0, 3]]),
+                "tally/local/total": np.array([[200, 0, 4]] * 2),
+            },
+            arrays={"D": np.full(size, n)} if size else {},
+        )
+
+
+def test_a_figures_numbers_are_those_of_their_row_column_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows, three columns, two seeds."""
+    monkeypatch.setattr(arrays, "label_counts", lambda config: np.array([config]))
+    cells = [SimpleNamespace(jobs=tuple(Made(r, c, s) for s in range(2))) for r in range(2) for c in range(3)]
+    spec = SimpleNamespace(
+        rows=[SimpleNamespace(label=label) for label in "ab"], columns=[SimpleNamespace(label=label) for label in "xyz"]
+    )
+    N = np.array([[[0, 1], [10, 11], [20, 21]], [[100, 101], [110, 111], [120, np.nan]]])
+
+    def collected(**reads: Any) -> Any:
+        runs = SimpleNamespace(spec=spec, cells=cells, seeds=(0, 1))
+        made: Any = SimpleNamespace(runs=runs, spec=SimpleNamespace(reads=reads))
+        return arrays.collect(made)
+
+    found = collected(scores=["acc", "ipr"], curves=["acc_on_local"], arrays=["D"], partition=True)
+    assert [found[name].tolist() for name in ("rows", "columns", "seeds")] == [["a", "b"], ["x", "y", "z"], [0, 1]]
+    np.testing.assert_array_equal(found["score/acc"], N)
+    assert np.isnan(found["score/ipr"]).all()
+    assert found["round"].tolist() == [0, 2, 4]
+    scored = np.where([[True, False, True], [True, True, False], [True, True, False]], [0, 2, 4], np.nan)
+    np.testing.assert_array_equal(found["curve/acc_on_local"], N[..., None] + scored[None, :, None])
+    kept = {name[8:]: array.tolist() for name, array in found.items() if name.startswith("array/D/")}
+    assert kept == {  # of one that a seed lacks the other's, of different sizes the first seed's
+        "0/0": [[1, 1]], "0/1": [[10, 10]], "0/2": [[20, 20], [21, 21]],
+        "1/0": [[100, 100], [101, 101]], "1/1": [[110, 110], [111, 111]], "1/2": [[120, 120]],
+    }  # fmt: skip
+    counts = {f"counts/{r}/{c}": [100 * r + 10 * c] for r in range(2) for c in range(3)}
+    assert {name: array.tolist() for name, array in found.items() if name.startswith("counts")} == counts
+
+    found = collected(clients=["acc_on_local"])
+    assert found["round"].tolist() == [3, 5]
+    expected = np.stack([np.stack([N / 2, N * np.nan, N * 0 + 25], -1), np.stack([N, N * np.nan, N * 0 + 75], -1)], -2)
+    np.testing.assert_array_equal(found["clients/acc_on_local"], expected)

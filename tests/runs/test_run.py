@@ -20,6 +20,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedbench.cli.program import main
+from fedbench.config.schema import CheckpointConfig
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import CheckpointError, ConfigError, FedbenchError, FolderInUse
 from fedbench.data.datasets.synthetic import Synthetic
@@ -36,21 +37,86 @@ from fedbench.runs.run import Reading, summarise
 from tests.helpers.runs import FAST, config, count_rounds, kill_and_rerun, rows, same_models, stamps
 
 
+def told(caplog: pytest.LogCaptureFixture, sizes: Sequence[int], sets: str = "local", prepares: int = 0) -> list[str]:
+    """What is said before the two rounds of a run."""
+    fingerprint.warn_once.cache_clear()
+    caplog.clear()
+    federation = SimpleNamespace(sets={"local": SimpleNamespace(sizes=torch.tensor(sizes))})
+    method, protocol = (
+        SimpleNamespace(prepare_round=prepares),
+        SimpleNamespace(rounds=2, test=SimpleNamespace(sets=sets)),
+    )
+    chosen: Any = SimpleNamespace(recorders=(), method=method, protocol=protocol, labels={"method": "late"})
+    setup: Any = SimpleNamespace(federation=federation)
+    run.check_rounds(chosen, setup)
+    return [record.getMessage() for record in caplog.records]
+
+
 def test_clients_without_a_test_sample_are_counted_aloud(caplog: pytest.LogCaptureFixture) -> None:
     """Acc, IPR and RSD are over the others."""
+    said = ["2 of 4 clients have no test sample: scores are over the others"]
+    assert told(caplog, [3, 0, 1, 0], "both") == said
+    assert told(caplog, [3, 0, 1, 0], "global") == told(caplog, [3, 1]) == []
 
-    def told(sizes: Sequence[int], sets: str) -> list[str]:
-        fingerprint.warn_once.cache_clear()
-        caplog.clear()
-        federation = SimpleNamespace(sets={"local": SimpleNamespace(sizes=torch.tensor(sizes))})
-        protocol = SimpleNamespace(rounds=2, test=SimpleNamespace(sets=sets))
-        chosen: Any = SimpleNamespace(recorders=(), method=SimpleNamespace(prepare_round=0), protocol=protocol)
-        setup: Any = SimpleNamespace(federation=federation)
-        run.check_rounds(chosen, setup)
-        return [record.getMessage() for record in caplog.records]
 
-    assert told([3, 0, 1, 0], "both") == ["2 of 4 clients have no test sample: scores are over the others"]
-    assert told([3, 0, 1, 0], "global") == told([3, 1], "local") == []
+def test_a_method_that_never_prepares_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """After the last round it still does, before the scores."""
+    assert [told(caplog, [3], prepares=late) for late in (1, 2)] == [[], []]
+    assert told(caplog, [3], prepares=3) == ["late prepares after 3 rounds; of 2 it never does"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "expected"),
+    [(0, 0, []), (10, 0, [3, 6]), (8, 0, [2, 4, 6]), (0, 3, [3, 6]), (8, 3, [2, 3, 5, 6]), (0, 4, [4]), (1e9, 9, [])],
+)
+def test_checkpoints_come_every_so_many_seconds_and_rounds(
+    seconds: float, rounds: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight rounds of four seconds each; none after the last. With each go the rounds so far, for who looks."""
+    clock, written = [100.0], list[tuple[str, object, int]]()
+
+    class Played:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def begin(self) -> Any:
+            return SimpleNamespace(round=0, history=0)
+
+        def done(self, state: Any) -> bool:
+            return bool(state.round == 8)
+
+        def step(self, state: Any) -> None:
+            state.round += 1
+            state.history = state.round
+            clock[0] += 4
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    for name in ("check_rounds", "describe", "load_checkpoint"):
+        monkeypatch.setattr(execution, name, nothing)
+    for name, value in {
+        "split_data": (None, None), "set_up": SimpleNamespace(seen=None), "local_reference": (None, ""),
+        "pick_trainer": SimpleNamespace(close=nothing), "labels_of": Labels(*"dpmfq", 0), "write": {"acc": 1.0},
+    }.items():  # fmt: skip
+        monkeypatch.setattr(execution, name, lambda *_, value=value: value)
+    monkeypatch.setattr(fingerprint, "code_of", lambda _: "")
+    monkeypatch.setattr(execution, "Simulation", Played)
+    monkeypatch.setattr(execution, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(execution.states, "save", lambda path, state, key: written.append((path, key, state.round)))
+    chosen: Any = SimpleNamespace(
+        protocol=SimpleNamespace(rounds=8, unseen=0),
+        settings=SimpleNamespace(checkpoint=CheckpointConfig(seconds=seconds, rounds=rounds)),
+        model=SimpleNamespace(dealt=lambda _: (None,)),
+        hardware=None,
+        recorders=(),
+    )
+    folder: Any = SimpleNamespace(
+        begin=nothing, checkpoint="file", write_history=lambda history: written.append(("history", "", history))
+    )
+    observer: Any = SimpleNamespace(start=nothing)
+    assert execution.experiment(chosen, "key", folder, observer) == {"acc": 1.0}
+    assert written == [each for done in expected for each in (("file", "key", done), ("history", "", done))]
 
 
 def test_a_run_leaves_a_consistent_folder(tmp_path: Path) -> None:

@@ -89,6 +89,22 @@ def test_tensorboard_events(tmp_path: Path) -> None:
     assert any("fedavg seed 3" in name for name in events.Tags()["tensors"])
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_one_point_a_round_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Of round 3 it had been told when the run was stopped, which its checkpoint after round 2 knows nothing of."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = made(TensorBoardTracker, tmp_path)
+    first.start(LABELS, 4, 0)
+    for done in (1, 2, 3):
+        first.record(a_record(done))
+    first.close()
+    tell(made(TensorBoardTracker, tmp_path), resumed=2, rounds=(3, 4))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("acc_on_local")] == [1, 2, 3, 4]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_runs(tmp_path: Path) -> None:
@@ -153,6 +169,25 @@ class WandbRun:
 
     def finish(self, exit_code: int) -> None:
         self.codes.append(exit_code)
+
+
+@pytest.mark.parametrize(("mode", "resume"), [("online", "allow"), ("offline", None)])
+def test_wandb_goes_on_with_a_run_where_it_can_know_what_was_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, resume: str | None
+) -> None:
+    """A run that is resumed has the id of the one that was stopped."""
+    asked, codes = list[dict[str, Any]](), list[int]()
+
+    def init(**given: Any) -> WandbRun:
+        asked.append(given)
+        return WandbRun(codes)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Settings=dict))
+    for resumed in (0, 2):
+        tracker = made(WandbTracker, tmp_path, mode=mode)
+        tracker.start(LABELS, 3, resumed)
+        tracker.close()
+    assert [(given["id"], given["resume"], given["mode"]) for given in asked] == [(KEY, resume, mode)] * 2
 
 
 def test_a_failure_while_it_logs_is_told_once(

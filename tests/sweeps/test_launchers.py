@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from fedbench.cli.program import main
-from fedbench.core.errors import ConfigError
+from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import combinations, remaining
-from fedbench.sweeps.tuning import Trial, distribution, split
+from fedbench.sweeps.tuning import Trial, Tuning, _conclude, _run, distribution, split, tune
 
 SHORT = ("dataset=digits", "protocol=quick", "protocol.rounds=1", "hardware=cpu", "hardware.engine=looped")
 
@@ -88,6 +93,87 @@ def test_a_trial_is_judged_by_validation_accuracy_only() -> None:
     assert Trial(0, {}, [JobOutcome(row=row) for row in pooled]).score == 10
     failed = Trial(0, {}, [JobOutcome(row=rows[0]), JobOutcome(failure="diverged")])
     assert failed.score != failed.score, "a trial with a failed seed has no score"
+
+
+def judged(number: int, validation: float | None, test: float = 0.0) -> Trial:
+    row = None if validation is None else {"acc_on_val": validation, "score": test, "average": "client"}
+    return Trial(number, {"+method.mu": number / 10}, [JobOutcome(row=row)])
+
+
+def test_the_best_trial_has_the_highest_validation_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two alike the earlier; a failed one is none, and the best on test data is none either."""
+    validation = [40.0, None, 70.0, 60.0, 10.0, 70.0, 50.0]
+    trials = [judged(number, value, 99.0 - number) for number, value in enumerate(validation)]
+    assert _conclude(trials, ["+method.mu"]) == {"+method.mu": 0.2}
+    said = capsys.readouterr().out
+    shown = re.findall(r"^│ +(\d) │ +(\S+) │ +(\S+) │$", said, re.MULTILINE)
+    best = [("2", "70.00"), ("5", "70.00"), ("3", "60.00"), ("6", "50.00"), ("0", "40.00")]
+    assert shown == [(number, f"0.{number}" if number != "0" else "0.0", value) for number, value in best]
+    assert said.startswith("best of 7 trials")
+    assert said.endswith("best: method.mu=0.2\nits test accuracy, which chose nothing: 97.00 %\n")
+    with pytest.raises(FedbenchError, match="no trial finished with a validation accuracy"):
+        _conclude([judged(0, None)], ["+method.mu"])
+
+
+def test_trials_that_run_at_once_get_the_outcomes_of_their_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def launched(_: Any, batch: Sequence[Sequence[str]], first: int) -> list[JobOutcome]:
+        asked.append((batch, first))
+        return [JobOutcome(row={"of": each}) for each in batch]
+
+    monkeypatch.setattr(session, "launched", launched)
+    batch = [Trial(number, {"+method.mu": number / 10}) for number in (4, 5)]
+    with jobs.keeping() as kept:
+        _run(None, batch, ["dataset=digits"], [[f"seed={seed}"] for seed in range(3)], 12)
+    wanted = [[["dataset=digits", f"+method.mu={mu}", f"seed={seed}"] for seed in range(3)] for mu in (0.4, 0.5)]
+    assert [[dict(each.row or {})["of"] for each in trial.outcomes] for trial in batch] == wanted
+    assert asked == [([*wanted[0], *wanted[1]], 12)]
+    assert kept == [outcome for trial in batch for outcome in trial.outcomes]
+
+
+def test_a_sampler_is_told_validation_accuracies_to_raise_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five trials of two seeds, two trials at once, of which the second fails."""
+    optuna = pytest.importorskip("optuna", reason="optuna is not installed")
+    studies, asked, create = list[Any](), list[Any](), optuna.create_study
+
+    def create_study(**given: Any) -> Any:
+        studies.append(create(**given))
+        return studies[-1]
+
+    def launched(_: Any, batch: Sequence[Sequence[str]], first: int) -> list[JobOutcome]:
+        asked.append((first, len(batch)))
+        rates = [float(dict(text.split("=") for text in each)["method.mu"]) for each in batch]
+        rows = [{"acc_on_val": 100 * rate, "score": -rate} for rate in rates]
+        return [JobOutcome(row=None if first + index == 3 else row) for index, row in enumerate(rows)]
+
+    monkeypatch.setattr(optuna, "create_study", create_study)
+    monkeypatch.setattr(session, "launched", launched)
+    sweeper: Any = SimpleNamespace(
+        config=SimpleNamespace(protocol=SimpleNamespace(test=SimpleNamespace(val_fraction=1)))
+    )
+    given = OverridesParser.create().parse_overrides(["method.mu=interval(0.0,1.0)", "seed=0,1"])
+    best = tune(sweeper, given, {"trials": 5, "at_once": 2, "sampler": "random"})
+    assert asked == [(0, 4), (4, 4), (8, 2)]
+    (study,) = studies
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", *["COMPLETE"] * 3]
+    rates = [trial.params["method.mu"] for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert [trial.value for trial in study.trials if trial.value is not None] == pytest.approx([100 * r for r in rates])
+    assert best == study.best_trial.params == {"method.mu": max(rates)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampler": "grid"}, "hydra.sweeper.sampler 'grid'"),
+        ({"trials": 0}, "at least 1"),
+        ({"at_once": 0}, "at least 1"),
+    ],
+)
+def test_settings_of_tuning_are_checked(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedbenchError, match=message):
+        Tuning(**settings)
+    assert Tuning(trials=1, at_once=1, sampler="random").seed == 0
 
 
 def test_space_is_read_from_overrides() -> None:

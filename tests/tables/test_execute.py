@@ -230,17 +230,26 @@ def test_runs_at_once_take_a_core_each_and_a_single_one_all(
     assert [run_key(each) for each in found] == [each.key for each in jobs]
 
 
-@pytest.mark.parametrize(("asked", "size"), [(("gpus",), 1), (("gpus", "num_gpus=0.5"), 2), (("cpu", "num_gpus=1"), 1)])
+@pytest.mark.parametrize(
+    ("asked", "joined", "size"),
+    [
+        (("gpus",), True, 1),
+        (("gpus", "num_gpus=0.5"), True, 2),
+        (("gpus", "num_gpus=0.5"), False, 1),
+        (("cpu", "num_gpus=1"), True, 1),
+    ],
+)
 def test_seeds_are_one_task_where_the_launcher_gives_it_a_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], size: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], joined: bool, size: int
 ) -> None:
-    """Whether this machine has one or not: it may be a cluster's login node."""
+    """Whether this machine has one or not: it may be a cluster's login node. Not where seconds are to be compared."""
     instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
     monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
     hardware = "auto" if asked[0] == "gpus" else "cpu"
     jobs = [job(f"runs_dir={tmp_path}", f"hardware={hardware}", f"seed={seed}") for seed in range(2)]
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    execute.run_all([jobs], ["hydra/launcher=ray", *(f"hydra.launcher.{each}" for each in asked[1:])])
+    launcher = ["hydra/launcher=ray", *(f"hydra.launcher.{each}" for each in asked[1:])]
+    execute.run_all([jobs], launcher, join_seeds=joined)
     (_, task, _), _ = instantiate.call_args
     assert [len(plains) for plains in task.args[0]] == [size] * (2 // size)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import plan, spec, store
 from fedbench.tables.plan import local_reference
 from fedbench.tables.spec import Selection, compose_cell
+from fedbench.tables.store import Provenance
 from tests.tables.selections import selection, table
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")
@@ -214,3 +216,38 @@ def test_every_cell_of_table_2_is_filled(tmp_path: Path) -> None:
     assert len({cell.keys for cell in table.cells}) == 20, "a run fills the cells of both modalities"
     per_row = {(cell.row, cell.column): cell.values[0] for cell in table.cells}
     assert any(per_row[row, "homo images"] != per_row[row, "homo text"] for row, _ in per_row)
+
+
+def test_a_table_says_where_it_was_made_of_which_commits_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that two cells share count once; of records the machines of the stored table, if any record stands."""
+    monkeypatch.setattr(plan, "machine", lambda: "here")
+    monkeypatch.setattr(plan, "source_commit", lambda: ("head", False))
+    rows = {
+        key: {"key": key, "commit": c, "seconds_total": s} for key, c, s in (("old", "aaa", "5.5"), ("odd", "", ""))
+    }
+
+    def job(key: str, commit: str = "", seconds: float = 0.0) -> Any:
+        row = {"key": key, "commit": commit, "seconds_total": seconds}
+        return SimpleNamespace(key=key, study="", finished=bool(commit), folder=SimpleNamespace(result=lambda: row))
+
+    def made(*cells: tuple[list[Any], list[Any]]) -> tuple[str, str, float]:
+        line = SimpleNamespace(label="")
+        planned: Any = SimpleNamespace(
+            cells=[SimpleNamespace(jobs=jobs, baselines=others, row=line, column=line) for jobs, others in cells],
+            provenance=Provenance("quick"),
+            stored=SimpleNamespace(rows=rows, provenance=Provenance(machine="there; here; afar")),
+            has=lambda _, job: job.finished or job.key in rows,
+        )
+        found = plan._provenance(planned)
+        assert found.scale == "quick"
+        return found.machine, found.commit, found.seconds
+
+    new, base, old = job("new", "bbb", 10.0), job("base", "ccc", 2.0), job("old")
+    assert made(([new], [base]), ([new], [base])) == ("here", "bbb, ccc", 12.0)
+    assert made(([new, old], [base]), ([new, job("odd"), job("lacking")], [])) == (
+        "afar; here; there",
+        "aaa, bbb, ccc",
+        17.5,
+    )
+    assert made(([old, job("odd")], [])) == ("afar; here; there", "aaa", 5.5)
+    assert made(([job("lacking")], [])) == ("here", "head", 0.0)

@@ -101,6 +101,16 @@ def test_each_circumstance_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert len({store.folder_of(tmp_path, "t", each) for each in made}) == len(made)
 
 
+def test_long_names_with_one_beginning_are_two_folders(tmp_path: Path) -> None:
+    """A name that fits stays as it is, so that no folder moves."""
+    long = "a=" + "1" * 149  # three too long behind "t-"
+    names = [store.folder_of(tmp_path, "t", Provenance(changed=(text,))).name for text in (long[:-3], long, long + "2")]
+    assert names[0] == f"t-{long[:-3]}"
+    assert len({*names, store.folder_of(tmp_path, "t", Provenance(changed=(long[:-1] + "3",))).name}) == 4
+    assert {len(name) for name in names} == {150}
+    assert all(name.startswith(f"t-{long[:139]}-") for name in names[1:])
+
+
 def test_an_unreadable_table_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "tables" / "x"
     folder.mkdir(parents=True)
