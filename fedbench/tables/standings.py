@@ -261,7 +261,7 @@ def rules(drawn: Standings) -> Iterator[str]:
     yield (
         f"Each row has {board['trials']} trials in each federation: its default, and values drawn before any run. Half "
         f"of them go on from rung to rung ({rungs} rounds) by validation accuracy, on seed {first}{further}; "
-        "no final run has it."
+        "final runs have other seeds."
     )
     yield f"Final runs have {board['rounds']} rounds. Test samples are read once, after the last round."
     yield "±: half of the 95 % interval of the mean over seeds."
