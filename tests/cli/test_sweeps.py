@@ -107,15 +107,6 @@ def test_a_swept_key_of_the_protocol_names_rows_of_one_table(capsys: pytest.Capt
     assert re.search(r"fedavg protocol.optimizer.lr=0.1 .*\n.*fedavg protocol.optimizer.lr=0.01 ", text)
 
 
-def test_sweep_over_a_parameter_keeps_its_values_apart(
-    toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["-m", "method=fedprox", "method.mu=0.5,0.7"]) == 0
-    text = capsys.readouterr().out
-    assert "fedprox mu=0.5" in text
-    assert "fedprox mu=0.7" in text
-
-
 @pytest.mark.slow
 def test_sweep_over_methods_gives_each_its_own_keys(
     toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]

@@ -15,15 +15,12 @@ def test_seeds_are_pinned() -> None:
 
 
 def test_purposes_and_keys_are_told_apart() -> None:
-    seeds = [
-        rng.derive(0, "a"),
-        rng.derive(1, "a"),
-        rng.derive(0, "b"),
-        rng.derive(0, "a", 1),
-        rng.derive(0, "a", 2),
-    ]
-    assert len(set(seeds)) == 5
+    keys = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 1, 2), (0, "a", 2, 1), (0, "a", 12), (0, "a", 1, 2, 0)]
+    seeds = {rng.derive(*key) for key in keys}
     assert all(0 <= seed < 2**63 for seed in seeds)
+    tensors = {float(torch.rand((), generator=rng.torch_rng(*key))) for key in keys}
+    arrays = {float(rng.numpy_rng(*key).random()) for key in keys}
+    assert len(seeds) == len(tensors) == len(arrays) == len(keys)
 
 
 def test_generators_repeat_and_leave_the_global_one_alone() -> None:

@@ -99,14 +99,6 @@ def test_adaptation_is_scored_and_forgotten() -> None:
 
 
 @dataclass(frozen=True)
-class Idle(FedAvg):
-    """A stage that says neither what to minimise nor where to go."""
-
-    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        return (Stage(),)
-
-
-@dataclass(frozen=True)
 class Untrained(FedAvg):
     """No local training at all."""
 
@@ -114,12 +106,7 @@ class Untrained(FedAvg):
         return ()
 
 
-def test_a_stage_without_aim_is_refused_and_no_stage_is_fine() -> None:
-    for stacked in (True, False):
-        chosen = setup(Idle())
-        trainer: Trainer = StackedTrainer(chosen, 2) if stacked else LoopedTrainer(chosen)
-        with pytest.raises(ValueError, match="a loss or a direction"):
-            simulate(chosen, trainer)
+def test_without_a_stage_nothing_is_trained() -> None:
     looped, _ = both(setup(Untrained()))
     start = setup(FedAvg()).task.init(rng.torch_rng(0, "init"))
     assert gap(looped.server, start) < 1e-12

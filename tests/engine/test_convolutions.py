@@ -50,12 +50,6 @@ def test_the_fastest_way_is_chosen_only_where_it_is_clearly_so(monkeypatch: pyte
     assert lowerings(chosen) == [PATCHES, NATIVE]
 
 
-def test_a_cpu_keeps_torchs_own() -> None:
-    chosen = lenet()
-    hardware.choose(chosen, 3)
-    assert lowerings(chosen) == [NATIVE, NATIVE]
-
-
 @pytest.mark.parametrize("lowering", LOWERINGS[1:])
 def test_clients_train_alike_whichever_way_is_taken(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = lenet()

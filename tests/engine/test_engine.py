@@ -17,13 +17,11 @@ from fedbench.config import compose
 from fedbench.config.schema import LocalConfig, OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch
-from fedbench.core.errors import Diverged, FedbenchError
+from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.engine import schedule
 from fedbench.engine.contract import Client, Clock, Stage
-from fedbench.engine.hardware import client_bytes, fitting_chunk
 from fedbench.engine.looped import LoopedTrainer
-from fedbench.engine.method import HookError
 from fedbench.engine.optim import Optimizer
 from fedbench.engine.setup import Setup
 from fedbench.engine.stacked import StackedTrainer
@@ -87,18 +85,6 @@ def test_local_is_each_client_alone() -> None:
             assert gap(trees.row(state.memory, client), expected) < 1e-9
 
 
-def test_scores_are_counted_alike_and_right() -> None:
-    chosen = setup(FedAvg(), rounds=2)
-    counts = [simulate(chosen, trainer).history.last.tallies["local"] for trainer in engines(chosen)]
-    for tally in counts:
-        assert tally.total.tolist() == [6.0] * 5
-        assert tally.correct.tolist() == counts[0].correct.tolist()
-    state = simulate(chosen)
-    x, y = chosen.federation.gather(chosen.federation.indices("local", 3))
-    right = (chosen.task.apply(state.server, x).argmax(1) == y).sum()
-    assert counts[0].correct[3] == float(right)
-
-
 @pytest.mark.parametrize("kind", tiered(["mlp", "batch_norm"], quick=["mlp"]))
 def test_worker_processes_equal_the_loop(kind: str) -> None:
     data, model = conv((1, 9, 4)) if kind == "batch_norm" else (federation(), MLP(hidden=(7,)))
@@ -108,25 +94,6 @@ def test_worker_processes_equal_the_loop(kind: str) -> None:
     assert close(workers.memory, looped.memory, 1e-12)
     for a, b in zip(looped.history.records, workers.history.records, strict=True):
         assert a.tallies["local"].correct.tolist() == b.tallies["local"].correct.tolist()
-
-
-class Broken(FedAvg):
-    """Fails on the largest client with an error of its own."""
-
-    def finish(self, work: trees.Tree, client: Client) -> tuple[trees.Tree, trees.Tree]:
-        if client.clock.round == 1 and int(client.size) == max(SIZES):
-            raise ZeroDivisionError("in a hook")
-        return super().finish(work, client)
-
-
-def test_a_failing_worker_s_error_is_raised_here() -> None:
-    diverging = setup(FedAvg(), optimizer=OptimizerConfig(lr=1e30), epochs=5)
-    for chosen, error, text in (
-        (diverging, Diverged, r"round 1 on client \d"),
-        (setup(Broken()), HookError, "ZeroDivisionError: in a hook"),
-    ):
-        with pytest.raises(error, match=text):
-            simulate(chosen, WorkersTrainer(chosen, 1))
 
 
 def test_a_killed_worker_is_reported() -> None:
@@ -139,21 +106,6 @@ def test_a_killed_worker_is_reported() -> None:
             simulate(chosen, trainer)
     finally:
         trainer.close()
-
-
-@pytest.mark.parametrize("stacked", [False, True])
-def test_divergence_names_round_and_client(stacked: bool) -> None:
-    chosen = setup(FedAvg(), optimizer=OptimizerConfig(lr=1e30), rounds=3, epochs=5)
-    trainer = StackedTrainer(chosen, 9) if stacked else LoopedTrainer(chosen)
-    with pytest.raises(Diverged, match=r"diverged in round 1 on client \d"):
-        simulate(chosen, trainer)
-
-
-def test_one_client_federation_does_not_share_state_with_its_server() -> None:
-    chosen = setup(Local(), federation((9,)), rounds=1)
-    state = simulate(chosen)
-    fresh = chosen.task.init(rng.torch_rng(0, "init"))
-    assert gap({k: v[0] for k, v in state.memory.items()}, {k: v.double() for k, v in fresh.items()}) > 1e-3
 
 
 # What engines are made of, against PyTorch: cohorts, schedules, optimisers, normalisation, averages, trees.
@@ -273,13 +225,6 @@ def test_trees_round_trip() -> None:
     assert replaced["w"].sum().item() == 12
     assert shared["w"].sum().item() == 16
     assert trees.take(replaced, torch.tensor([2, 0]))["w"].sum(dim=(1, 2)).tolist() == [0, 4]
-
-
-def test_predicted_memory_grows_with_what_it_is_made_of() -> None:
-    small = client_bytes(setup(FedAvg(), federation(), MLP(hidden=(7,))))
-    assert client_bytes(setup(FedAvg(), federation(), MLP(hidden=(700,)))) > 20 * small
-    assert client_bytes(setup(FedAvg(), federation(), MLP(hidden=(7,)), batch=80)) > 5 * small / 2
-    assert fitting_chunk(setup(FedAvg(), federation(), MLP(hidden=(7,)))) == 5  # all of the cohort
 
 
 class Contiguous(LoopedTrainer):

@@ -108,7 +108,7 @@ def test_several_observers_are_told_everything_in_order():
         "start": (LABELS, 3, 1), "phase": ("train",), "advance": (2,), "record": (a_record(2),), "recall": ({"a": 1},),
         "finish": ({"b": 2},), "close": (),
     }  # fmt: skip
-    both = Observers([Spy("first"), Spy("second")])
+    both = Observers([Spy("first"), Observer(), Spy("second")])
     for hook, given in calls.items():
         getattr(both, hook)(*given)
     assert told == [(who, hook, given) for hook, given in calls.items() for who in ("first", "second")]

@@ -171,10 +171,6 @@ def test_a_gpus_peak_is_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert partial(hardware.gpu_peak, GPU)(lambda: held.update(most=130)) == 30
 
 
-def test_bytes_of_a_leaf() -> None:
-    assert trees.leaf_bytes(torch.zeros(3, 2, dtype=torch.float64)) == 48
-
-
 def test_no_chunk_is_larger_than_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "free_bytes", lambda _: 10**12)
     assert hardware.fitting_chunk(setup(FedAvg(), cohort=0.4)) == 2
@@ -258,12 +254,6 @@ def test_a_chunk_that_does_not_fit_is_halved_and_the_run_goes_on() -> None:
     expected = trained(LoopedTrainer(setup(FedAvg(), rounds=2)))
     for name, leaf in expected.server.items():
         torch.testing.assert_close(state.server[name], leaf, rtol=1e-9, atol=1e-9)
-
-
-def test_clients_of_chunks_before_the_failure_are_not_trained_again() -> None:
-    trainer = small(chunk=4, capacity=2, rounds=1)
-    trained(trainer, rounds=1)
-    assert trainer.tried == [4, 2, 2, 1]
 
 
 def test_one_client_that_does_not_fit_is_refused_in_one_line() -> None:
@@ -360,18 +350,6 @@ def test_no_tensor_of_a_round_is_as_long_as_the_list_of_clients(engine: Any, met
     with Largest() as seen:
         simulation.step(state)
     assert 0 < seen.elements < 1000
-
-
-@pytest.mark.parametrize("clients", [MANY, 100])
-def test_cohorts_are_distinct_and_their_own(clients: int) -> None:
-    chosen = registered(clients, FedAvg())
-    drawn = [chosen.draw_cohort(Clock(each, 9)).tolist() for each in range(9)]
-    assert drawn == [chosen.draw_cohort(Clock(each, 9)).tolist() for each in range(9)]
-    assert len({tuple(ids) for ids in drawn}) == 9
-    for ids in drawn:
-        assert len(set(ids)) == COHORT
-        assert ids == sorted(ids)
-        assert 0 <= ids[0] <= ids[-1] < clients
 
 
 def test_every_set_of_clients_is_as_likely() -> None:

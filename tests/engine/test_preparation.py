@@ -40,16 +40,6 @@ def message(preparation: EnginePreparation) -> trees.Tree:
     return trees.expand(initial(preparation.setup), len(SIZES))
 
 
-def test_a_round_trains_everyone_and_counts_message_and_uploads() -> None:
-    preparation = made()
-    uploads = preparation.round(message(preparation), {})
-    trained = LoopedTrainer(preparation.setup).train(
-        torch.arange(5), message(preparation), {}, Clock(0, preparation.setup.protocol.rounds)
-    )
-    assert gap(uploads, trained.uploads) == 0
-    assert preparation.meter == Meter(up=5 * 8 * PARAMETERS, down=5 * 8 * PARAMETERS)
-
-
 def test_rounds_alone_go_on_from_each_other_and_send_once() -> None:
     preparation, expected = made(), message(made())
     for t in range(3):

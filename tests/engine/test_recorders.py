@@ -13,6 +13,7 @@ from torch.nn.functional import cosine_similarity
 from fedbench import recorders
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
+from fedbench.engine import checkpoint
 from fedbench.engine.recording import Recorder, RoundContext, check
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.parts import features
@@ -222,15 +223,22 @@ def test_every_recorder_looks_at_some_method(tmp_path: Path) -> None:
 
 def test_accuracy_over_the_simplex_is_that_of_the_models_there(tmp_path: Path) -> None:
     short = ("protocol.rounds=1", "protocol.test.pool=false")
-    run = config(tmp_path, "method=sosicfl", "method.clusters=2", "record=[simplex]", *short)
-    arrays = files_of(execution.execute(run).folder).npz(ARRAYS)
+    run = config(tmp_path, "method=sosicfl", "method.clusters=2", "record=[simplex]", "save_models=true", *short)
+    folder = execution.execute(run).folder
+    arrays = files_of(folder).npz(ARRAYS)
     points, overall, local = (arrays[f"record/simplex/{part}"][0] for part in ("points", "global", "local"))
     assert points.shape == (2000, 3)
     assert np.allclose(points.sum(1), 1)
     assert local.shape == (2000, 4)
     assert np.isfinite(overall).all()
     assert overall.std() > 0
-    rows = files_of(execution.execute(run).folder).csv("rounds.csv")
-    middle = np.abs(points - 1 / 3).sum(1).argmin()
-    if "acc_on_common" in rows[-1]:
-        assert overall[middle] * 100 == pytest.approx(float(rows[-1]["acc_on_common"]), abs=15)
+    server = trees.part(checkpoint.load(folder / "model.safetensors")[0], "server")
+    setup = execution.build(run)
+    data, names = setup.federation, setup.task.parameters | setup.task.buffers
+    tests = [data.gather(each) for each in (data.global_test, *(data.indices("local", k) for k in range(4)))]
+    for alpha, *accuracies in zip(points[:9], overall, *local.T, strict=False):
+        ends = trees.part(server, "endpoints").items()
+        mixed = {name: sum(float(a) * end for a, end in zip(alpha, leaf, strict=True)) for name, leaf in ends}
+        model: Any = {name: leaf for name, leaf in {**server, **mixed}.items() if name in names}
+        right = [float((setup.task.apply(model, x).argmax(1) == y).double().mean()) for x, y in tests]
+        assert accuracies == pytest.approx(right)

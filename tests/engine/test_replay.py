@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from fedbench.config import groups
-from fedbench.config.schema import HardwareConfig, LocalConfig, OptimizerConfig
+from fedbench.config.schema import HardwareConfig, OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
 from fedbench.engine import hardware, stacked
-from fedbench.engine.contract import Client, Clock, Stage
+from fedbench.engine.contract import Client, Clock
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.seeds import joint_setup
 from fedbench.engine.setup import Setup, first_round_inputs
-from fedbench.engine.stacked import Capture, Program, StackedTrainer, rows_for
+from fedbench.engine.stacked import Capture, Program, StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.small import LeNet5
 from fedbench.testing.checks import equal, everything, rerun, traced
@@ -109,14 +109,6 @@ def test_batch_normalisation_and_several_chunks_are_replayed() -> None:
     assert {rows for rows, _ in traces.kinds} <= {1, 2, 3}
 
 
-def test_sizes_are_few_and_large_enough() -> None:
-    for clients in (1, 2, 7, 20, 100):
-        sizes = {active: rows_for(active, clients) for active in range(1, clients + 1)}
-        assert all(active <= rows <= clients for active, rows in sizes.items())
-        assert all(stacked.NARROWER * rows < active + 1 for active, rows in sizes.items())
-        assert len(set(sizes.values())) <= 16
-
-
 def test_a_step_is_captured_after_it_has_run_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked, "WARM", 3)
     chosen, captures = setup(FedAvg(), federation((16, 16)), rounds=2), Counted(rerun)
@@ -160,22 +152,6 @@ def test_a_captured_loss_knows_how_many_rounds_there_are(caplog: pytest.LogCaptu
     found = everything(simulate(chosen, StackedTrainer(chosen, 99, traced)))
     assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 99)))) < 1e-12
     assert not caplog.records
-
-
-@dataclass(frozen=True)
-class Slowing(FedAvg):
-    """A learning rate that falls from round to round."""
-
-    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
-        """FedAvg's, slower."""
-        return (Stage(self.loss, lr=0.1 / (1 + clock.round)),)
-
-
-def test_a_stage_that_changes_is_captured_anew() -> None:
-    chosen, captures = setup(Slowing(), federation(RAGGED), rounds=3), Counted(rerun)
-    found = everything(simulate(chosen, StackedTrainer(chosen, 99, captures)))
-    assert gap(found, everything(simulate(chosen, StackedTrainer(chosen, 99)))) < 1e-12
-    assert len(captures.kinds) == 3 * len(set(captures.kinds))
 
 
 def test_a_capture_that_memory_does_not_hold_halves_the_chunk() -> None:

@@ -108,6 +108,7 @@ def test_requests_are_alike_whose_clients_send_and_keep_leaves_of_one_kind() -> 
         {"training": False}, {"clock": Clock(2, 9)}, {"score": ()}, {"message": {"b": torch.zeros(2, 3, 4)}},
         {"message": {"a": torch.zeros(2, 2, 4)}}, {"message": {"a": torch.zeros(2, 3)}}, {"memory": {}},
         {"message": {"a": torch.zeros(2, 3, 4).double()}}, {"memory": {"m": torch.zeros(2, 1)}},
+        {"message": {"a": torch.zeros(2, 3, 4), "b": torch.zeros(2)}},
     ]  # fmt: skip
     assert len({one.kind, *(replace(one, **other).kind for other in others)}) == 1 + len(others)
 

@@ -1,8 +1,7 @@
-"""The one loop: divergence, who is told, traffic, randomness, one client alone."""
+"""The one loop: who is told, traffic, one client alone, preparation, and its parts against tables."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from fedbench.config.schema import TestConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Population
-from fedbench.core.errors import CheckpointError, Diverged
+from fedbench.core.errors import CheckpointError
 from fedbench.core.trees import Tree
 from fedbench.engine import simulation as states
 from fedbench.engine.client_state import ClientMemory
@@ -42,25 +41,6 @@ from tests.methods.toys import (
     setup,
     simulate,
 )
-
-
-class Poisoned(FedAvg):
-    """FedAvg whose server sends NaN to one client, in one round."""
-
-    victim, hit = 3, 1
-
-    def send(self, server: trees.Tree, cohort: Any) -> trees.Tree:
-        message = trees.clone(super().send(server, cohort))
-        if cohort.clock.round == self.hit:
-            message["head.weight"][cohort.ids == self.victim] = float("nan")
-        return message
-
-
-def test_divergence_names_the_round_and_the_client() -> None:
-    chosen = setup(Poisoned(), rounds=3, score="trained")
-    for trainer in trainers(chosen):
-        with pytest.raises(Diverged, match=r"in round 2 on client 3: leaf '.*' is not finite; lower protocol"):
-            simulate(chosen, trainer)
 
 
 class Diary(Observer):
@@ -130,36 +110,6 @@ def test_the_training_loss_of_a_round_is_the_mean_over_clients_of_the_mean_over_
         before, after = simulate(chosen, trainer).history.records
         assert np.isnan(before.train_loss)
         assert after.train_loss == pytest.approx(sum(means) / 2, abs=1e-9)
-
-
-def global_randomness() -> tuple[Any, ...]:
-    numpy_state = np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().tolist(), [str(part) for part in numpy_state], random.getstate()
-
-
-def test_global_randomness_is_neither_read_nor_written() -> None:
-    def run() -> State:
-        return simulate(setup(Ditto(), cohort=0.6))
-
-    first = run()
-    torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002
-    random.seed(1)
-    before = global_randomness()
-    again = run()
-    assert global_randomness() == before
-    assert gap(first.server, again.server) == gap(first.memory, again.memory) == 0
-
-
-def test_keyed_randomness_depends_on_every_key_and_nothing_else() -> None:
-    keys = [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1), (0, "a", 12), (0, "a", 1, 2, 0)]
-    drawn = {tuple(torch.randn(3, generator=rng.torch_rng(*key)).tolist()) for key in keys}
-    assert len(drawn) == len(keys)
-    arrays = {tuple(rng.numpy_rng(*key).random(3).tolist()) for key in keys}
-    assert len(arrays) == len(keys)
-    assert torch.randn(3, generator=rng.torch_rng(*keys[0])).tolist() in [list(each) for each in drawn]
-    assert all(0 <= rng.derive(*key) < 2**63 for key in keys)
-    assert rng.derive(0, "init") == 3912388711783151084, "another number would change every result"
 
 
 def test_one_client_alone_is_a_federation() -> None:

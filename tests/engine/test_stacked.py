@@ -203,7 +203,8 @@ def test_another_program_warms_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda: (replays.append(rows), again())  # type: ignore[func-returns-value]
 
     chosen = setup(Halved(), federation((16, 16)))
-    simulate(chosen, StackedTrainer(chosen, 2, capture))
+    found = simulate(chosen, StackedTrainer(chosen, 2, capture))
+    assert gap(found.server, simulate(chosen, StackedTrainer(chosen, 2)).server) < 1e-12
     assert captured == [(2, True)] * 2
     assert replays == [2, 2]
 

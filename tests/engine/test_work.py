@@ -21,7 +21,6 @@ from fedbench.engine.stacked import StackedTrainer
 from fedbench.engine.workers import WorkersTrainer
 from fedbench.methods import METHODS
 from fedbench.methods.fedavg import FedAvg
-from fedbench.methods.local import Local
 from fedbench.testing.checks import equal, everything, rerun
 from tests.helpers import pair
 from tests.methods.toys import federation, gap, setup, simulate
@@ -183,8 +182,3 @@ def test_impossible_work_is_refused_in_one_line(values: dict[str, float], messag
     with pytest.raises(FedbenchError, match=re.escape(message)) as caught:
         typed(ProtocolConfig, {"work": values}, "protocol")
     assert "\n" not in str(caught.value)
-
-
-def test_nothing_is_drawn_by_default() -> None:
-    chosen = setup(Local(), federation(SIZES))
-    assert {chosen.falls_short(client, Clock(1, 2)) for client in range(7)} == {(1.0, True)}

@@ -8,7 +8,7 @@ import multiprocessing
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,12 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
     monkeypatch.setattr(Simulation, "step", stopped)
 
 
-def count_rounds(monkeypatch: pytest.MonkeyPatch, before: Callable[[State], None] = lambda _: None) -> list[int]:
+def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rounds that are really trained from now on."""
     trained: list[int] = []
     played = Simulation.step
 
     def counted(self: Simulation, state: State) -> None:
-        before(state)
         trained.append(state.round)
         played(self, state)
 

@@ -14,7 +14,6 @@ from tests.report.browsing import shown
 
 pytestmark = browsing.needed
 T = "#table-fedcollab_t1"
-CELL = "fedcollab_t1|FedAvg|Label shift|Acc %"
 RUNS = ["fedcollab_t1|Local|Label shift", "fedcollab_t1|FedAvg|Label shift"]
 
 

@@ -11,7 +11,6 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from markupsafe import escape
@@ -52,10 +51,6 @@ class Page(HTMLParser):
 @pytest.fixture
 def page(results: Path) -> Page:
     return Page((results / "index.html").read_text(encoding="utf-8"))
-
-
-def unpacked(text: str) -> Any:
-    return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
 def test_accuracies_by_client_are_those_of_the_run_whichever_table_kept_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an observer is told of a run, and what the console shows of it: progress, the closing table."""
+"""What the console shows of a run: progress, the closing table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedbench.engine.history import Observer, Observers
 from fedbench.runs import progress
 from fedbench.runs.progress import Progress, comparison_table, run_table
 from fedbench.runs.run import Reading, summarise
@@ -97,46 +96,6 @@ class TestProgress:
         stream = io.StringIO()
         Progress(Console(file=stream, width=100)).finish(row)
         assert "1.23 MB" in stream.getvalue()
-
-
-class Recorder(Observer):
-    def __init__(self, calls):
-        self.calls = calls
-
-    def start(self, labels, rounds, resumed_from):
-        self.calls.append(("start", rounds, resumed_from))
-
-    def phase(self, name):
-        self.calls.append(("phase", name))
-
-    def advance(self, done):
-        self.calls.append(("advance", done))
-
-    def record(self, record):
-        self.calls.append(("record", record.round))
-
-    def finish(self, result):
-        self.calls.append(("finish", result["key"]))
-
-    def close(self):
-        self.calls.append(("close",))
-
-
-def tell(observer):
-    observer.start(LABELS, 3, 1)
-    observer.phase("train")
-    observer.advance(2)
-    observer.record(a_record(2))
-    observer.finish({"key": KEY})
-    observer.close()
-
-
-def test_observers_are_told_everything_in_order():
-    calls = []
-    tell(Observer())
-    tell(Observers([Recorder(calls), Observer(), Recorder(calls)]))
-    names = [("start", 3, 1), ("phase", "train"), ("advance", 2), ("record", 2), ("finish", KEY), ("close",)]
-    assert calls == [name for name in names for _ in range(2)]
 
 
 def a_row(method, seed, acc, **more):

@@ -27,14 +27,13 @@ from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.label import Homogeneous
 from fedbench.engine.history import History, Labels, Record
-from fedbench.engine.simulation import State
 from fedbench.metrics import Tally
 from fedbench.runs import execution, fingerprint
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, run_key
 from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Reading, summarise
-from tests.helpers.runs import FAST, config, count_rounds, kill_and_rerun, rows, same_models, stamps
+from tests.helpers.runs import FAST, config, count_rounds, interrupt_after, kill_and_rerun, rows, same_models, stamps
 
 
 def told(caplog: pytest.LogCaptureFixture, sizes: Sequence[int], sets: str = "local", prepares: int = 0) -> list[str]:
@@ -324,12 +323,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(
     run.execute(config(tmp_path / "parts", "method=local"))
     for stop in (1, 3):
         with monkeypatch.context() as patch:
-
-            def interrupt(state: State, stop: int = stop) -> None:
-                if state.round == stop:
-                    raise KeyboardInterrupt
-
-            count_rounds(patch, interrupt)
+            interrupt_after(patch, stop)
             with pytest.raises(KeyboardInterrupt):
                 run.execute(config(tmp_path / "parts", *overrides))
     trained = count_rounds(monkeypatch)
@@ -342,13 +336,9 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(
 def test_a_checkpoint_of_another_config_or_a_damaged_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(state: State) -> None:
-        if state.round == 2:
-            raise KeyboardInterrupt
-
     checkpoints = {}
     with monkeypatch.context() as patch:
-        count_rounds(patch, stop)
+        interrupt_after(patch, 2)
         for lr in (0.1, 0.2):
             with pytest.raises(KeyboardInterrupt):
                 run.execute(config(tmp_path, "method=local", "checkpoint.rounds=1", f"protocol.optimizer.lr={lr}"))

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from fedbench.core import files
-from fedbench.core.errors import CheckpointError, Damaged, FedbenchError, FolderInUse
+from fedbench.core.errors import Damaged, FedbenchError, FolderInUse
 from fedbench.core.files import as_csv, as_json, as_npz, read_csv, replacing, write_bytes, write_csv
 from fedbench.data.partition import Partition
 from fedbench.data.partitions.file import read_arrays
@@ -164,15 +164,6 @@ class TestCollect:
         assert collect([tmp_path]).empty
         with pytest.raises(FedbenchError, match="no such folder"):
             collect([tmp_path / "missing"])
-
-
-def test_a_folder_never_hands_out_a_checkpoint_of_another_configuration(tmp_path):
-    mine, other = (RunFolder(tmp_path, "01234567" + end, LABELS) for end in ("aa", "bb"))
-    assert mine.path == other.path  # equal in the eight digits that the folder shows
-    with mine:
-        checkpoint.save(mine.checkpoint, {}, {}, key=mine.key)
-    with other, pytest.raises(CheckpointError, match="another configuration"):
-        checkpoint.load(other.checkpoint, key=other.key)
 
 
 class TestLock:

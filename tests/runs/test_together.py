@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fedbench.core.errors import Diverged
-from fedbench.engine import seeds
 from fedbench.engine.seeds import Request
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.stacked import Program, StackedTrainer
@@ -202,19 +201,6 @@ def test_an_error_ends_its_own_run_only(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(good, Run)
     same(good, execution.execute(configs(tmp_path / "alone", *chosen)[0]))
     assert execution.folder_of(configs(tmp_path / "together", *chosen)[1]).status() != "finished"
-
-
-def test_without_a_joint_engine_the_runs_train_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = ["method=local", "partition=dir0.5", "protocol.rounds=1"]
-
-    def failing(setups: object) -> None:
-        raise torch.OutOfMemoryError("no room for all")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(seeds, "joint_setup", failing)
-        together = finished(execute_batched(configs(tmp_path / "together", *chosen)))
-    for ours, config in zip(together, configs(tmp_path / "alone", *chosen), strict=True):
-        same(ours, execution.execute(config))
 
 
 @pytest.mark.parametrize("where", [(Request, "served_by"), (Simulation, "step")], ids=["engine", "loop"])

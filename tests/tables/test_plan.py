@@ -13,7 +13,6 @@ import pytest
 from fedbench.cli import program
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.tables import plan, spec, store
-from fedbench.tables.plan import local_reference
 from fedbench.tables.spec import Selection, compose_cell
 from fedbench.tables.store import Provenance
 from tests.tables.selections import selection, table
@@ -66,25 +65,6 @@ def test_the_command_line_of_a_job_repeats_it(tmp_path: Path) -> None:
     for scale in ("paper", "smoke"):
         for job in plan.make(table(), selection(tmp_path, scale=scale)).jobs:
             assert run_key(resolve(compose(job.overrides))) == job.key
-
-
-def test_the_command_line_of_a_local_reference_repeats_it(tmp_path: Path) -> None:
-    """Of the seed and partition that the run compares with, whichever of them it changes."""
-    from fedbench.config.compose import compose
-    from fedbench.runs.config import resolve, run_key
-
-    for changed in (
-        (),
-        ("partition_seed=4",),
-        ("reference_seed=7",),
-        ("reference_seed=7", "partition_seed=4"),
-    ):
-        made = plan.make(table(), selection(tmp_path, changed=changed))
-        twins = [local_reference(job) for job in made.jobs]
-        assert {twin.config.seed for twin in twins} == ({7} if "reference_seed=7" in changed else {0, 1})
-        assert {twin.config.partition_seed for twin in twins} == ({4} if "partition_seed=4" in changed else {0, 1})
-        for twin in twins:
-            assert run_key(resolve(compose(twin.overrides))) == twin.key
 
 
 def test_a_substitute_takes_the_place_of_the_data_and_of_what_does_not_fit_it(tmp_path: Path) -> None:

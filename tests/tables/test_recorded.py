@@ -8,35 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import program, reproduce
+from fedbench.cli import reproduce
 from fedbench.tables import store
-
-TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
-FIRST = ["rows=Local,FedAvg", "columns=Label shift"]
+from tests.tables.calls import FIRST, folder, reproduced
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-def run(tmp_path: Path, *more: str) -> None:
-    """A call of the command; runs and results below `tmp_path`."""
-    assert (
-        program.main(["reproduce", *TABLE, f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", *more])
-        == 0
-    )
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a first call leaves; nobody changes it."""
-    made = tmp_path_factory.mktemp("first")
-    run(made, *FIRST, "seeds=1")
-    return made
-
-
-def folder(tmp_path: Path) -> Path:
-    """Where the table is."""
-    (only,) = store.folders(tmp_path / "results")
-    return only
 
 
 def values(tmp_path: Path, row: str, column: str = "Label shift") -> dict[int, float]:
@@ -47,10 +23,10 @@ def values(tmp_path: Path, row: str, column: str = "Label shift") -> dict[int, f
 
 @pytest.mark.slow
 def test_partial_calls_add_to_the_table(tmp_path: Path) -> None:
-    run(tmp_path, *FIRST, "seeds=2")
+    assert reproduced(tmp_path, *FIRST, "seeds=2") == 0
     both = values(tmp_path, "FedAvg")
     assert set(both) == {0, 1}
-    run(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1")
+    assert reproduced(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1") == 0
     assert values(tmp_path, "FedAvg") == both
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}
     assert values(tmp_path, "Ditto") == {}
@@ -73,12 +49,12 @@ def test_recorded_values_stand_without_their_runs(
     before = (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
     files = {name: (folder(tmp_path) / name).read_text() for name in (store.ROWS, store.CURVES, "cells.csv")}
     capsys.readouterr()
-    run(tmp_path, *FIRST, "seeds=1")
+    assert reproduced(tmp_path, *FIRST, "seeds=1") == 0
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
     assert files == {name: (folder(tmp_path) / name).read_text() for name in files}
     # A new row needs the Local run itself, to be measured against; nothing else is trained again.
-    run(tmp_path, "rows=Ditto", "columns=Label shift", "seeds=1")
+    assert reproduced(tmp_path, "rows=Ditto", "columns=Label shift", "seeds=1") == 0
     assert {path.parent.name for path in (tmp_path / "runs").rglob("seed0-*")} == {"local", "ditto"}
     assert before == (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
 
@@ -90,18 +66,8 @@ def test_a_record_of_another_configuration_does_not_stand(
     cell = store.load_table(folder(tmp_path)).cell("FedAvg", "Label shift", "acc")
     rewrite(tmp_path, cell.keys[0], "0" * 16)
     capsys.readouterr()
-    run(tmp_path, *FIRST, "seeds=1", "--dry-run")
+    assert reproduced(tmp_path, *FIRST, "seeds=1", "--dry-run") == 0
     assert "2 to do" in capsys.readouterr().out  # FedAvg, and the Local run that it is measured against
-
-
-def test_a_record_measured_otherwise_does_not_stand(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(first / "results", tmp_path / "results")
-    rewrite(tmp_path, '"column": "rsd"', '"column": "acc_pooled"')
-    capsys.readouterr()
-    run(tmp_path, *FIRST, "seeds=1", "--dry-run")
-    assert "2 to do" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -110,10 +76,10 @@ def test_what_another_call_added_meanwhile_stays(tmp_path: Path, monkeypatch: py
 
     def slow(*arguments: Any, **more: Any) -> None:
         monkeypatch.setattr(reproduce, "make_runs", ours)
-        run(tmp_path, "rows=Local", "columns=Label shift", "seeds=1")
+        assert reproduced(tmp_path, "rows=Local", "columns=Label shift", "seeds=1") == 0
         ours(*arguments, **more)
 
     monkeypatch.setattr(reproduce, "make_runs", slow)
-    run(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1")
+    assert reproduced(tmp_path, "rows=FedAvg", "columns=Feature shift", "seeds=1") == 0
     assert set(values(tmp_path, "Local")) == {0}
     assert set(values(tmp_path, "FedAvg", "Feature shift")) == {0}

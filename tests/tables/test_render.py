@@ -185,6 +185,7 @@ def test_only_what_has_a_value_or_failed_is_drawn_and_the_rest_is_named_in_a_lin
     assert "- No run of row E: Diverged: nan.\n" in text
     assert "| E |" not in text
     assert "later, Acc" not in text
+    assert "absent, Acc" not in text
     assert text.count("| D |") == render.draw_latex(table).count("D & ") == 0
     with (console := Console(width=120)).capture() as capture:
         console.print(render.draw_terminal(table))
@@ -239,11 +240,3 @@ def test_remarks_about_the_paper_s_scale_do_not_stand_below_runs_that_are_too_sh
     short = render.draw_markdown(filled(values, made=Provenance("smoke", trained=False), **said))
     assert "batches hold 100" not in short
     assert "of the row" not in short
-
-
-def test_a_column_without_a_run_is_named_below_with_the_reason() -> None:
-    table = filled(VALUES, PUBLISHED, made=MADE, columns=[{"label": "c"}, {"label": "absent"}])
-    more = [Cell(row, "absent", "acc", reason="not run: data missing (get it)") for row in VALUES]
-    text = render.draw_markdown(dataclasses.replace(table, cells=(*table.cells, *more)))
-    assert "absent" not in text.splitlines()[2]
-    assert "- No run of column absent: data missing (get it)." in text

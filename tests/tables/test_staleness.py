@@ -15,9 +15,7 @@ from fedbench.report.build import build
 from fedbench.runs.progress import STALE
 from fedbench.tables import store
 from tests.helpers.codes import edit
-
-TABLE = ["table=fedcollab_t1", "scale=smoke", "substitute=digits", "model=mlp", "jobs=1"]
-CELLS = ["rows=Local,FedAvg", "columns=Label shift", "seeds=1"]
+from tests.tables.calls import FIRST, folder, reproduced
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_codes"),
@@ -25,23 +23,9 @@ pytestmark = [
 ]
 
 
-def reproduced(tmp_path: Path, *more: str) -> int:
-    """The exit code of a call of the command, all of it below `tmp_path`."""
-    places = [f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}"]
-    return program.main(["reproduce", *TABLE, *CELLS, *places, *more])
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a first call leaves; nobody changes it."""
-    made = tmp_path_factory.mktemp("first")
-    assert reproduced(made) == 0
-    return made
-
-
-def folder(tmp_path: Path) -> Path:
-    (only,) = store.folders(tmp_path / "results")
-    return only
+def again(tmp_path: Path, *more: str) -> int:
+    """The exit code of the first call once more."""
+    return reproduced(tmp_path, *FIRST, "seeds=1", *more)
 
 
 def table(tmp_path: Path) -> str:
@@ -56,7 +40,7 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     before = {row["row"]: row["code"] for row in store.load_rows(folder(tmp_path))}
     edit(monkeypatch, "method")
     capsys.readouterr()
-    assert reproduced(tmp_path) == 0
+    assert again(tmp_path) == 0
     assert STALE in capsys.readouterr().out
     assert table(tmp_path).count(STALE) == 2 * 3 - 2 + 1  # Local has one metric; one is in the remark
     assert "as the code of method has changed since: Local, FedAvg." in table(tmp_path)
@@ -66,14 +50,14 @@ def test_cells_of_other_code_are_marked_counted_and_made_again(
     capsys.readouterr()
     program.main(["redraw", str(tmp_path / "results")])
     assert "2 runs: 2 made by other code than today's, 0 recorded before code was" in capsys.readouterr().out
-    assert reproduced(tmp_path, "stale=error") != 0
+    assert again(tmp_path, "stale=error") != 0
     assert "method changed since" in capsys.readouterr().err
-    assert reproduced(tmp_path, "stale=rerun") == 0
+    assert again(tmp_path, "stale=rerun") == 0
     after = {row["row"]: row["code"] for row in store.load_rows(folder(tmp_path))}
     assert all(after[name] != code for name, code in before.items())
     assert STALE not in table(tmp_path)
     capsys.readouterr()
-    assert reproduced(tmp_path, "stale=rerun") == 0
+    assert again(tmp_path, "stale=rerun") == 0
     assert "2 finished, 0 failed, 0 to do" in capsys.readouterr().out
 
 
@@ -85,7 +69,7 @@ def test_a_record_of_other_samples_does_not_stand(
     write_csv(folder(tmp_path) / store.ROWS, rows)
     (folder(tmp_path) / "checksums.json").unlink()
     capsys.readouterr()
-    assert reproduced(tmp_path, "dry_run=true") == 0
+    assert again(tmp_path, "dry_run=true") == 0
     assert "0 finished, 0 failed, 2 to do" in capsys.readouterr().out
 
 
@@ -97,7 +81,7 @@ def test_a_record_of_before_code_was_recorded_stands_and_is_counted(
     write_csv(folder(tmp_path) / store.ROWS, rows)
     (folder(tmp_path) / "checksums.json").unlink()
     capsys.readouterr()
-    assert reproduced(tmp_path, "dry_run=true", "stale=error") == 0
+    assert again(tmp_path, "dry_run=true", "stale=error") == 0
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
     program.main(["redraw", str(tmp_path / "results")])
     assert "2 runs: 0 made by other code than today's, 2 recorded before code was" in capsys.readouterr().out
@@ -121,7 +105,7 @@ def test_rows_with_another_local_than_the_tables_are_marked_counted_and_made_aga
     assert own.count(STALE) == 3
     runs = tmp_path / "runs"
     shutil.move(runs, tmp_path / "gone")
-    assert reproduced(tmp_path, "stale=error") != 0
+    assert again(tmp_path, "stale=error") != 0
     assert "was recorded against another result of Local" in capsys.readouterr().err
-    assert reproduced(tmp_path, "stale=rerun") == 0
+    assert again(tmp_path, "stale=rerun") == 0
     assert STALE not in table(tmp_path)

@@ -99,8 +99,10 @@ def test_a_new_label_of_a_metric_loses_no_value(tmp_path: Path) -> None:
     assert plan.fill(shown).cells[0].values == (50.0,)
     written_out = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "score"})
     assert plan.fill(written_out).cells[0].values == (50.0,)
-    other = planned(tmp_path, record_of(tmp_path), measure={"name": "result", "column": "acc_pooled"})
+    store.save(tmp_path, record_of(tmp_path).table, [])  # type: ignore[arg-type]
+    other = planned(tmp_path, store.read(tmp_path), measure={"name": "result", "column": "acc_pooled"})
     assert plan.fill(other).cells[0].values == ()
+    assert {job.config.labels["method"] for job in other.missing()} == {"local", "fedavg", "fedprox"}
 
 
 def test_a_cell_with_some_of_its_metrics_is_kept(tmp_path: Path) -> None:

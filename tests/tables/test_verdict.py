@@ -171,16 +171,6 @@ def test_a_columns_mark_counts_all_its_rows_apart_and_is_said_once() -> None:
         both(columns=[{"label": "c", "exploratory": " "}])
 
 
-SAME_SETTING = (89.9, 90.0, 90.1)
-
-
-def judged_settings(*values: float, published: Published | None = None, **changes: object) -> Verdict:
-    """The verdict on a table's only cell."""
-    changes = {"published_seeds": 5, **changes}
-    table = filled({"A": values}, {"A": published or value(90.0, 0.1)}, **changes)  # type: ignore[arg-type]
-    return verdict_of(table, table.cells[0])
-
-
 def test_the_margins_in_the_metrics_own_units() -> None:
     for name in ("acc", "best_acc", "acc_global", "rsd"):
         assert width(name, {}, 50.0, 20) == 1.0
@@ -194,9 +184,9 @@ def test_the_margins_in_the_metrics_own_units() -> None:
 
 
 def test_a_table_may_set_a_margin_and_says_why() -> None:
-    assert judged_settings(*SAME_SETTING, published=value(91.3, 0.1)).kind == DIFFERENT
+    assert judged(*SAME, published=value(91.3, 0.1)).kind == DIFFERENT
     own = {"acc": {"value": 2, "why": "accuracy is of 50 test images"}}
-    assert judged_settings(*SAME_SETTING, published=value(91.3, 0.1), margins=own).kind == EQUIVALENT
+    assert judged(*SAME, published=value(91.3, 0.1), margins=own).kind == EQUIVALENT
 
 
 @pytest.mark.parametrize(
@@ -217,30 +207,30 @@ def test_a_table_may_set_a_margin_and_says_why() -> None:
 )
 def test_a_margin_that_is_none(margins: object, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as error:
-        filled({"A": SAME_SETTING}, margins=margins)
+        filled({"A": SAME}, margins=margins)
     assert "\n" not in str(error.value)
 
 
 def test_a_margin_of_a_metric_that_is_not_there() -> None:
     with pytest.raises(UnknownName, match="ipr"):
-        filled({"A": SAME_SETTING}, margins={"ipr": {"value": 1, "why": "w"}})
+        filled({"A": SAME}, margins={"ipr": {"value": 1, "why": "w"}})
 
 
 def test_an_unknown_number_of_clients_gives_no_verdict_on_ipr() -> None:
-    table = filled({"A": SAME_SETTING}, {"A": value(90.0)}, metrics=[{"name": "ipr"}])
+    table = filled({"A": SAME}, {"A": value(90.0)}, metrics=[{"name": "ipr"}])
     assert verdict_of(table, table.cells[0]).text == "no verdict: its margin is not known"
 
 
 @pytest.mark.parametrize("clients", [-1, 2.5, "20"])
 def test_a_paper_has_whole_clients(clients: object) -> None:
     with pytest.raises(ConfigError, match=f"clients is {clients}; it must be a whole number of at least 0"):
-        filled({"A": SAME_SETTING}, clients=clients)
+        filled({"A": SAME}, clients=clients)
 
 
 @pytest.mark.parametrize("seeds", [0, 2.5, "5"])
 def test_a_published_mean_is_of_a_seed_at_least(seeds: object) -> None:
     with pytest.raises(ConfigError, match=f"published_seeds is {seeds}; it must be a whole number"):
-        filled({"A": SAME_SETTING}, published_seeds=seeds)
+        filled({"A": SAME}, published_seeds=seeds)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +243,7 @@ def test_a_published_mean_is_of_a_seed_at_least(seeds: object) -> None:
 )
 def test_a_group_that_is_none(groups: object, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as error:
-        filled({"A": SAME_SETTING}, groups=groups)
+        filled({"A": SAME}, groups=groups)
     assert "\n" not in str(error.value)
 
 
@@ -268,7 +258,7 @@ def test_a_group_of_rows_that_are_not_there(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_mark_of_the_whole_table_names_what_it_marks() -> None:
     with pytest.raises(ConfigError, match="'exploratory' must be a mapping"):
-        filled({"A": SAME_SETTING}, exploratory="because")
+        filled({"A": SAME}, exploratory="because")
 
 
 def test_what_is_said_of_bounds_marks_and_tables_that_are_not_done() -> None:
