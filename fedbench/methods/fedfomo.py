@@ -1,15 +1,20 @@
 """FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
 
-Client i receives the models of M others and weighs them on its validation samples, theta_i its own latest:
+Client i receives the models of M others and weighs them on its validation samples against a theta_i of its own:
 w_n = (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|. With w+_n = max(w_n, 0) / sum_m max(w_m, 0) it trains on from
-theta_i + sum_n w+_n (theta_n - theta_i). Server: P_in adds up the w_n that i reports; the M of highest P_in
-are sent, ties by lot. For exploration a candidate ranks by lot instead with probability epsilon, which falls by `decay`
-a round. Candidates are all clients, by their latest upload. Validation samples: the protocol's
-(protocol.test.val_fraction; pFedSim's comparison: .2), else the training samples, on which a client that fits its own
-finds nobody better and stays alone. They are held out once and never trained on, as in the authors' code. (FL-bench
-draws them anew each round, so that in time all are trained on; it does not explore, and a client's own model takes one
-of the M places: epsilon=0, M=4.) Scored is a client's own latest
-model. M models cross the network downwards, one upwards; where fewer others exist, copies of its own take their place.
+theta_i + sum_n w+_n (theta_n - theta_i), or from theta_i where none is better. `baseline` says which model theta_i is:
+- "before" (preset; the authors' code and PFLlib's): that with which the client's latest training began. The one that
+  this gave is a candidate beside the M; if it is not better on the validation samples, the training is taken back.
+- "trained" (FL-bench, and so pFedSim's comparison): the latest trained, which as a candidate would weigh nothing.
+
+Server: P_in adds up the w_n that i reports of others; the M of highest P_in are sent, ties by lot. For exploration a
+candidate ranks by lot instead with probability epsilon, which falls by `decay` a round. Candidates are all clients, by
+their latest upload. Validation samples: the protocol's (protocol.test.val_fraction; pFedSim's comparison: .2), else the
+training samples, on which a client that fits its own finds nobody better and stays alone. They are held out once and
+never trained on, as in the authors' code. (FL-bench draws them anew each round, so that in time all are trained on; it
+does not explore, and a client's own model takes one of the M places: baseline=trained, epsilon=0, M=4.) Scored is a
+client's own latest trained model. M models cross the network downwards, one upwards; where fewer others exist, copies
+of its own take their place, and weigh nothing. Others' models get the `private` leaves that the client trained last.
 Batch normalisation: statistics are combined like weights, but are not in the norm.
 """
 
@@ -21,8 +26,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.config.fields import at_least, selectors, share
-from fedbench.config.schema import LocalConfig
+from fedbench.config.fields import at_least, one_of, selectors, share
+from fedbench.config.schema import LocalConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree, sent
@@ -57,7 +62,7 @@ def peers(P: Tensor, cohort: Cohort, M: int, epsilon: float) -> Tensor:
 
 
 def client_weights(own: Tree, models: Tree, data: Batch, task: Task) -> Tensor:
-    """Return the weights w_n [M] of `models` [M, ...] for a client with model `own`, by their losses on `data`."""
+    """Return the weights w_n [M] of `models` [M, ...] against theta_i, a client's `own`, by their losses on `data`."""
     theta = task.weights(own)
     before = features.mean_loss(own, data, task)
     weights = []
@@ -67,6 +72,20 @@ def client_weights(own: Tree, models: Tree, data: Batch, task: Task) -> Tensor:
         gain = before - features.mean_loss(model, data, task)
         weights.append(torch.where(squared > SMALLEST, gain / squared.clamp(min=SMALLEST).sqrt(), 0.0))
     return torch.stack(weights) if weights else before.new_zeros(0)
+
+
+def with_trained(models: Tree, trained: Tree) -> Tree:
+    """Return the candidates [M + 1, ...]: others' `models` [M, ...] with what they lack of `trained`, and that."""
+    count = len(next(iter(models.values()), []))
+    others = {name: models.get(name, leaf.expand(count, *leaf.shape)) for name, leaf in trained.items()}
+    return {name: torch.cat([others[name], leaf.unsqueeze(0)]) for name, leaf in trained.items()}
+
+
+def others_weights(weights: Tensor, candidates: Tree, task: Task) -> Tensor:
+    """Return the `weights` [M] of the candidates but for the last; those that equal the last have none."""
+    trained = task.weights(trees.row(candidates, -1))
+    apart = [trees.squared_distance(trained, trees.row(candidates, n)) for n in range(len(weights) - 1)]
+    return torch.where(torch.stack(apart) > SMALLEST, weights[:-1], 0.0) if apart else weights[:-1]
 
 
 def combined(own: Tree, models: Tree, weights: Tensor) -> Tree:
@@ -82,7 +101,7 @@ class FedFomo(Method):
     """Clients combine others' models by how much these help on their validation samples.
 
     Server: model/* [N, ...]; P [N, N]
-    Memory: * [N, ...]
+    Memory: * [N, ...], the latest trained; before/* [N, ...] if baseline is before, what that began with
     Message: peer/* [M, ...]; reported/peers [M]
     Upload: * [...]; reported/peers [M]; reported/weights [M]
     """
@@ -91,6 +110,8 @@ class FedFomo(Method):
     M: int = at_least(1, 5)  # models that a client receives
     epsilon: float = share(0.3)  # probability that one of them is drawn at random
     decay: float = at_least(0, 0.05)  # by which epsilon falls each round
+    # theta_i: the client's latest "trained" model, or that from "before" its training, which the trained competes with
+    baseline: str = added(one_of("trained", "before"))
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
@@ -107,7 +128,9 @@ class FedFomo(Method):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start all from one model, with P zero."""
         server, memory = client_models(task, self.private, population, generator)
-        own = trees.part(server, "model")
+        own = {**trees.part(server, "model"), **memory}
+        if self.baseline == "before":
+            memory = trees.join(before=own)
         P = torch.zeros(population.clients, population.clients, dtype=torch.float64)
         return {**server, "P": P}, {**own, **memory}
 
@@ -142,25 +165,32 @@ class FedFomo(Method):
     # ---- client
 
     def start(self, client: Client) -> Tree:
-        """Return the combined model, and the weights beside it."""
-        models = trees.part(client.message, "peer")
-        weights = client_weights(client.memory, models, client.validation, client.task)
-        return {**combined(client.memory, models, weights), "reported/weights": weights}
+        """Return the combined model, the others' weights, and the model again, to keep, if it is the next theta_i."""
+        models, own = trees.part(client.message, "peer"), trees.plain(client.memory)
+        if self.baseline == "trained":
+            weights = client_weights(own, models, client.validation, client.task)
+            return {**combined(own, models, weights), "reported/weights": weights}
+        models, own = with_trained(models, own), trees.part(client.memory, "before")
+        weights = client_weights(own, models, client.validation, client.task)
+        reported = others_weights(weights, models, client.task)
+        model = combined(own, models, torch.cat([reported, weights[-1:]]))
+        return {**model, **trees.join(before=model), "reported/weights": reported}
 
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Train the model alone."""
-        return (Stage(self.loss, fixed=("reported/*",)),)
+        return (Stage(self.loss, fixed=("reported/*", "before/*")),)
 
     def finish(self, work: Tree, client: Client) -> tuple[Tree, Tree]:
-        """Upload the model and the weights; keep the model."""
+        """Upload the model and the weights; keep the model, and what it began with."""
         model = trees.plain(work)
         _, shared = client.task.split(model, self.private)
         reported = {"peers": client.message["reported/peers"], "weights": work["reported/weights"]}
-        return {**shared, **trees.join(reported=reported)}, model
+        before = trees.join(before=trees.part(work, "before"))
+        return {**shared, **trees.join(reported=reported)}, {**model, **before}
 
     def model(self, work: Tree, client: Client) -> Tree:
-        """Return the model without the weights."""
+        """Return the model without what is beside it."""
         return trees.plain(work)
 
     def personal(self, client: Client) -> Tree:
-        return client.memory
+        return trees.plain(client.memory)

@@ -301,7 +301,7 @@ MIXING: list[dict[str, Any]] = [
     *({"name": name} for name in ("pfedgraph", "fedsac", "fedamp", "knnper")),
     {"name": "pfedsim", "rho": 0.3},
     {"name": "fedap", "warmup": 0.4},
-    {"name": "fedfomo", "epsilon": 0.0},
+    *({"name": "fedfomo", "epsilon": 0.0, "baseline": baseline} for baseline in ("trained", "before")),
     {"name": "apple", "p_lr": 0.1},
 ]
 

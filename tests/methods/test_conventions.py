@@ -131,6 +131,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "moon private": {"name": "moon", "private": ["@head"]},
     "pfedgraph code": {"name": "pfedgraph", "reference": "directions", "private": ["@head"]},
     "pfedgraph text": {"name": "pfedgraph", "similarity": "parameters"},
+    "fedfomo trained": {"name": "fedfomo", "baseline": "trained"},
     "fedsac private": {"name": "fedsac", "private": ["@head"]},
     "fedrema private": {"name": "fedrema", "private": ["*.0.bias"], "classifier": ["@head"]},
     "sosicfl_plus all": {"name": "sosicfl_plus", "simplex": ["*"]},

@@ -739,12 +739,17 @@ def test_fedremas_ties_are_cut_in_the_clients_order() -> None:
     assert gaps.tolist() == [0.25] * 40
 
 
-def test_rounds_of_fedfomo() -> None:
-    """Weights of the models that help on validation samples, added up in P; the best known are sent next."""
-    chosen, found = played(FedFomo(M=2, epsilon=0.0), rounds=4)
+@pytest.mark.parametrize("baseline", ["trained", "before"])
+def test_rounds_of_fedfomo(baseline: str) -> None:
+    """Weights of the models that help on validation samples, added up in P; the best known are sent next.
+
+    Compared with what a client began to train from, its own trained model helps too, or does not.
+    """
+    chosen, found = played(FedFomo(M=2, epsilon=0.0, baseline=baseline), rounds=6)
     data = [samples(chosen, k) for k in FOUR]
     held = [chosen.federation.gather(chosen.federation.validation_indices(k)) for k in FOUR]
-    stored, P = [initial(chosen)] * 4, np.zeros((4, 4))
+    stored, began, P = [initial(chosen)] * 4, [initial(chosen)] * 4, np.zeros((4, 4))
+    own_weights = []
     for each in found:
         trained = {}
         for i, k in enumerate(each.ids):
@@ -755,26 +760,31 @@ def test_rounds_of_fedfomo() -> None:
             assert sorted(P[k, peers]) == sorted(P[k, others[:2]])
             for place, j in enumerate(peers):
                 same({n: each.message[f"peer/{n}"][i, place] for n in PARAMETERS}, stored[j])
-            before = float(loss_on(held[k])(stored[k]))
+            theta, candidates = (stored[k], peers) if baseline == "trained" else (began[k], [*peers, k])
             weights = []
-            for j in peers:
-                apart = float(np.linalg.norm(flat(stored[j]) - flat(stored[k])))
-                gain = before - float(loss_on(held[k])(stored[j]))
+            for j in candidates:
+                apart = float(np.linalg.norm(flat(stored[j]) - flat(theta)))
+                gain = float(loss_on(held[k])(theta)) - float(loss_on(held[k])(stored[j]))
                 weights.append(gain / apart if apart > 0 else 0.0)
             positive = [max(0.0, value) for value in weights]
-            start = stored[k]
+            start = theta
             if sum(positive) > 0:
                 row = [value / sum(positive) for value in positive]
-                start = combined([1, *row], [start, *(less(stored[j], start) for j in peers)])
-            same({"": each.uploads["reported/weights"][i]}, {"": torch.tensor(weights, dtype=torch.float64)})
-            trained[k] = descend(loss_on(data[k]), start, LR)
-            for j, value in zip(peers, weights, strict=True):
+                start = combined([1, *row], [start, *(less(stored[j], start) for j in candidates)])
+                own_weights += row[2:]
+            same({"": each.uploads["reported/weights"][i]}, {"": torch.tensor(weights[:2], dtype=torch.float64)})
+            trained[k], began[k] = descend(loss_on(data[k]), start, LR), start
+            for j, value in zip(peers, weights, strict=False):
                 P[k, j] += value
         same({n: each.uploads[n] for n in PARAMETERS}, stacked([trained[k] for k in each.ids]))
         stored = [trained.get(k, stored[k]) for k in FOUR]
         same(each.server, {**joined(model=stacked(stored)), "P": torch.from_numpy(P)})
+        kept = {} if baseline == "trained" else joined(before=stacked(began))
+        same(each.memory, {**stacked(stored), **kept})
         same(each.scored, stacked(stored))
     assert (P > 0).any()
+    if baseline == "before":
+        assert 0 < sum(0 < share < 1 for share in own_weights) < len(own_weights)
 
 
 # ---- endpoints

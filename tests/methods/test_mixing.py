@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedbench.core import trees
 from fedbench.core.errors import FedbenchError
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation, Ragged
-from fedbench.engine.contract import Cohort
+from fedbench.engine.contract import Clock, Cohort
 from fedbench.engine.method import HookError
 from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedamp import FedAMP
@@ -212,24 +213,65 @@ def validated(sizes: tuple[int, ...] = FOUR, empty: tuple[int, ...] = ()) -> Fed
     return data
 
 
-def test_stacked_fedfomo_reads_the_same_validation_samples() -> None:
-    chosen = setup(FedFomo(M=2), validated(empty=(1, 3)), rounds=3, cohort=0.75)
+@pytest.mark.parametrize("baseline", ["trained", "before"])
+def test_stacked_fedfomo_reads_the_same_validation_samples(baseline: str) -> None:
+    method = FedFomo(M=2, baseline=baseline)
+    chosen = setup(method, validated(empty=(1, 3)), rounds=3, cohort=0.75)
     data = chosen.federation
     assert torch.equal(data.validation_indices(1), data.indices("train", 1)), "it has no others"
     looped, stacked = simulate(chosen), simulate(chosen, StackedTrainer(chosen, 3))
     assert close(looped.server, stacked.server)
     assert close(looped.memory, stacked.memory)
-    full = setup(FedFomo(M=2), validated(), rounds=3, cohort=0.75)
+    full = setup(method, validated(), rounds=3, cohort=0.75)
     assert gap(simulate(full).server, looped.server) > 1e-6
 
 
-def test_a_lone_client_is_local_and_a_client_takes_nothing_from_worse_models() -> None:
-    assert close(final(FedFomo(), (9,)), final(Local(), (9,)))
+@pytest.mark.parametrize("baseline", ["trained", "before"])
+def test_a_lone_client_is_local_and_a_client_takes_nothing_from_worse_models(baseline: str) -> None:
+    method = FedFomo(baseline=baseline)
+    assert close(final(method, (9,)), final(Local(), (9,)))
     labels = [[0], [1], [2], [3]]  # nobody's model helps on another's only class
-    chosen, local = (setup(each, federation(FOUR, labels=labels), rounds=3, epochs=8) for each in (FedFomo(), Local()))
+    chosen, local = (setup(each, federation(FOUR, labels=labels), rounds=3, epochs=8) for each in (method, Local()))
     state = simulate(chosen)
     assert close(models(chosen, state), models(local, simulate(local)))
     assert float(state.server["P"].max()) <= 0
+
+
+def test_what_fedfomo_takes_from_others_with_private_leaves_and_from_its_own_copies() -> None:
+    """Others' models have the head that the client trained last, a copy of its own counts once; none better: theta_i.
+
+    Candidates are another's body, a copy of the client's own, and its own.
+    """
+    method = FedFomo(M=2, private=("@head",), baseline="before")
+    chosen = setup(method, federation(FOUR))
+    task, (x, y) = chosen.task, chosen.federation.gather(chosen.federation.validation_indices(1))
+    drawn = [task.init(torch.Generator().manual_seed(seed)) for seed in range(3)]
+    head = task.select(drawn[0], ["@head"])
+
+    def loss(model: Tree) -> float:
+        return float(torch.nn.functional.cross_entropy(task.apply(model, x), y))
+
+    def begun(before: Tree, own: Tree, body: Tree) -> Tree:
+        peers = {n: torch.stack([body[n], own[n]]) for n in body if n not in head}
+        message = {**trees.join(peer=peers), "reported/peers": torch.tensor([0, 1])}
+        memory = {**own, **trees.join(before=before)}
+        return method.start(chosen.client(1, message, memory, Clock(1, 3)))
+
+    ranked = sorted(({n: v.double() for n, v in each.items()} for each in drawn), key=loss, reverse=True)
+    for before, own, body in ((ranked[0], ranked[1], ranked[2]), (ranked[2], ranked[0], ranked[1])):
+        mixed = {**body, **{n: own[n] for n in head}}
+        weights = []
+        for each in (mixed, own):
+            apart = math.sqrt(sum(float((each[n] - before[n]).square().sum()) for n in before))
+            weights.append((loss(before) - loss(each)) / apart)
+        positive = [max(0.0, each) for each in weights]
+        first, second = (each / (sum(positive) or 1.0) for each in positive)
+        expected = {n: v + first * (mixed[n] - v) + second * (own[n] - v) for n, v in before.items()}
+        found = begun(before, own, body)
+        assert close(trees.plain(found), expected)
+        assert close(trees.part(found, "before"), expected)
+        assert found["reported/weights"].tolist() == pytest.approx([weights[0], 0.0])
+        assert (positive[1] > 0) is (before is ranked[0])
 
 
 def test_fedfomos_graph_by_loops() -> None:
