@@ -68,6 +68,11 @@ class FedOpt(WrapperMethod):
     # ---- the server
 
     @property
+    def family(self) -> str:  # type: ignore[override]
+        """That of the method inside: what clients have of their own does not change."""
+        return self.inner.family
+
+    @property
     def why_one_kind(self) -> str:
         return self.inner.why_one_kind
 
