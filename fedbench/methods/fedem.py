@@ -23,9 +23,10 @@ from torch.nn import functional
 
 from fedbench.config.fields import at_least
 from fedbench.core import trees
+from fedbench.config.schema import LocalConfig
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, ClientHook, Cohort
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.parts.features import class_sums
 from fedbench.models.task import Task
@@ -79,6 +80,10 @@ class FedEM(Method):
         return {**self._models(client.message), **self.expected(sums, counts)}
 
     def expected(self, sums: Tensor, counts: Tensor) -> Tree:
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Train the models: what the E-step found stays, under weight decay too."""
+        return (Stage(self.loss, moves=("component/*",)),)
+
         """Return pi [M] from the sums of q over the samples of each class [K, M], and their counts [K]."""
         return {"pi": sums.sum(0) / counts.sum()}
 

@@ -578,8 +578,10 @@ STAYS = {  # leaves of local work that no step of a first round moves, so that n
     "fedbabu": {"head.bias", "head.weight"},
     "fedcp": {"head/head.bias", "head/head.weight", "context"},
     "feddbe": {"running"},
+    "fedem": {"pi"},
     "fedfomo": {"reported/weights"},
     "fediot": {"head.bias", "head.weight"},
+    "fedrc": {"pi", "labels"},
     "gpfl": {"conditions"},
     "pfedfda": {"lda/weight", "lda/bias"},
 }
