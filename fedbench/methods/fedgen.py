@@ -113,7 +113,7 @@ class FedGen(Method):
         shares = client.message["labels"]
         return {
             **self._draw(steps, shares, generator),
-            "own": self._draw(steps, shares, generator)["eps"],
+            "own": torch.randn(steps, self.batch, self.noise, generator=generator).to(shares),
             "decay": shares.new_full((steps,), self.decay**client.clock.round),
         }
 
