@@ -7,7 +7,8 @@ by n_t / n. A client is scored on sum_m pi_tm softmax(theta_m(x)), with the pi o
 start from independent draws, as in the authors' code: equal ones would stay equal.
 `damped`: the code averages over all clients, of which those not drawn still have the last model.
 Deviations: q, which is fixed in a round, is computed again for each mini-batch, from the received models: the same
-numbers. All models see the same mini-batches (the code: each its own), and one clipping is of all their gradients.
+numbers. All models see the same mini-batches (the code: each its own), and one clipping is of all their gradients. A
+client that no round met is scored with pi = 1 / M (the code: of one E-step).
 Batch normalisation: each model has its own statistics, averaged; the E-step is in evaluation mode.
 """
 
@@ -22,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbench.config.fields import at_least
-from fedbench.core import trees
 from fedbench.config.schema import LocalConfig
+from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
@@ -79,11 +80,11 @@ class FedEM(Method):
         sums, counts = class_sums(partial(self.responsibilities, client), client.data, client.task.classes)
         return {**self._models(client.message), **self.expected(sums, counts)}
 
-    def expected(self, sums: Tensor, counts: Tensor) -> Tree:
     def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
         """Train the models: what the E-step found stays, under weight decay too."""
         return (Stage(self.loss, moves=("component/*",)),)
 
+    def expected(self, sums: Tensor, counts: Tensor) -> Tree:
         """Return pi [M] from the sums of q over the samples of each class [K, M], and their counts [K]."""
         return {"pi": sums.sum(0) / counts.sum()}
 
