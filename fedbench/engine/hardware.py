@@ -323,7 +323,7 @@ def gpu_peak(device: torch.device, work: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-COPIES = 5  # of a network that any run holds: one to train, one to score, the server's, a client's, and its gradient
+HELD = 5  # copies of a network in any run: one to train, one to score, the server's, a client's, and its gradient
 
 
 def check_memory(model: Model, dataset: Dataset, device: torch.device) -> None:
@@ -332,9 +332,7 @@ def check_memory(model: Model, dataset: Dataset, device: torch.device) -> None:
     Raises:
         ConfigError: with what it takes and what is free.
     """
-    needed = COPIES * sum(
-        each.leaf_bytes(each.view(dataset).shape, dataset.classes) for each in model.networks.values()
-    )
+    needed = HELD * sum(each.leaf_bytes(each.view(dataset).shape, dataset.classes) for each in model.networks.values())
     if needed > (free := free_bytes(device)):
         raise ConfigError(
             f"model {model.label} takes at least {needed / 1e9:,.1f} GB for inputs of shape {list(dataset.shape)}, "

@@ -2,9 +2,10 @@
 
 Client i keeps v_i and is scored on v^ = alpha_i v_i + (1 - alpha_i) w. Algorithm 1, on each mini-batch: w <- w - eta
 grad f(w), v_i <- v_i - eta alpha_i grad f(v^), both gradients at the old values; the server averages w. Adaptive:
-alpha_i loses alpha_lr <grad f(v^), v_i - w>, kept in [0, 1]; once a round, before the other steps, as in the authors'
-code.
-Deviations: averages are by n_i / n (the paper: uniform); the code's extra .02 alpha in that gradient is left out.
+alpha_i loses alpha_lr <grad f(v^), v_i - w>, kept in [0, 1]; once a round, before the other steps.
+Deviations: averages are by n_i / n (the paper: uniform); a protocol's clipping is of both gradients' joint norm. The
+authors' code (FedTorch) mixes the logits of v_i and w, not their weights, steps w before it takes v_i's gradient, alpha
+after the steps of a round's first mini-batch, and has an extra .02 alpha in alpha's gradient: all left out.
 Batch normalisation: w's running statistics are shared; v^ has its own, private and not mixed.
 """
 

@@ -97,8 +97,8 @@ class APPLE(Method):
     def model(self, work: Tree, client: Client) -> Tree:
         """Return w = sum_j p_j c_j, with gradients for c_k and, scaled, for p."""
         p0 = client.message["p0"]
-        p = torch.where(p0 > 0, p0 + self.moved(work, client), 0)  # of the clients of this server
-        own = torch.arange(len(p), device=p.device) == client.message["place"]
+        own = torch.arange(len(p0), device=p0.device) == client.message["place"]
+        p = torch.where((p0 > 0) | own, p0 + self.moved(work, client), 0)  # of this server's clients, and a newcomer
         others, weight = p.masked_fill(own, 0), torch.where(own, p, 0).sum()
         peers, core = trees.part(client.message, "core"), trees.part(work, "core")
         w = {name: torch.tensordot(others, peers[name], dims=1) + weight * leaf for name, leaf in core.items()}

@@ -77,7 +77,7 @@ class CFL(Coalitions):
         """Split the clusters that are due, then FedAvg in each."""
         server = {**server, "coalition": server["coalition"].cpu()}
         cohort = replace(cohort, population=self._counted(cohort.population))
-        if cohort.clock.round >= self.warmup:
+        if self.relative or cohort.clock.round >= self.warmup:
             models = trees.flatten(cohort.task.weights(uploads)).double()
             for k, updates, *lengths in self._updates(server, models, cohort):
                 server = self._split(server, updates, cohort, k, *lengths)
@@ -107,7 +107,7 @@ class CFL(Coalitions):
     def _split(
         self, server: Tree, updates: Tensor, cohort: Cohort, k: int, drift: float, longest: float, peak: float
     ) -> Tree:
-        """Return `server` with cluster `k` cut in two if it is due."""
+        """Return `server` with cluster `k`'s peak as it is now, and the cluster cut in two if it is due."""
         base, coalition = trees.part(server, "base"), server["coalition"].clone()
         members = members_of(cohort, coalition, k)
         unit = 1.0
@@ -115,7 +115,7 @@ class CFL(Coalitions):
             unit = max(drift, peak)
             mask = sent(coalition == k, server["peak"].device)
             server = {**server, "peak": server["peak"].masked_fill(mask, unit)}
-        if not (drift < self.eps1 * unit and longest > self.eps2 * unit):
+        if cohort.clock.round < self.warmup or not (drift < self.eps1 * unit and longest > self.eps2 * unit):
             return server
         if len(updates) < self.smallest:
             return server

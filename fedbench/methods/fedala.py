@@ -7,7 +7,8 @@ averages as FedAvg does.
 Deviations: the first learning, in the second round, is `start_epochs` long for all clients; the authors go on until the
 standard deviation of the losses of the last ten epochs is below a threshold (.01 by their README, .1 in their code),
 which is no sooner than after 11. Of each mini-batch the first s % are learned from; the authors draw a contiguous
-stretch of the samples in each round. A client outside a round forgets the A that it is scored with; theirs keeps it.
+stretch of the samples in each round. A client outside a round forgets the A and the mixture that it is scored with;
+theirs keeps both, the mixture as its local model.
 Batch normalisation: running statistics stay local, as in the authors' code; learning A does not move them.
 """
 

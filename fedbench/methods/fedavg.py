@@ -38,6 +38,11 @@ class FedAvg(Method):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     @property
+    def family(self) -> str:  # type: ignore[override]
+        """A client with private leaves has a model of its own."""
+        return "personalised" if self.private else "global"
+
+    @property
     def why_one_kind(self) -> str:
         """Return no reason: a leaf is averaged over the clients that have it."""
         return ""

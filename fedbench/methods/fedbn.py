@@ -4,6 +4,7 @@ Algorithm 1: all layers but batch normalisation are averaged. Private are its af
 statistics, as in the authors' code and in FL-bench: after three rounds of full batches from the same weights ours and
 FL-bench's models agree to 1e-7. (FL-bench leaves out a last mini-batch of one sample; here it is trained on, and moves
 the statistics.) On a network without batch normalisation it would be FedAvg, and is refused.
+Deviation: averages are by n_k / n, as FedAvg's; the authors count clients alike.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ Read in the authors' code. Deviations from it: clients are scored without noise 
 are random); v_i is of h_i in the first round too (the code: uniform noise); noise is drawn for `noise` samples a step
 and used again in a larger mini-batch; a client that is not drawn is scored with the newest h and P (the code: with
 those of its last round).
-Batch normalisation: parameters and statistics below the head are shared; the received f runs in evaluation mode.
+Batch normalisation: parameters and statistics below the head are shared; the received f runs in evaluation mode (the
+code: in training mode, by the mini-batch's statistics).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Algorithm 1 (FD): client k uploads for each label j the mean logits F_k,j of its samples; it receives their mean over
 the *other* clients that have the label and minimises phi(F(x), y) + gamma phi(F(x), F_-k,y), phi the cross-entropy.
-Benchmarks take the mean over all clients (`own: true`) and the squared error of logits (`distance: mse`).
+Benchmarks take the mean over all clients (`own: true`); PFLlib took the squared error of logits (`distance: mse`) until
+22 April 2024.
 Deviations: logits are averaged over all samples after local training, not along it; FAug, the other half of the
 paper, needs a shared generator of samples and is left out, as in those benchmarks; the latest logits of clients that
 are not in the cohort count too.

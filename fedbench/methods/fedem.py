@@ -7,7 +7,8 @@ by n_t / n. A client is scored on sum_m pi_tm softmax(theta_m(x)), with the pi o
 start from independent draws, as in the authors' code: equal ones would stay equal.
 `damped`: the code averages over all clients, of which those not drawn still have the last model.
 Deviations: q, which is fixed in a round, is computed again for each mini-batch, from the received models: the same
-numbers. All models see the same mini-batches (the code: each its own), and one clipping is of all their gradients.
+numbers. All models see the same mini-batches (the code: each its own), and one clipping is of all their gradients. A
+client that no round met is scored with pi = 1 / M (the code: of one E-step).
 Batch normalisation: each model has its own statistics, averaged; the E-step is in evaluation mode.
 """
 
@@ -22,10 +23,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbench.config.fields import at_least
+from fedbench.config.schema import LocalConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, ClientHook, Cohort
+from fedbench.engine.contract import Client, ClientHook, Clock, Cohort, Stage
 from fedbench.engine.method import Method
 from fedbench.methods.parts.features import class_sums
 from fedbench.models.task import Task
@@ -77,6 +79,10 @@ class FedEM(Method):
         """Return the received models, and the weights after the E-step."""
         sums, counts = class_sums(partial(self.responsibilities, client), client.data, client.task.classes)
         return {**self._models(client.message), **self.expected(sums, counts)}
+
+    def stages(self, local: LocalConfig, clock: Clock) -> tuple[Stage, ...]:
+        """Train the models: what the E-step found stays, under weight decay too."""
+        return (Stage(self.loss, moves=("component/*",)),)
 
     def expected(self, sums: Tensor, counts: Tensor) -> Tree:
         """Return pi [M] from the sums of q over the samples of each class [K, M], and their counts [K]."""

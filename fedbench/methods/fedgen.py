@@ -5,9 +5,11 @@ Server (Algorithm 1): min_w E_{y ~ p(y), eps} CE(mean_k g_k(G_w(y, eps)), y), p 
 Client k minimises F_k(theta) + alpha E_{y ~ p(y), eps} CE(g(G_w(y, eps)), y) over its model theta.
 From the authors' code: beta KL(g(G_w(y_i, eps)) || h(x_i)) on the client's own samples beside it, alpha and beta
 decayed each round, and a term of the generator's that keeps its features apart where its noise is,
-exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|_1); zero for the paper's equations alone.
+exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|_1), both distances means over dimensions; zero for the paper's equations.
 Deviations: the generator is one hidden ReLU layer without batch normalisation; its optimiser starts anew each round;
-for the generator clients count alike, as in the paper (the code weighs them by their share of y).
+for the generator clients count alike, as in the paper (the code weighs them by their share of y). The code also leaves
+both terms of alpha and beta out of round 1, scales alpha's by generated over own samples a step, draws y uniformly and
+eps from U[0, 1), here p(y) and N(0, 1), and decays the generator's weights by 1e-2.
 Batch normalisation: running statistics of the model are shared and averaged.
 """
 
@@ -113,7 +115,7 @@ class FedGen(Method):
         shares = client.message["labels"]
         return {
             **self._draw(steps, shares, generator),
-            "own": self._draw(steps, shares, generator)["eps"],
+            "own": torch.randn(steps, self.batch, self.noise, generator=generator).to(shares),
             "decay": shares.new_full((steps,), self.decay**client.clock.round),
         }
 

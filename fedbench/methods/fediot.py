@@ -64,7 +64,7 @@ class FedIoT(Method):
         """Return the networks, and a decoder for each."""
         server = task.init(generator)
         for kind in task.kinds:
-            wide, narrow = math.prod(kind.shape_before("head")), kind.tokens or math.prod(kind.shape)
+            wide, narrow = math.prod(kind.shape_before(kind.boundary)), kind.tokens or math.prod(kind.shape)
             bound = 1 / math.sqrt(wide)  # torch.nn.Linear's
             for name, shape in (("weight", (narrow, wide)), ("bias", (narrow,))):
                 drawn = torch.rand(shape, generator=generator)

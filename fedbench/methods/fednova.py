@@ -63,10 +63,12 @@ def accumulation(steps: Tensor, optimizer: OptimizerConfig, method: str) -> Tens
     [steps - rho (1 - rho^steps) / (1 - rho)] / (1 - rho). float64, like `steps` in shape.
 
     Raises:
-        ConfigError: the optimiser is no SGD; `method` opens the message.
+        ConfigError: the optimiser is no SGD, or its momentum goes on from the last round; `method` opens the message.
     """
     if optimizer.name != "sgd":
         raise ConfigError(f"{method} is defined for SGD; choose protocol.optimizer.name=sgd")
     rho = optimizer.momentum
+    if rho and optimizer.state == "kept":
+        raise ConfigError(f"{method} takes momentum to begin anew each round; choose protocol.optimizer.state=fresh")
     steps = steps.double()
     return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

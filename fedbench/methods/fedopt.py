@@ -4,8 +4,8 @@ Algorithm 2: the server takes the clients' mean change D = sum_k (n_k / n) (w_k 
 m = b1 m + (1 - b1) D, w = w + s m / (sqrt(v) + tau), with v = v + D^2 (FedAdagrad), b2 v + (1 - b2) D^2 (FedAdam) or
 v - (1 - b2) D^2 sign(v - D^2) (FedYogi); at first m = 0 and v = tau^2. FedAvgM: u = b u + D, w = w + s u.
 Clients are those of the method inside (`method/base=finetune`: FedAdam, fine-tuned), which may be any whose server
-averages: what it averages is stepped, and what never leaves its clients stays. D weighs by samples, as the paper's
-experiments do; Algorithm 2 counts clients alike.
+averages: the network's weights among what it averages are stepped, all else is averaged, and what never leaves its
+clients stays. D weighs by samples, as the paper's experiments do; Algorithm 2 counts clients alike.
 The authors' code runs Keras's optimisers, which correct m and v for their start (`correct`) and start v elsewhere
 (`first`: 0 in Adam, 0.1 in Adagrad, 1 in their Yogi). Flower's FedAdam corrects too, FL-bench does not; both
 start at 0.
@@ -66,6 +66,11 @@ class FedOpt(WrapperMethod):
         """Return how far a weight moves at rate 1, and its new state; D [...] is its mean change."""
 
     # ---- the server
+
+    @property
+    def family(self) -> str:  # type: ignore[override]
+        """That of the method inside: what clients have of their own does not change."""
+        return self.inner.family
 
     @property
     def why_one_kind(self) -> str:

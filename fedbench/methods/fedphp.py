@@ -4,7 +4,8 @@ FedAvg whose client k keeps a private model v_k, first the initial one, and mini
 R keeps w near v_k: the mean cross-entropy of w's softmax with that of v_k's logits over a temperature (`kd`), or the
 squared maximum mean discrepancy of both models' features, by five Gaussian kernels whose widths follow the mini-batch
 (`mmd`). After training v_k = m v_k + (1 - m) w with m = q min(1, c / floor(share T)), c the rounds that it took part in
-before, share T those that it takes part in of T. Scored: v_k.
+before, share T those that it takes part in of T. Scored: v_k. Inside coalitions or kinds share is of their members in
+the round, and so differs from round to round where not all clients take part.
 As in the authors' code the temperature, 4, divides v_k's logits alone, and v_k is in evaluation mode. PFLlib's version
 has m by rounds, four fixed widths, and scores w as trained.
 Batch normalisation: w's statistics are averaged; v_k's are mixed like its weights.
@@ -23,7 +24,7 @@ from fedbench.config.fields import one_of, positive, share
 from fedbench.core import trees
 from fedbench.core.batch import Batch, Population
 from fedbench.core.trees import Tree
-from fedbench.engine.contract import Client, Cohort
+from fedbench.engine.contract import Client, Cohort, Conformance
 from fedbench.engine.method import Method
 from fedbench.methods.parts.features import discrepancy, squared_distances
 from fedbench.models.task import Task
@@ -35,7 +36,7 @@ KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # widths in mean squared distances
 class FedPHP(Method):
     """A private model on every client, a moving average of what it trained, which teaches the next.
 
-    Server: * [...], w; share [], of its clients in a round
+    Server: * [...], w
     Memory: personal/* [N, ...], v_k; count [N], c
     Message: * [...], w; share []
     Upload: * [...], w
@@ -54,21 +55,23 @@ class FedPHP(Method):
         """Return no reason: a leaf is averaged over the clients that have it."""
         return ""
 
+    @property
+    def conformance(self) -> Conformance:
+        return Conformance(sends_by_cohort="the share of clients that are drawn is sent")
+
     # ---- server
 
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Start w and every v_k from the same model."""
         model = task.init(generator)
         memory = trees.join(personal=trees.expand(model, population.clients))
-        return {**model, "share": torch.ones(())}, {**memory, "count": torch.zeros(population.clients)}
+        return model, {**memory, "count": torch.zeros(population.clients)}
 
-    def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Average w. A client that needs the share took part before, so that a round has set it."""
-        part = torch.full_like(server["share"], len(cohort.ids) / len(cohort.served))
-        return {**super().aggregate(server, uploads, cohort), "share": part}
-
-    def common(self, server: Tree, task: Task) -> Tree | None:
-        return {name: leaf for name, leaf in server.items() if name != "share"}
+    def send(self, server: Tree, cohort: Cohort) -> Tree:
+        """Send w, and the share of this server's clients that are drawn, whether or not their uploads will arrive."""
+        leaf = next(iter(server.values()))
+        share = torch.full((), len(cohort.ids) / len(cohort.served), dtype=leaf.dtype, device=leaf.device)
+        return trees.expand({**server, "share": share}, len(cohort.ids))
 
     # ---- client
 

@@ -118,8 +118,6 @@ class MultimodalFedSaC(FedSaC):
 
     alpha: float = at_least(0, 0.7)  # weight of complementarity (Appendix B.3)
     beta: float = at_least(0, 1.2)  # weight of similarity (Appendix B.3)
-    similarity: str = one_of("updates", "parameters")
-    snap: float | None = at_least(-1, 0.9)
     # whose classification layers are mixed without C, by their own cosines: clients of two modalities ("across"), or
     # any two ("all"); "apart": none are mixed across modalities
     heads: str = one_of("across", "all", "apart")

@@ -26,7 +26,7 @@ from fedbench.models.task import Task
 class PerKind(WrapperMethod):
     """A base server for each kind of client.
 
-    Server: kind [N]; base/**, which of several kinds is base:KIND/**
+    Server: kind [N], its name's place in their order; base/**, which of several kinds is base:KIND/**
     Memory: ** [N, ...] if the base has any
     Message: **, the base's
     Upload: **, the base's
@@ -55,7 +55,8 @@ class PerKind(WrapperMethod):
     def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
         """Return a base server for each kind; all begin from the same weights, as far as they share any."""
         kind, state = task.kind_of(torch.arange(population.clients)), generator.get_state()
-        server: Tree = {"kind": kind}
+        places = sorted(map(_space, task.kinds))  # the order of leaves says nothing: rounds and checkpoints change it
+        server: Tree = {"kind": torch.tensor([places.index(_space(each)) for each in task.kinds])[kind]}
         parts = []
         for index, kind_task in enumerate(task.kinds):
             generator.set_state(state)
@@ -105,7 +106,7 @@ class PerKind(WrapperMethod):
         return self.combined_records({space.removeprefix("base"): trees.part(server, space) for space in spaces})
 
     def _spaces(self, server: Tree) -> list[str]:
-        return list(dict.fromkeys(key.partition("/")[0] for key in server if "/" in key))
+        return sorted({key.partition("/")[0] for key in server if "/" in key})
 
 
 def _space(task: Task) -> str:

@@ -35,6 +35,7 @@ from tests.methods.toys import federation, gap, initial, setup, simulate
 
 SIZES = (9, 13, 8, 21, 5, 7, 12)  # the last two are unseen
 LAST = (5, 6)
+PLACE = "the server has no place for clients that it never met"
 ROWS = "would be made of rows that only clients that took part have"
 
 
@@ -110,10 +111,11 @@ def test_scores_are_those_of_a_loop_by_hand(name: str, moves: tuple[str, ...]) -
         ("fedbabu", ""),  # whose head no client trains in rounds
         ("per_kind", ""),  # the server has a row for each client, which is right from the beginning
         ("local", f"as received the model {ROWS}"),
-        ("kmeans", f"as received the model {ROWS}"),
         ("pfedhn", f"as received the model {ROWS}"),
         ("fedper", f"as received head.bias, head.weight {ROWS}"),
-        ("fedap", "the server has no place for clients that it never met"),
+        ("fedap", PLACE),
+        ("kmeans", PLACE),  # which of its clusters is a new client's nobody can say
+        ("fesem", PLACE),
         ("feddbe", f"as received bias {ROWS}; without mean, which others were given in the preparation"),
     ],
 )
@@ -121,7 +123,7 @@ def test_a_method_that_has_nothing_says_so(name: str, note: str) -> None:
     """What is made of a client's own rows is not scored, the adaptation from there is."""
     found = scored(whole_of(name))[1]
     assert found.note == note
-    moments = ["received"] * (note == "") + ["1", "5"] * (name != "fedap")
+    moments = ["received"] * (note == "") + ["1", "5"] * (note != PLACE)
     assert list(found.tallies) == moments
 
 
@@ -217,6 +219,11 @@ def test_they_are_sent_nothing_of_one_another() -> None:
     views = newcomers._views(state, Clock(3, 3), lend=False)
     for client, view in zip(LAST, views, strict=True):
         assert set(view.message["reported/peers"].tolist()) == {*range(5), client}
+
+
+def test_coalitions_inside_another_method_have_no_place_either() -> None:
+    found = scored(whole_of("per_kind", base={"name": "kmeans"}))[1]
+    assert (found.tallies, found.note) == ({}, PLACE)
 
 
 def test_one_group_of_all_is_everybody_s() -> None:

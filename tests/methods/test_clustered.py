@@ -116,6 +116,19 @@ def test_planted_groups_are_found(method: Method, data: Any) -> None:
         assert tally.correct.sum() > fedavg.correct.sum() + 5
 
 
+def test_the_largest_mean_update_so_far_counts_the_rounds_before_the_first_split() -> None:
+    """Thresholds that count in it would split at once, had they not to wait."""
+    method = CFL(relative=True, warmup=2, eps1=9.0, eps2=0.0)
+    chosen, first = run(method, rounds=1)
+    second, third = (run(method, rounds=rounds)[1] for rounds in (2, 3))
+    held = [initial(chosen), *(trees.row(trees.part(state.server, "base"), 0) for state in (first, second))]
+    lengths = [sum(float((b[n] - a[n]).square().sum()) for n in a) ** 0.5 for a, b in itertools.pairwise(held)]
+    for count, state in enumerate((first, second), start=1):
+        assert state.server["coalition"].tolist() == [0] * 4
+        assert state.server["peak"].tolist() == pytest.approx([max(lengths[:count])] * 4)
+    assert len(set(third.server["coalition"].tolist())) == 2
+
+
 def test_preparation_is_charged() -> None:
     for rounds in (1, 5):
         _, state = run(KMeans(k=2, pretrain_rounds=rounds), rounds=1)

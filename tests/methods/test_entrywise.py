@@ -192,6 +192,22 @@ def test_fedselects_masks_grow_up_to_the_limit_and_in_rounds_of_their_own() -> N
 # ---- APPLE
 
 
+def test_a_client_that_no_round_met_has_its_own_core_in_its_model() -> None:
+    """It has no share in p^0, as one of another server has none, but its own p is trained with its core."""
+    method = APPLE(p_lr=0.1)
+    chosen = setup(method, federation((5, 5, 5, 5)), optimizer=OptimizerConfig(lr=0.1))
+    cores = torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64)
+    message = {"core/a": cores, "p0": torch.tensor([0.75, 0.25, 0.0, 0.0]).double(), "place": torch.tensor([2])}
+    moved = torch.tensor([0.1, -0.2, 0.3, 0.4], dtype=torch.float64)
+    view = chosen.client(2, message, {"moved": moved}, Clock(3, 3))
+    work = {name: leaf.requires_grad_() for name, leaf in method.start(view).items()}
+    w = method.model(work, view)["a"]
+    assert close(w.detach(), torch.tensor([0.85 * 1 + 0.05 * 2 + 0.3 * 3], dtype=torch.float64))
+    core, p = torch.autograd.grad(w.sum(), [work["core/a"], work["moved"]])
+    assert close(core, torch.tensor([0.3], dtype=torch.float64))
+    assert close(p, torch.tensor([1.0, 2.0, 3.0, 0.0]).double())
+
+
 def test_apple_with_fixed_p_is_fedavg_at_another_rate() -> None:
     """One step a round of four equal clients: sum_j p_j (c_j - N eta p_j g_j) is w minus eta times the mean of g."""
     equal, one = (8, 8, 8, 8), {"epochs": 1, "batch": 50}

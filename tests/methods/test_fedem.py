@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core import trees
 from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation
@@ -51,6 +52,18 @@ def test_with_uniform_labels_fedrc_is_fedem() -> None:
     assert close(fedrc.memory["pi"], fedem.memory["pi"])
     later = [run(method, rounds=2)[1].memory["pi"] for method in (FedEM(), FedRC())]
     assert not close(*later, 1e-4)
+
+
+@pytest.mark.parametrize("method", [FedEM(components=2), FedRC(components=2)])
+def test_weight_decay_leaves_what_the_e_step_found(method: Method) -> None:
+    """Weights are means of shares, and sums of shares by label count each sample once."""
+    chosen, state = run(method, rounds=1, optimizer=OptimizerConfig(lr=0.1, weight_decay=0.5))
+    assert close(state.memory["pi"].sum(1), torch.ones(4, dtype=torch.float64))
+    if isinstance(method, FedRC):
+        assert close(state.server["labels"].sum(1), chosen.population.label_counts)
+    plain = run(method, rounds=1, optimizer=OptimizerConfig(lr=0.1))[1]
+    assert close(state.memory["pi"], plain.memory["pi"])
+    assert not close(components(state.server)[0], components(plain.server)[0], 1e-3)
 
 
 def test_statistics_of_each_component_are_its_own() -> None:

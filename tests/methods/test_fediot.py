@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedbench.config.schema import OptimizerConfig
 from fedbench.core import rng, trees
 from fedbench.core.batch import Batch
 from fedbench.engine.contract import Clock
 from fedbench.engine.simulation import Simulation
 from fedbench.methods.fediot import FedIoT, encoded
+from fedbench.models.small import LeNet5
 from tests.helpers.pair import KIND, pair, simulate, trainer
-from tests.methods.toys import close
+from tests.methods.toys import close, federation, setup
+from tests.methods.toys import simulate as toys_simulate
 
 
 def test_clients_never_look_at_labels() -> None:
@@ -28,6 +31,16 @@ def test_clients_never_look_at_labels() -> None:
         x, y = kind.federation.gather(kind.federation.indices("train", k))
         losses = [chosen.method.loss(work, view, Batch(x, labels)) for labels in (y, (y + 1) % 4)]
         assert losses[0] == losses[1]
+
+
+def test_the_decoder_begins_where_the_classifier_does() -> None:
+    """With every fully connected layer in the classifier, above the convolutions' flat output."""
+    net = LeNet5(classifier="linear")
+    chosen = setup(FedIoT(steps=2), federation((6, 9), (1, 16, 16)), net, rounds=1, optimizer=OptimizerConfig(lr=0.1))
+    assert chosen.task.boundary == "fc"
+    decoder = trees.part(toys_simulate(chosen).server, "decoder")
+    assert decoder["weight"].shape == (256, 16)  # 16 maps of one place each
+    assert decoder["bias"].shape == (256,)
 
 
 def test_the_error_of_captions_by_hand() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.config.schema import OptimizerConfig
+from fedbench.config.schema import OptimizerConfig, WorkConfig
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
@@ -90,6 +90,24 @@ def test_six_rounds_of_one_client_in_two_by_hand(transfer: str, objective: Any) 
     assert max(count) > 3, "nobody came more often than expected"
     state = simulate(chosen)
     assert close({name: state.server[name] for name in w}, w, 1e-7)
+    assert close(models(chosen, state), trees.stack(private), 1e-7)
+
+
+def test_an_upload_that_is_lost_does_not_hurry_what_stays() -> None:
+    """All take part in each of four rounds, so that the c-th keeps .9 (c - 1) / 4, whoever is heard."""
+    chosen = setup(FedPHP(lam=0.0), federation(SIZES), rounds=4, work=WorkConfig(dropout=0.5), **FULL)
+    w, private, heard = initial(chosen), [initial(chosen)] * 2, []
+    for t in range(4):
+        data = [samples(chosen, k) for k in (0, 1)]
+        trained = [descend(lambda v, x=x, y=y: cross_entropy(logits(v, x), y), w, LR) for x, y in data]  # type: ignore[misc]
+        m = 0.9 * t / 4
+        private = [{n: m * private[k][n] + (1 - m) * trained[k][n] for n in w} for k in (0, 1)]
+        arrived = [k for k in (0, 1) if chosen.falls_short(k, Clock(t, 4))[1]]
+        heard.append(len(arrived))
+        whole = sum(SIZES[k] for k in arrived)
+        w = {n: sum(SIZES[k] / whole * trained[k][n] for k in arrived) for n in w} if arrived else w  # type: ignore[misc]
+    assert 1 in heard[:-1], "no round loses one upload of two"
+    state = simulate(chosen)
     assert close(models(chosen, state), trees.stack(private), 1e-7)
 
 

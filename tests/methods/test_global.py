@@ -139,6 +139,18 @@ def test_accumulation_counts_a_constant_gradient(momentum: float) -> None:
         accumulation(torch.ones(()), OptimizerConfig(name="adam"), "fednova")
 
 
+@pytest.mark.parametrize("method", [FedNova(), Scaffold()])
+def test_momentum_that_goes_on_from_the_last_round_is_refused_where_it_would_be_counted_from_zero(method: Any) -> None:
+    """SCAFFOLD's option I counts none."""
+    kept = OptimizerConfig(lr=0.1, momentum=0.5, state="kept")
+    name = type(method).__name__.lower()
+    message = f"^{name} takes momentum to begin anew each round; choose protocol.optimizer.state=fresh$"
+    with pytest.raises(ConfigError, match=message):
+        simulate(setup(method, federation((6, 6)), rounds=1, optimizer=kept))
+    simulate(setup(Scaffold(option=1), federation((6, 6)), rounds=1, optimizer=kept))
+    assert float(accumulation(torch.tensor(3.0), OptimizerConfig(lr=0.1, state="kept"), name)) == 3
+
+
 def test_fednovas_fixed_point_is_the_objectives_and_fedavgs_is_not() -> None:
     """Equal curvature, lr eta: client k contracts by (1 - eta)^tau_k, so that FedNova weighs e_k by
     p_k (1 - (1 - eta)^tau_k) / tau_k, which tends to p_k with eta; FedAvg without the division."""

@@ -1264,7 +1264,7 @@ def test_what_each_method_says_of_itself() -> None:
         assert method.prepare_round == 0
         declared = method.conformance
         assert bool(declared.draws_by_position) is (name in DRAWN), name
-        assert bool(declared.sends_by_cohort) is (name == "fedfomo"), name
+        assert bool(declared.sends_by_cohort) is (name in {"fedfomo", "fedphp"}), name
         assert declared.smallest == 1 + (name == "fedcollab"), name
         for outer in (FedCollab, Oracle, PerKind):
             if outer is not PerKind or type(method).prepare is Method.prepare:

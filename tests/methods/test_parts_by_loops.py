@@ -43,7 +43,7 @@ from fedbench.methods.per_kind import PerKind
 from fedbench.methods.sosicfl import SosicFL
 from fedbench.models.small import LeNet5
 from fedbench.testing.toys import Meter, with_settings
-from tests.helpers.pair import KIND, pair
+from tests.helpers.pair import KIND, NETWORKS, pair
 from tests.helpers.pair import simulate as pair_simulate
 from tests.methods.literal import L
 from tests.methods.literal import federation as labelled
@@ -442,6 +442,25 @@ def begun(method: Method) -> dict[str, Tensor]:
 # ---- several servers of the method inside
 
 
+@pytest.mark.parametrize("names", [("image", "text"), ("text", "image")])
+def test_each_kinds_rows_of_W_are_its_own_in_whatever_order_its_leaves_are(names: tuple[str, str]) -> None:
+    """A round with clients of one kind alone puts its leaves last, a checkpoint puts them in an order of its own."""
+    networks = {name: NETWORKS[name] for name in names}
+    chosen = pair(PerKind(base={"name": "fedrema", "classifier": ["@head"]}), networks=networks, rounds=1)
+    server, kind = pair_simulate(chosen).server, torch.tensor(KIND)
+    ids = torch.tensor([0, 1])
+    cohort = chosen.cohort(ids, Clock(1, 2))
+    moved = chosen.method.aggregate(server, chosen.method.send(server, cohort), cohort)
+    assert list(moved)[-1].startswith(f"base:{names[0]}/")
+    assert list(server)[-1].startswith(f"base:{names[1]}/")
+    for state in (server, dict(reversed(server.items())), moved):
+        W = chosen.method.collaboration(state, chosen.population)
+        assert W is not None
+        for number, name in enumerate(names):
+            assert W[kind == number].ne(torch.eye(5)[kind == number]).any()
+            assert torch.equal(W[kind == number], state[f"base:{name}/W"][kind == number])
+
+
 def test_what_several_servers_keep_is_put_together_under_their_names() -> None:
     """Rows of W, records and common models, of kinds and of coalitions."""
     chosen = pair(PerKind(base={"name": "fedrema", "classifier": ["@head"]}))
@@ -559,8 +578,10 @@ STAYS = {  # leaves of local work that no step of a first round moves, so that n
     "fedbabu": {"head.bias", "head.weight"},
     "fedcp": {"head/head.bias", "head/head.weight", "context"},
     "feddbe": {"running"},
+    "fedem": {"pi"},
     "fedfomo": {"reported/weights"},
     "fediot": {"head.bias", "head.weight"},
+    "fedrc": {"pi", "labels"},
     "gpfl": {"conditions"},
     "pfedfda": {"lda/weight", "lda/bias"},
 }

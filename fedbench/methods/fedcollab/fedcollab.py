@@ -3,7 +3,8 @@
 (1) Algorithm 1: a discriminator for every pair of clients estimates the distance D_ij of their distributions.
 (2) Algorithm 2: coalitions minimise Eq. 10 (its first line; the square in the second is a slip).
 (3) Any method, `base`, runs inside each coalition: one of its servers a coalition, its client hooks as they are.
-A newcomer joins the coalition that minimises Eq. 10 (Section 4.4, Appendix B.2); until then it is one of its own.
+A client of `newcomers` joins the coalition that minimises Eq. 10 (Section 4.4, Appendix B.2), and until then is one of
+its own. One that no round met (protocol.unseen) does not: nobody measured its distances.
 Table 3's ablations: `quantities` or `distances` false.
 The paper does not say how the discriminators' images are scaled; the authors' code normalises them (`inputs`). The
 default, pixels in [0, 1], was chosen for its outcome: it gives label shift's published coalitions for the partitions of

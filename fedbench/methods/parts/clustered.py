@@ -159,8 +159,14 @@ class Coalitions(WrapperMethod):
     # ---- one base server a coalition
 
     def send(self, server: Tree, cohort: Cohort) -> Tree:
-        """Send each client what its coalition's server sends."""
+        """Send each client what its coalition's server sends.
+
+        Raises:
+            IndexError: one is of no coalition, as no round met it, and there are several.
+        """
         coalition = server["coalition"].cpu()
+        if coalition.any() and not torch.isin(cohort.ids, cohort.served).all():
+            raise IndexError("coalitions are of clients that took part")
         members = coalition[cohort.ids]
         parts = [
             (members == k, self.inner.send(server_of(server, k), members_of(cohort, coalition, k)))
