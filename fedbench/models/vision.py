@@ -283,7 +283,7 @@ class LibraryModel(Model):
         Raises:
             ConfigError: no such network, or one that does not end in a linear layer.
         """
-        net = self._network(shape[0], classes)
+        net = _unfolded(self._network(shape[0], classes))
         place, last = self._last_linear(net)
         _put(net, place, nn.Identity())
         return nn.Sequential(OrderedDict(body=net, head=last))
@@ -305,7 +305,7 @@ class LibraryModel(Model):
             net.load_state_dict(kept)
         except (RuntimeError, AttributeError, TypeError) as error:
             raise DataCorrupt(f"{self.weights} is no state dict of {self.library}'s {self.architecture}") from error
-        return {f"body.{name}": leaf for name, leaf in replace_batch_norm(net).state_dict().items()}
+        return {f"body.{name}": leaf for name, leaf in replace_batch_norm(_unfolded(net)).state_dict().items()}
 
     def lacking(self) -> str:
         """The file of weights, if one is named and not there."""
@@ -392,6 +392,16 @@ def _timm() -> Any:
     except ImportError as error:
         raise ConfigError("model=timm needs timm: pip install timm") from error
     return timm
+
+
+def _unfolded(net: nn.Module) -> nn.Module:
+    """`net`, timm's batch norms that also drop and activate (BatchNormAct2d) as the three layers that they are."""
+    for place, layer in list(net.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d) and hasattr(layer, "act"):
+            norm = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum)
+            norm.load_state_dict({name: leaf for name, leaf in layer.state_dict().items() if "." not in name})
+            _put(net, place, nn.Sequential(OrderedDict(norm=norm, drop=layer.drop, act=layer.act)))
+    return net
 
 
 def _put(net: nn.Module, place: str, module: nn.Module) -> None:
