@@ -354,7 +354,7 @@ def _left_out(path: Path) -> Iterator[str]:
     if beside := [each.name for each in _classes(path) if len(splits) > 1 and each not in splits]:
         yield f"{path}: only train and test are read, not {', '.join(beside)}"
     for label in (each for split in splits for each in _classes(split)):
-        images = _images(label)
+        images = {*_images(label)}
         if not images:
             yield f"{label} holds no image ({suffixes}) and is no class"
         elif others := [each.name for each in _shown(label) if each not in images]:
