@@ -50,7 +50,14 @@ def fetch_weights(architecture: str) -> None:
         ) from error
 
 
-@functools.lru_cache(maxsize=1)
+Stamp = tuple[Path, int, int, int]  # a file, its size and times of change: others when it was written again
+
+
+def _stamp(path: Path) -> Stamp:
+    info = path.stat()
+    return path, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The state dict in `path`, which is not executed: tensors only.
 
@@ -58,15 +65,19 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         DataCorrupt: it holds none that torch can read.
     """
     try:
-        state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return _weights(_stamp(path))
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise DataCorrupt(
             f"{path} holds no weights that torch can read; delete it or set model.weights=FILE"
         ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _weights(stamp: Stamp) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(stamp[0], map_location="cpu", weights_only=True)
     return state
 
 
-@functools.lru_cache(maxsize=4)
 def weights_hash(path: Path) -> str:
     """8 hexadecimal digits over a file's content.
 
@@ -74,9 +85,14 @@ def weights_hash(path: Path) -> str:
         DataMissing: it cannot be read.
     """
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        return _hash(_stamp(path))
     except OSError as error:
         raise DataMissing(f"model.weights={path}: {error.strerror or error}") from error
+
+
+@functools.lru_cache(maxsize=4)
+def _hash(stamp: Stamp) -> str:
+    return hashlib.sha256(stamp[0].read_bytes()).hexdigest()[:8]
 
 
 # torchvision's ResNet-18, MobileNetV2 and SqueezeNet 1.0, with ImageNet weights or without, as named stages.
