@@ -77,8 +77,7 @@ class CKA(Recorder):
         pool = federation.global_test
         if not len(pool):
             pool = torch.arange(len(federation.y), device=federation.device)
-        chosen = torch.from_numpy(spread(len(pool), min(len(pool), SAMPLES)))
-        x, _ = federation.gather(pool[chosen.to(pool.device)])
+        x, _ = federation.gather(pool[spread(len(pool), min(len(pool), SAMPLES))])
         each = [
             outputs(moment.setup.task, trees.row(moment.models, client), x) for client in range(len(moment.cohort.ids))
         ]

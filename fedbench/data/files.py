@@ -60,7 +60,6 @@ def download(remote: Remote, folder: Path, report: Report = silent) -> Path:
         DataMissing: no address yields the whole file.
         DataCorrupt: the whole file is there, but is not the published one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / remote.name, folder / f"{remote.name}.part"
     if target.is_file() and md5_of(target, report) == remote.md5:
         return target

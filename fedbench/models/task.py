@@ -354,10 +354,9 @@ def check_input(task: Task, smallest_batch: int, droppable: bool = False) -> Non
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        way = "protocol.local.drop_last=true, " if droppable else ""
         raise ConfigError(
             f"batch normalisation cannot train on a batch of {smallest_batch} sample; use a model without it, "
-            f"another batch size, {way}or a partition with larger clients"
+            f"another batch size, {'protocol.local.drop_last=true, ' * droppable}or a partition with larger clients"
         ) from error
     except (RuntimeError, AssertionError) as error:  # the latter: libraries' networks for images of one size
         reason = (str(error) or "it asserts another").splitlines()[0]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from fedbench.core.cache import source_key
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, nearest
 from fedbench.core.trees import Tree
 from fedbench.models.layers import GlobalMean, Places, PlacesMean, replace_batch_norm
@@ -50,14 +51,6 @@ def fetch_weights(architecture: str) -> None:
         ) from error
 
 
-Stamp = tuple[Path, int, int, int]  # a file, its size and times of change: others when it was written again
-
-
-def _stamp(path: Path) -> Stamp:
-    info = path.stat()
-    return path, info.st_size, info.st_mtime_ns, info.st_ctime_ns
-
-
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The state dict in `path`, which is not executed: tensors only.
 
@@ -65,7 +58,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         DataCorrupt: it holds none that torch can read.
     """
     try:
-        return _weights(_stamp(path))
+        return _weights(path, source_key("weights", [path]))
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise DataCorrupt(
             f"{path} holds no weights that torch can read; delete it or set model.weights=FILE"
@@ -73,8 +66,8 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 @functools.lru_cache(maxsize=1)
-def _weights(stamp: Stamp) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = torch.load(stamp[0], map_location="cpu", weights_only=True)
+def _weights(path: Path, _: str) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
@@ -85,14 +78,14 @@ def weights_hash(path: Path) -> str:
         DataMissing: it cannot be read.
     """
     try:
-        return _hash(_stamp(path))
+        return _hash(path, source_key("weights", [path]))
     except OSError as error:
         raise DataMissing(f"model.weights={path}: {error.strerror or error}") from error
 
 
 @functools.lru_cache(maxsize=4)
-def _hash(stamp: Stamp) -> str:
-    return hashlib.sha256(stamp[0].read_bytes()).hexdigest()[:8]
+def _hash(path: Path, _: str) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
 # torchvision's ResNet-18, MobileNetV2 and SqueezeNet 1.0, with ImageNet weights or without, as named stages.
@@ -416,7 +409,7 @@ def _unfolded(net: nn.Module) -> nn.Module:
         if isinstance(layer, nn.BatchNorm2d) and hasattr(layer, "act"):
             norm = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum)
             norm.load_state_dict({name: leaf for name, leaf in layer.state_dict().items() if "." not in name})
-            _put(net, place, nn.Sequential(OrderedDict(norm=norm, drop=layer.drop, act=layer.act)))
+            _put(net, place, nn.Sequential(OrderedDict(norm=norm, **dict(layer.named_children()))))
     return net
 
 

@@ -88,19 +88,10 @@ class OwnData(DataSource):
         return source_key(f"{self.name}{self.variant}-said2", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
-        x, count = arrays["x"], int(arrays["num_train"][0])
+        x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])
         scale = 255.0 if x.dtype == np.uint8 else 1.0
-        mean, std = arrays["mean"] / scale, arrays["std"] / scale
-        return Dataset(
-            self.label,
-            x,
-            arrays["y"],
-            count,
-            int(arrays["classes"][0]),
-            self.mean or tuple(map(float, mean)),
-            self.std or tuple(map(float, std)),
-            scale,
-        )
+        mean, std = (tuple(map(float, arrays[name] / scale)) for name in ("mean", "std"))
+        return Dataset(self.label, x, y, count, classes, self.mean or mean, self.std or std, scale)
 
 
 @dataclass(frozen=True)
