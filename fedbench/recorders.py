@@ -15,6 +15,7 @@ from fedbench.config.fields import Registry
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
+from fedbench.data.dataset import spread
 from fedbench.engine.recording import PREFIX, ROUND, Arrays, Recorder, RoundContext
 from fedbench.methods import fedrema
 from fedbench.methods.parts import features, simplex
@@ -76,7 +77,7 @@ class CKA(Recorder):
         pool = federation.global_test
         if not len(pool):
             pool = torch.arange(len(federation.y), device=federation.device)
-        x, _ = federation.gather(pool[:: max(1, len(pool) // SAMPLES)][:SAMPLES])
+        x, _ = federation.gather(pool[spread(len(pool), min(len(pool), SAMPLES))])
         each = [
             outputs(moment.setup.task, trees.row(moment.models, client), x) for client in range(len(moment.cohort.ids))
         ]

@@ -164,6 +164,7 @@ def checksum_of(path: Path) -> str:
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
 
 PATIENCE = 0.2  # seconds between attempts to hold a folder
+TRIES = 100  # at a folder that other processes remove, as a run does with empty ones above its own
 
 
 class FolderLock:
@@ -179,7 +180,7 @@ class FolderLock:
         self._path = folder / ".lock"
         self._lock: Any = FileLock(self._path, thread_local=False, on_acquired=_sign)
 
-    def acquire(self) -> None:
+    def acquire(self, tries: int = TRIES) -> None:
         """Create the folder and take the lock.
 
         Raises:
@@ -203,6 +204,9 @@ class FolderLock:
                 f"{stuck}"
             ) from error
         except OSError as error:
+            if error.errno == errno.ENOENT and tries > 1:
+                self.acquire(tries - 1)
+                return
             if error.errno not in NO_LOCKS or self._by_presence:
                 link = "it is a symbolic link; remove it" if self._path.is_symlink() else error.strerror
                 raise FedbenchError(f"cannot lock {self._path}: {link}") from error

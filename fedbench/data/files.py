@@ -60,21 +60,19 @@ def download(remote: Remote, folder: Path, report: Report = silent) -> Path:
         DataMissing: no address yields the whole file.
         DataCorrupt: the whole file is there, but is not the published one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / remote.name, folder / f"{remote.name}.part"
-    with _alone(folder / f".{remote.name}.lock"):
-        if target.is_file() and md5_of(target, report) == remote.md5:
-            return target
-        resumed = part.is_file()
+    if target.is_file() and md5_of(target, report) == remote.md5:
+        return target
+    resumed = part.is_file()
+    _fetch(remote, part, report)
+    if resumed and md5_of(part, report) != remote.md5:  # the earlier bytes may be of another version
+        part.unlink()
         _fetch(remote, part, report)
-        if resumed and md5_of(part, report) != remote.md5:  # the earlier bytes may be of another version
-            part.unlink()
-            _fetch(remote, part, report)
-        found = md5_of(part, report)
-        if found != remote.md5:
-            part.unlink()
-            raise DataCorrupt(f"{remote.urls[0]} is not the published file: its md5 is {found}, expected {remote.md5}")
-        part.replace(target)
+    found = md5_of(part, report)
+    if found != remote.md5:
+        part.unlink()
+        raise DataCorrupt(f"{remote.urls[0]} is not the published file: its md5 is {found}, expected {remote.md5}")
+    part.replace(target)
     return target
 
 
@@ -285,14 +283,19 @@ class Part:
     wanted: Wanted | None = None  # which files of the archive; None: all
 
     def fetch(self, root: Path, report: Report) -> None:
-        """Download it, and unpack it if it is an archive, which is removed then."""
-        path, target = download(self.remote, root / DOWNLOADS, report), root / self.to
-        if self.archive:
-            unpack(path, target, self.wanted, report)
-            path.unlink()
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(target)
+        """Download it, and unpack it if it is an archive, which is removed then; one process at a time."""
+        folder, target = root / DOWNLOADS, root / self.to
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder / f".{self.remote.name}.lock"):
+            if target.exists():  # another process has fetched it meanwhile
+                return
+            path = download(self.remote, folder, report)
+            if self.archive:
+                unpack(path, target, self.wanted, report)
+                path.unlink()
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
 
 
 @dataclass(frozen=True)

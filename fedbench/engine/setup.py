@@ -314,10 +314,11 @@ def assemble(
         each.task(federation.shape, federation.classes, bf16=bf16)
         for each, federation in zip(networks.values(), federations, strict=True)
     ]
-    batch = protocol.local.batch_size
+    batch, whole = protocol.local.batch_size, protocol.local.drop_last
     for place, (task, federation) in enumerate(zip(tasks, federations, strict=True)):
-        sizes = federation.population.sizes[torch.from_numpy(kind == place)]
-        check_input(task, min(int(n) % batch or batch for n in sizes))
+        sizes = [int(n) for n in federation.population.sizes[torch.from_numpy(kind == place)]]
+        shortest = min(batch, max(sizes)) if whole else min(n % batch or batch for n in sizes)
+        check_input(task, shortest, shortest < batch <= min(sizes))
     if len(tasks) == 1:
         return Setup(method, tasks[0], federations[0], protocol, seed)
     return joined(method, JointTask(tasks, list(networks), torch.from_numpy(kind)), federations, protocol, seed)

@@ -64,7 +64,7 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Put `BatchNorm` in the place of every torch batch-norm layer of `module`, values kept."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            ours = BatchNorm(child.num_features, child.momentum or 0.1, child.eps)
+            ours = BatchNorm(child.num_features, 0.1 if child.momentum is None else child.momentum, child.eps)
             ours.load_state_dict({k: v for k, v in child.state_dict().items() if k != "num_batches_tracked"})
             setattr(module, name, ours)
         else:

@@ -339,8 +339,10 @@ def gradient(loss: Callable[[Tree], Tensor], model: Tree, task: Task) -> tuple[T
     return dict(zip(leaves, slopes, strict=True)), moved
 
 
-def check_input(task: Task, smallest_batch: int) -> None:
+def check_input(task: Task, smallest_batch: int, droppable: bool = False) -> None:
     """Run the forward pass of one training step of `task` on zeros, to refuse early what cannot work.
+
+    `droppable`: the smallest batch is a last one that may be left out.
 
     Raises:
         ConfigError: the network does not fit the input's shape, or batch normalisation meets a single value.
@@ -354,7 +356,7 @@ def check_input(task: Task, smallest_batch: int) -> None:
             raise
         raise ConfigError(
             f"batch normalisation cannot train on a batch of {smallest_batch} sample; use a model without it, "
-            "another batch size, or a partition with larger clients"
+            f"another batch size, {'protocol.local.drop_last=true, ' * droppable}or a partition with larger clients"
         ) from error
     except (RuntimeError, AssertionError) as error:  # the latter: libraries' networks for images of one size
         reason = (str(error) or "it asserts another").splitlines()[0]

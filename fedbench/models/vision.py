@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from fedbench.core.cache import source_key
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, nearest
 from fedbench.core.trees import Tree
 from fedbench.models.layers import GlobalMean, Places, PlacesMean, replace_batch_norm
@@ -50,7 +51,6 @@ def fetch_weights(architecture: str) -> None:
         ) from error
 
 
-@functools.lru_cache(maxsize=1)
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The state dict in `path`, which is not executed: tensors only.
 
@@ -58,15 +58,19 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         DataCorrupt: it holds none that torch can read.
     """
     try:
-        state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return _weights(path, source_key("weights", [path]))
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise DataCorrupt(
             f"{path} holds no weights that torch can read; delete it or set model.weights=FILE"
         ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _weights(path: Path, _: str) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
-@functools.lru_cache(maxsize=4)
 def weights_hash(path: Path) -> str:
     """8 hexadecimal digits over a file's content.
 
@@ -74,9 +78,14 @@ def weights_hash(path: Path) -> str:
         DataMissing: it cannot be read.
     """
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        return _hash(path, source_key("weights", [path]))
     except OSError as error:
         raise DataMissing(f"model.weights={path}: {error.strerror or error}") from error
+
+
+@functools.lru_cache(maxsize=4)
+def _hash(path: Path, _: str) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
 # torchvision's ResNet-18, MobileNetV2 and SqueezeNet 1.0, with ImageNet weights or without, as named stages.
@@ -283,7 +292,7 @@ class LibraryModel(Model):
         Raises:
             ConfigError: no such network, or one that does not end in a linear layer.
         """
-        net = self._network(shape[0], classes)
+        net = _unfolded(self._network(shape[0], classes))
         place, last = self._last_linear(net)
         _put(net, place, nn.Identity())
         return nn.Sequential(OrderedDict(body=net, head=last))
@@ -305,7 +314,7 @@ class LibraryModel(Model):
             net.load_state_dict(kept)
         except (RuntimeError, AttributeError, TypeError) as error:
             raise DataCorrupt(f"{self.weights} is no state dict of {self.library}'s {self.architecture}") from error
-        return {f"body.{name}": leaf for name, leaf in replace_batch_norm(net).state_dict().items()}
+        return {f"body.{name}": leaf for name, leaf in replace_batch_norm(_unfolded(net)).state_dict().items()}
 
     def lacking(self) -> str:
         """The file of weights, if one is named and not there."""
@@ -392,6 +401,16 @@ def _timm() -> Any:
     except ImportError as error:
         raise ConfigError("model=timm needs timm: pip install timm") from error
     return timm
+
+
+def _unfolded(net: nn.Module) -> nn.Module:
+    """`net`, timm's batch norms that also drop and activate (BatchNormAct2d) as the three layers that they are."""
+    for place, layer in list(net.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d) and hasattr(layer, "act"):
+            norm = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum)
+            norm.load_state_dict({name: leaf for name, leaf in layer.state_dict().items() if "." not in name})
+            _put(net, place, nn.Sequential(OrderedDict(norm=norm, **dict(layer.named_children()))))
+    return net
 
 
 def _put(net: nn.Module, place: str, module: nn.Module) -> None:

@@ -100,7 +100,9 @@ class RunFolder:
         parts = (labels.dataset, labels.partition, labels.method)
         self.runs_dir = Path(runs_dir)
         place, name = self.runs_dir.joinpath(*map(_slug, parts)), f"seed{labels.seed}-{key[:8]}"
-        there = [] if data else sorted(place.glob(f"{name}-*"))
+        there: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):  # another run leaves, and with it empty folders
+            there = [] if data else sorted(place.glob(f"{name}-*"))
         there = there if len(there) < 2 else _last_of(there, origin or {})
         self.path = there[0] if there else place / (f"{name}-{data[:6]}" if data else name)
         self._checksums: dict[str, str] = {}  # of the files written so far

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -41,6 +42,28 @@ def test_who_comes_second_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     waiting.join(5)
     assert order == ["first is done", "second holds"]
     assert not (tmp_path / ".lock").exists()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_folder_that_another_process_removes_meanwhile_is_made_again(
+    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run that leaves nothing does with the empty folders above its own."""
+    folder, removed = tmp_path / "a" / "b", []
+    acquire = files.FileLock.acquire
+
+    def late(self: files.FileLock, **options: bool) -> object:
+        if ends and len(removed) == 3:
+            return acquire(self, **options)
+        folder.rmdir()
+        folder.parent.rmdir()
+        removed.append(folder)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(files.FileLock, "acquire", late)
+    with contextlib.nullcontext() if ends else pytest.raises(FedbenchError, match=r"^cannot lock .*: No such file"):
+        files.FolderLock(folder).acquire()
+    assert len(removed) == (3 if ends else files.TRIES)
 
 
 @pytest.fixture

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fedbench.core.errors import DataCorrupt, DataMissing
+from fedbench.core.errors import DataCorrupt, DataMissing, silent
 from fedbench.data import files as downloads
-from fedbench.data.files import Remote, download
+from fedbench.data.files import Part, Remote, download
 from tests.data.serving import BODY, Handler, md5, remote
+from tests.helpers.raw_files import zip_of
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
@@ -117,11 +118,16 @@ def test_a_full_disk_is_noticed_before_it_is_full(server: str, tmp_path: Path, m
     assert download(remote(server), tmp_path).read_bytes() == BODY
 
 
-def test_two_processes_share_one_download(server: str, tmp_path: Path) -> None:
-    threads = [threading.Thread(target=download, args=(remote(server), tmp_path)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (tmp_path / "file.bin").read_bytes() == BODY
+@pytest.mark.parametrize("archive", [True, False])
+def test_two_processes_share_one_download(archive: bool, server: str, tmp_path: Path) -> None:
+    """Who comes second finds what the first has unpacked, and its archive gone."""
+    part = Part(remote(server), "set/it.bin", archive=archive)
+    if archive:
+        (tmp_path / "files").mkdir()
+        (tmp_path / "files" / "it.bin").write_bytes(BODY)
+        Handler.files["file.bin"] = zip_of(tmp_path / "files", tmp_path / "archive", "").read_bytes()
+        part = dataclasses.replace(part, remote=remote(server, checksum=md5(Handler.files["file.bin"])), to="set")
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(lambda _: part.fetch(tmp_path / "root", silent), range(4))] == [None] * 4
+    assert (tmp_path / "root" / "set" / "it.bin").read_bytes() == BODY
     assert len(Handler.asked) == 1

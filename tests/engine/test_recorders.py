@@ -80,6 +80,25 @@ def test_cka_compares_every_layer_of_those_who_took_part(seen: RoundContext) -> 
     assert inside.min() > 0
 
 
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.9, 1.0, 1.1])
+def test_cka_s_inputs_are_spread_over_all_test_samples(
+    seen: RoundContext, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are fewer than twice as many: the first of them may be of a few classes."""
+    federation, asked = seen.setup.federation, []
+    pool = federation.global_test.tolist()
+    gather = federation.gather
+    monkeypatch.setattr(recorders, "SAMPLES", round(share * len(pool)))
+    monkeypatch.setattr(type(federation), "gather", lambda _, given: asked.append(given.tolist()) or gather(given))
+    value("cka", seen)
+    places = [pool.index(each) for each in asked[0]]
+    assert len(places) == min(len(pool), round(share * len(pool)))
+    gaps = np.diff([*places, len(pool)])
+    assert places[0] == 0
+    assert gaps.min() >= int(1 / min(share, 1))
+    assert gaps.max() <= int(1 / min(share, 1)) + 1
+
+
 def test_cosines_of_weights_updates_and_classifiers(seen: RoundContext) -> None:
     i, j = (seen.cohort.ids.tolist()[place] for place in (0, 2))
     flat, sent = (trees.flatten(tree) for tree in (seen.models, seen.message))

@@ -102,15 +102,20 @@ def test_engines_of_kinds_are_all_closed() -> None:
     assert closed == [0, 1]
 
 
-@pytest.mark.parametrize(("sizes", "smallest"), [((16, 13), 5), ((16, 8), 8), ((9, 30), 1), ((3, 6), 3)])
+@pytest.mark.parametrize(
+    ("sizes", "smallest", "droppable"),
+    [((16, 13), 5, True), ((16, 8), 8, False), ((9, 30), 1, True), ((3, 6), 3, False), ((9, 7), 1, False)],
+)
 def test_a_network_is_tried_on_the_shortest_batch(
-    sizes: tuple[int, ...], smallest: int, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...], smallest: int, droppable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where that is a short last one, and everybody has another, it can be left out."""
     tried: list[Any] = []
     data, made = federation(sizes), setup(FedAvg())
+    whole_batches = dataclasses.replace(made.protocol, local=dataclasses.replace(made.protocol.local, drop_last=True))
     protocol = dataclasses.replace(made.protocol, cohort="3")
     monkeypatch.setattr(setups, "Federation", lambda *_: data)
-    monkeypatch.setattr(setups, "check_input", lambda task, count: tried.append((task, count)))
+    monkeypatch.setattr(setups, "check_input", lambda *given: tried.append(given))
     partition: Any = [0] * len(sizes)
     source: Any = SimpleNamespace(shape=data.shape)
     model = MLP(hidden=(7,))
@@ -118,8 +123,10 @@ def test_a_network_is_tried_on_the_shortest_batch(
     monkeypatch.setattr(MLP, "dealt", lambda _, partition: (partition, torch.zeros(len(partition)).numpy()))
     for bf16 in (True, False):
         whole = assemble(FedAvg(), model, source, partition, made.protocol, 0, bf16=bf16)
-        assert tried.pop() == (whole.task, smallest)
+        assert tried.pop() == (whole.task, smallest, droppable)
         assert whole.task.bf16 is bf16
+        whole = assemble(FedAvg(), model, source, partition, whole_batches, 0, bf16=bf16)
+        assert tried.pop() == (whole.task, min(8, max(sizes)), False)
     with pytest.raises(ConfigError, match=r"protocol.cohort=3 is more than the 2 clients"):
         assemble(FedAvg(), model, source, partition, protocol, 0)
     assert not tried

@@ -57,12 +57,12 @@ def test_padding_takes_no_part_in_batch_normalisation(shape: tuple[int, ...]) ->
 
 @pytest.mark.parametrize(("layer", "dims"), [(nn.BatchNorm1d, 0), (nn.BatchNorm2d, 2), (nn.BatchNorm3d, 3)])
 def test_every_batch_norm_of_torch_is_replaced_at_any_depth(layer: type[nn.Module], dims: int) -> None:
-    made = [layer(2, eps=0.2, momentum=0.4), layer(2, momentum=None)]
+    made = [layer(2, eps=0.2, momentum=0.4), layer(2, momentum=None), layer(2, momentum=0.0)]
     for number, each in enumerate(made):
         each.load_state_dict({name: leaf + number + 2 for name, leaf in each.state_dict().items()})
-    net = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Sequential(made[0])), made[1])
+    net = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Sequential(made[0])), *made[1:])
     assert replace_batch_norm(net) is net
-    for ours, theirs, momentum in ((net[0][1][0], made[0], 0.4), (net[1], made[1], 0.1)):
+    for ours, theirs, momentum in ((net[0][1][0], made[0], 0.4), (net[1], made[1], 0.1), (net[2], made[2], 0.0)):
         assert isinstance(ours, BatchNorm)
         assert (ours.momentum, ours.eps) == (momentum, theirs.eps)
         theirs.momentum = momentum

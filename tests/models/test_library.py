@@ -6,6 +6,7 @@ import copy
 import hashlib
 import sys
 import types
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,31 @@ def test_a_body_begins_with_a_file_s_leaves_and_its_name_tells_which(tmp_path: P
     lost = Made(network(), architecture="known", weights=f"{tmp_path}/none.pth")
     assert lost.lacking() == f"model.weights={tmp_path}/none.pth: there is no such file"
     assert (model.lacking(), Made().lacking(), Made().begin()) == ("", "", {})
+
+
+class NormAct(nn.BatchNorm2d):
+    """Of the form of timm's BatchNormAct2d: a batch norm that then drops and activates, here with a leaf of its own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, momentum=0.3, eps=0.2)
+        self.drop, self.act = nn.Dropout(0.9), nn.PReLU(channels, 0.25)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.act(self.drop(super().forward(x)))
+        return found
+
+
+def test_a_batch_norm_of_timm_s_that_activates_still_does(tmp_path: Path) -> None:
+    net = nn.Sequential(OrderedDict(body=nn.Sequential(NormAct(2), nn.Flatten()), fc=nn.Linear(8, 3)))
+    net.train()(torch.randn(9, 2, 2, 2))  # statistics of its own
+    torch.save(net.eval().state_dict(), tmp_path / "w.pth")
+    task = Made(net, architecture="known", weights=str(tmp_path / "w.pth")).task((2, 2, 2), 3)
+    leaves = task.init(torch.Generator())
+    x = torch.randn(6, 2, 2, 2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(task.features(leaves, x), net.body(x))
+    net.body[0].drop.p = 0.0
+    torch.testing.assert_close(task.features(leaves, x, train=True), net.train().body(x))
+    assert torch.equal(leaves["body.body.0.norm.running_var"], net.body[0].running_var)
 
 
 def test_timm_is_asked_for_a_network_of_these_channels_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:

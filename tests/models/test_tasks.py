@@ -162,8 +162,10 @@ def test_one_step_on_the_smallest_batch_is_tried(smallest: int, refused: bool) -
     """A federation that has no batch yet is tried with one sample."""
     norm = {"flat": nn.Flatten(), "norm": nn.BatchNorm1d(4), "head": nn.Linear(4, 3)}
     reason = rf"^batch normalisation cannot train on a batch of {smallest} sample; use a model without it, another"
-    with pytest.raises(ConfigError, match=reason) if refused else contextlib.nullcontext():
-        check_input(Given(**norm).task((1, 2, 2), 3), smallest)
+    for droppable, way in ((False, ""), (True, " protocol.local.drop_last=true,")):
+        said = rf"{reason} batch size,{way} or a partition with larger clients$"
+        with pytest.raises(ConfigError, match=said) if refused else contextlib.nullcontext():
+            check_input(Given(**norm).task((1, 2, 2), 3), smallest, droppable)
     for head in (nn.Linear(4, 3), nn.Linear(4, 2)):
         fits, rows = head.out_features == 3, max(1, smallest)
         reason = rf"^the model yields \({rows}, 2\), expected \({rows}, 3\)$"

@@ -22,7 +22,6 @@ from tests.models.scratch import build
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder as torch.hub's."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    weight_files.read_weights.cache_clear()
     return tmp_path / "hub" / "checkpoints"
 
 
@@ -153,6 +152,18 @@ def test_a_file_with_torchvision_s_own_content_is_no_other(tmp_path: Path, monke
         weight_files.weights_hash(tmp_path / "none.pth")
     with pytest.raises(DataCorrupt, match=r"w\.pth holds no weights that torch can read; delete it"):
         weight_files.read_weights(path)
+
+
+def test_a_file_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    """As in a notebook; with the earlier label its results would be taken for those of the earlier weights."""
+    path, found = tmp_path / "w.pth", []
+    for value in (1.0, 2.0, 1.0):
+        torch.save({"w": torch.tensor(value)}, path)
+        os.utime(path, (1, 1))  # as rsync -t or tar set it
+        assert weight_files.read_weights(path)["w"] == value
+        assert weight_files.read_weights(path) is weight_files.read_weights(path)
+        found.append(build("resnet18", pretrained=True, weights=str(path)).label)
+    assert found[0] == found[2] != found[1]
 
 
 class Harmful:

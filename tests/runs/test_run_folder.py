@@ -38,6 +38,16 @@ from tests.runs.toys import KEY, LABELS, a_history, a_record, names, write_all
 
 
 class TestRunFolder:
+    def test_other_runs_folders_may_go_while_they_are_looked_for(self, tmp_path, monkeypatch):
+        """As those do that end without a file, for want of their samples."""
+
+        def gone(*_: object) -> None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+        (tmp_path / "digits" / "dir0.1" / "fedavg").mkdir(parents=True)
+        monkeypatch.setattr(os, "scandir", gone)
+        assert RunFolder(tmp_path, KEY, LABELS).path.name == "seed3-01234567"
+
     def test_the_life_of_a_run(self, tmp_path):
         folder = RunFolder(tmp_path / "runs", KEY, LABELS)
         assert folder.path == tmp_path / "runs" / "digits" / "dir0.1" / "fedavg" / "seed3-01234567"

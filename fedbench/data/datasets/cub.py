@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -103,18 +103,8 @@ class Cub(FileSource):
         return arrays
 
     def dataset(self, arrays: Arrays) -> Dataset:
-        count = int(arrays["num_train"][0])
-        return Dataset(
-            self.name,
-            arrays["x"],
-            arrays["y"],
-            count,
-            self.label_count,
-            self.mean,
-            self.std,
-            text=arrays.get("text"),
-            vocabulary=tuple(map(str, arrays.get("vocabulary", ()))),
-        )
+        vocabulary = tuple(map(str, arrays.get("vocabulary", ())))
+        return replace(super().dataset(arrays), text=arrays.get("text"), vocabulary=vocabulary)
 
 
 def _index(path: Path) -> dict[int, str]:

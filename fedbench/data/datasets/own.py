@@ -88,19 +88,10 @@ class OwnData(DataSource):
         return source_key(f"{self.name}{self.variant}-said2", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
-        x, count = arrays["x"], int(arrays["num_train"][0])
+        x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])
         scale = 255.0 if x.dtype == np.uint8 else 1.0
-        mean, std = arrays["mean"] / scale, arrays["std"] / scale
-        return Dataset(
-            self.label,
-            x,
-            arrays["y"],
-            count,
-            int(arrays["classes"][0]),
-            self.mean or tuple(map(float, mean)),
-            self.std or tuple(map(float, std)),
-            scale,
-        )
+        mean, std = (tuple(map(float, arrays[name] / scale)) for name in ("mean", "std"))
+        return Dataset(self.label, x, y, count, classes, self.mean or mean, self.std or std, scale)
 
 
 @dataclass(frozen=True)
@@ -354,7 +345,7 @@ def _left_out(path: Path) -> Iterator[str]:
     if beside := [each.name for each in _classes(path) if len(splits) > 1 and each not in splits]:
         yield f"{path}: only train and test are read, not {', '.join(beside)}"
     for label in (each for split in splits for each in _classes(split)):
-        images = _images(label)
+        images = {*_images(label)}
         if not images:
             yield f"{label} holds no image ({suffixes}) and is no class"
         elif others := [each.name for each in _shown(label) if each not in images]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -343,7 +343,7 @@ class Cinic10(FileSource):
             return whole
         first = whole.num_train - int(arrays["num_valid"][0])
         x, y = (np.concatenate([a[:first], a[whole.num_train :]]) for a in (whole.x, whole.y))
-        return Dataset(self.name, x, y, first, self.label_count, self.mean, self.std)
+        return replace(whole, x=x, y=y, num_train=first)
 
 
 # Tiny-ImageNet (Stanford CS231n, 2015): 200 classes, 100,000 + 10,000 colour images of 64 x 64.
