@@ -235,7 +235,8 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
     for panel, axis in axes.items():
         mine = runs[runs["panel"] == panel]
         across, up = ordered(mine[x]), ordered(mine[by])
-        cells = [[_mean(numbers(mine[(mine[x] == a) & (mine[by] == u)][y])) for a in across] for u in up]
+        at, of = mine[x].astype(str), mine[by].astype(str)
+        cells = [[_mean(numbers(mine[(at == a) & (of == u)][y])) for a in across] for u in up]
         image = axis.imshow(np.array(cells), origin="lower", cmap="viridis", aspect="auto")
         style.write_numbers(axis, cells, float(np.nanmean(cells)), "{:.2f}")
         axis.set_xticks(range(len(across)), across)
