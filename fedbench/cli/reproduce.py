@@ -173,8 +173,8 @@ def reproduce(selection: Selection) -> int:
         if missing:
             planned, _ = _planned(selection)  # another call may have added cells meanwhile
         store.save(folder, plan.fill(planned), *plan.kept(planned))
-        render.write(folder)
-    show(store.load(folder)[0])  # as table.md has it: with margins and marks
+        table, _ = render.write(folder)
+    show(table)
     return conclude(planned, folder, len(missing))
 
 

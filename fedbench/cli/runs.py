@@ -220,7 +220,7 @@ def redraw_command(arguments: Sequence[str]) -> int:
     folders = store.folders(results)
     behind = RunCounts()
     for folder in folders:
-        behind += render.write(folder)
+        behind += render.write(folder)[1]
         store.write_checksums(folder)
         print(folder)
     text.write(Path(results))
