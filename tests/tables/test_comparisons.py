@@ -81,6 +81,13 @@ def test_paired_interval_and_p_are_scipys() -> None:
     assert found.p == pytest.approx(test.pvalue)
 
 
+def test_gaps_that_are_rounding_are_ties() -> None:
+    """An error of 1e-14 on every seed is no difference that all seeds agree on."""
+    rounded = [90.0 + 1.5e-14, 91.5 + 1.5e-14, 89.0 + 1.5e-14]
+    (found,) = verdict.paired(filled({"A": [90.0, 91.5, 89.0], "B": rounded}), TESTED_METRIC, "A")
+    assert (found.difference, found.p) == (0.0, 1.0)
+
+
 def test_holm_by_hand() -> None:
     # Sorted .01 .02 .03 .4 are multiplied by 4 3 2 1 and never fall: .04 .06 .06 .4.
     assert verdict.holm([0.03, 0.01, 0.4, 0.02]) == pytest.approx([0.06, 0.04, 0.4, 0.06])
