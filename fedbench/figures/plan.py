@@ -171,20 +171,15 @@ def make_plan(spec: FigureSpec, selection: Selection) -> FigurePlan:
         UnknownName: a scale that the figure does not have.
         ConfigError: its overrides do not compose, or there are no data for it and no open setting.
     """
-    scale, why = selection.scale, why_not_paper(spec, selection) if selection.scale == PAPER else ""
+    scale, why = selection.scale, "the paper's setting is not given"
+    if scale != PAPER or scale in spec.settings:
+        runs = _plan(spec, scale, selection)
+        why = next((cell.reason for cell in runs.cells if cell.reason), "") if scale == PAPER else ""
     if why:
         if OPEN not in spec.settings:
             raise ConfigError(f"figure {spec.name}: {why}; scale=quick draws it on other data")
-        scale = OPEN
-    return FigurePlan(spec, scale, _plan(spec, scale, selection), selection, why)
-
-
-def why_not_paper(spec: FigureSpec, selection: Selection) -> str:
-    """Say why the paper's setting cannot be run here; "" if it can."""
-    if PAPER not in spec.settings:
-        return "the paper's setting is not given"
-    cells = _plan(spec, PAPER, selection).cells
-    return next((cell.reason for cell in cells if cell.reason), "")
+        scale, runs = OPEN, _plan(spec, OPEN, selection)
+    return FigurePlan(spec, scale, runs, selection, why)
 
 
 def _plan(spec: FigureSpec, scale: str, selection: Selection) -> Plan:

@@ -76,12 +76,14 @@ def test_the_other_settings_plan_too(name: str, tmp_path: Path) -> None:
 
 
 def test_without_the_papers_data_open_data_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "why_not_paper", lambda *_: "data missing (python -m fedbench prepare cifar10)")
+    missing = "data missing (python -m fedbench prepare cifar10)"
+    monkeypatch.setattr("fedbench.tables.plan._lacking", lambda table, *_: missing if "cifar10" in str(table) else "")
     selection = Selection(overrides=(f"runs_dir={tmp_path}",))
     made = plan.make_plan(plan.load_spec("pfedsim_f3"), selection)
     assert made.scale == "open"
     assert "cifar10" in made.substituted
     assert "Fashion-MNIST" in made.spec.setting(made.scale).data
+    monkeypatch.setattr("fedbench.tables.plan._lacking", lambda *_: missing)
     with pytest.raises(ConfigError, match="scale=quick draws it"):
         plan.make_plan(plan.load_spec("fedcollab_f3"), selection)
     assert plan.make_plan(plan.load_spec("fedcollab_f3"), Selection(scale="quick")).substituted == ""
