@@ -111,18 +111,6 @@ class History:
         """One dict an evaluated round; percent: acc_on_<set> (client mean) and acc_on_<set>_pooled."""
         return [record_row(record) for record in self._records]
 
-    def client_rows(self) -> list[dict[str, Any]]:
-        """One dict an evaluated round and client: round, client, and acc_on_<set> in percent."""
-        rows = []
-        for record in self._records:
-            columns = {
-                f"acc_on_{name}": 100 * tally.accuracy() for name, tally in record.tallies.items() if name != COMMON
-            }
-            for client, accuracies in enumerate(zip(*columns.values(), strict=True)):
-                values = dict(zip(columns, map(float, accuracies), strict=True))
-                rows.append({"round": record.round, "client": client, **values})
-        return rows
-
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Everything but the seconds; of each set the counts [R', N] and the rounds [R'] that scored it."""
         out: dict[str, np.ndarray[Any, Any]] = {
