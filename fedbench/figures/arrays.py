@@ -64,7 +64,8 @@ def collect(plan: FigurePlan) -> Arrays:
     if reads.get("partition"):
         for r, line in enumerate(grid):
             for c, seeds in enumerate(line):
-                found[f"counts/{r}/{c}"] = label_counts(seeds[0].config)
+                dataset, partition = split_data(seeds[0].config)
+                found[f"counts/{r}/{c}"] = np.asarray(partition.label_counts(dataset.y))
     if name := reads.get("extra"):
         found.update(EXTRAS[name](plan, found))
     return found
@@ -118,12 +119,6 @@ def _arrays(grid: Grid, name: str) -> Arrays:
             elif present:  # of different sizes, such as clusters: the first seed's
                 found[f"array/{name}/{r}/{c}"] = present[0][np.newaxis]
     return found
-
-
-def label_counts(run: RunConfig) -> np.ndarray:
-    """Return training samples [N, K] of each class, found without a run."""
-    dataset, partition = split_data(run)
-    return np.asarray(partition.label_counts(dataset.y))
 
 
 def _first_run(plan: FigurePlan) -> RunConfig:

@@ -88,11 +88,6 @@ class FigureSpec:
         return whole.only(setting.rows, setting.columns)
 
 
-def spec_names() -> list[str]:
-    """Return the names of all figures, those that have a YAML."""
-    return groups.names("figure")
-
-
 def load_spec(name: str) -> FigureSpec:
     """Return the figure in conf/figure/`name`.yaml; fedsac-f1 is fedsac_f1.
 
@@ -134,7 +129,7 @@ def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
 def ordered_specs() -> list[FigureSpec]:
     """Return all figures, in the order of the papers and of numbers."""
     papers = list(PAPERS)
-    return sorted(map(load_spec, spec_names()), key=lambda s: (papers.index(s.paper), int(s.figure)))
+    return sorted(map(load_spec, groups.names("figure")), key=lambda s: (papers.index(s.paper), int(s.figure)))
 
 
 @dataclass(frozen=True)
@@ -329,7 +324,7 @@ def write_overview(folder: Path) -> None:
 
 def overview_text(found: Sequence[Drawn]) -> str:
     """Return the page: a line a figure, with the paper's claim and what was run."""
-    lacking = sorted(set(spec_names()) - {each.name for each in found})
+    lacking = sorted(set(groups.names("figure")) - {each.name for each in found})
     counts = ", ".join(f"{sum(each.scale == scale for each in found)} {words}" for scale, words in RUN.items())
     lines = [HEAD, f"{len(found)} figures: {counts}."]
     if lacking:
