@@ -124,9 +124,16 @@ def _text(value: Any) -> str:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Raise what the command line would say in one line as such, whoever raised it first."""
+    """Raise what the command line would say in one line as such, and leave the caller's torch as it was."""
+    import torch
+
     from fedbench.config import messages
 
+    threads, precise = torch.get_num_threads(), {}
+    parts: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    for part in parts:
+        with contextlib.suppress(RuntimeError):  # what was set by torch's newer names is not told by this one
+            precise[part] = part.allow_tf32
     try:
         yield
     except FedbenchError:
@@ -136,3 +143,7 @@ def _told() -> Iterator[None]:
         if line is None:
             raise
         raise FedbenchError(line) from error
+    finally:
+        torch.set_num_threads(threads)
+        for part, allowed in precise.items():
+            part.allow_tf32 = allowed

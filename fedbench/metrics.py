@@ -285,11 +285,6 @@ class TimeToAccuracy:
     seconds: float | None
     bytes: int | None
 
-    @property
-    def reached(self) -> bool:
-        """Whether the reference was reached; if not, the run is censored at `horizon`."""
-        return self.rounds is not None
-
 
 def time_to_accuracy(
     rounds: Sequence[int],

@@ -112,6 +112,7 @@ class ClassifierCosine(Recorder):
     """Cosine of two clients' rows of the classifier for each class, [K, N, N] (pFedSim, Eq. 2 before its mean)."""
 
     name: ClassVar[str] = "classifier_cosine"
+    several: ClassVar[bool] = True
 
     def look(self, moment: RoundContext) -> Arrays:
         names = [name for name in moment.setup.task.groups["@head"] if moment.models[name].dim() > 2]
@@ -153,6 +154,7 @@ class UpdateVariance(Recorder):
 
     name: ClassVar[str] = "update_variance"
     always: ClassVar[bool] = True
+    several: ClassVar[bool] = True
 
     def look(self, moment: RoundContext) -> Arrays:
         head = moment.setup.task.groups["@head"]
@@ -176,6 +178,7 @@ class Collaboration(Recorder):
     """The collaboration matrix W [N, N] after the round."""
 
     name: ClassVar[str] = "collaboration"
+    several: ClassVar[bool] = True
 
     def look(self, moment: RoundContext) -> Arrays:
         matrix = moment.setup.method.collaboration(moment.server, moment.setup.population)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedbench
 from fedbench import api
@@ -59,6 +60,22 @@ def test_a_sweep_in_a_notebook_shows_nothing_unless_asked(
     assert (shown, *capfd.readouterr()) == ([], "", "")
     fedbench.sweep(*SHORT, **given, progress="lines")
     assert "pooled %" in capfd.readouterr().out
+
+
+def test_the_callers_torch_is_left_as_it_was(runs: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for make in (fedbench.run, fedbench.sweep):
+            torch.backends.cudnn.allow_tf32 = True
+            make("method=local", *SHORT, runs_dir=runs, force=True)
+            assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == (3, True)
+        torch.backends.cudnn.conv.fp32_precision = "ieee"  # then torch tells no answer by the older name
+        fedbench.run("method=local", *SHORT, runs_dir=runs)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+        torch.backends.cudnn.allow_tf32 = True
 
 
 def test_a_run_holds_its_parts(finished: fedbench.Run) -> None:

@@ -173,8 +173,8 @@ def reproduce(selection: Selection) -> int:
         if missing:
             planned, _ = _planned(selection)  # another call may have added cells meanwhile
         store.save(folder, plan.fill(planned), *plan.kept(planned))
-        render.write(folder)
-    show(store.load(folder)[0])  # as table.md has it: with margins and marks
+        table, _ = render.write(folder)
+    show(table)
     return conclude(planned, folder, len(missing))
 
 
@@ -293,9 +293,7 @@ def conclude(plan: Plan, folder: Path, made: int) -> int:
         word, _, reason = why.partition(": ")
         where = of_runs(plan, {job.identity for job in jobs})
         print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}", file=sys.stderr)
-    cells = [  # that some machine could run
-        cell for cell in plan.cells if cell.selected and not (cell.row.unsupported or cell.column.unsupported)
-    ]
+    cells = [cell for cell in plan.cells if cell.selected]
     identities = {job.identity for job in lacking}
     counts = {
         "cannot be run here": sum(not cell.jobs for cell in cells),

@@ -140,11 +140,11 @@ def plot_command(arguments: Sequence[str]) -> int:
     out = Path(options["out"])
     runs, tables = find_folders(paths)
     lost = []
-    for folder in [*runs, *tables]:
-        name = "-".join(folder.parts[-3:]) if folder in runs else folder.name
+    for index, folder in enumerate([*runs, *tables]):
+        name = "-".join(folder.parts[-3:]) if index < len(runs) else folder.name
         try:
             with style.styled(name):
-                figures = run_figures(folder) if folder in runs else table_figures(folder)
+                figures = run_figures(folder) if index < len(runs) else table_figures(folder)
                 save_figures(figures, out / name, formats)
         except Damaged as error:
             if len(runs) + len(tables) == 1:
@@ -220,7 +220,7 @@ def redraw_command(arguments: Sequence[str]) -> int:
     folders = store.folders(results)
     behind = RunCounts()
     for folder in folders:
-        behind += render.write(folder)
+        behind += render.write(folder)[1]
         store.write_checksums(folder)
         print(folder)
     text.write(Path(results))
@@ -341,14 +341,15 @@ def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     Raises:
         FedbenchError: a path holds neither.
     """
-    found: tuple[list[Path], list[Path]] = ([], [])
+    runs: dict[Path, None] = {}  # each folder once, in order
+    tables: dict[Path, None] = {}
     for place in paths:
         each = [sorted(file.parent for file in Path(place).rglob(name)) for name in (RESULT, TABLE)]
         if not any(each):
             raise FedbenchError(f"{place} holds no finished run and no filled table")
-        for kept, new in zip(found, each, strict=True):
-            kept.extend(folder for folder in new if folder not in kept)
-    return found
+        for kept, new in zip((runs, tables), each, strict=True):
+            kept.update(dict.fromkeys(new))
+    return list(runs), list(tables)
 
 
 def save_figures(figures: Mapping[str, Figure], place: Path, formats: Sequence[str]) -> None:

@@ -192,6 +192,11 @@ class TestConfig(Component):
         super().__post_init__()
         if self.sets == "validation" and self.val_fraction == 0:
             raise ConfigError("protocol.test.sets=validation needs protocol.test.val_fraction > 0")
+        if self.once and self.val_fraction == 0:
+            raise ConfigError(
+                "protocol.test.once=true scores validation samples alone before the last round; set "
+                "protocol.test.val_fraction > 0"
+            )
         if self.calibration and self.weighting != "none":
             raise ConfigError(
                 f"protocol.test.calibration=true counts every sample alike, protocol.test.weighting={self.weighting} "

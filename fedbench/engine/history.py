@@ -6,7 +6,7 @@ A history has one record an evaluated round. It is append-only, and every checkp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,18 +110,6 @@ class History:
     def rows(self) -> list[dict[str, Any]]:
         """One dict an evaluated round; percent: acc_on_<set> (client mean) and acc_on_<set>_pooled."""
         return [record_row(record) for record in self._records]
-
-    def client_rows(self) -> list[dict[str, Any]]:
-        """One dict an evaluated round and client: round, client, and acc_on_<set> in percent."""
-        rows = []
-        for record in self._records:
-            columns = {
-                f"acc_on_{name}": 100 * tally.accuracy() for name, tally in record.tallies.items() if name != COMMON
-            }
-            for client, accuracies in enumerate(zip(*columns.values(), strict=True)):
-                values = dict(zip(columns, map(float, accuracies), strict=True))
-                rows.append({"round": record.round, "client": client, **values})
-        return rows
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Everything but the seconds; of each set the counts [R', N] and the rounds [R'] that scored it."""
@@ -238,42 +226,19 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several observers as one, told in order."""
+    """Several observers as one: each hook of Observer, added below, tells all, in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
-    def start(self, labels: Labels, rounds: int, resumed_from: int) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.start(labels, rounds, resumed_from)
 
-    def phase(self, name: str) -> None:
-        """Tell all."""
+def _telling(hook: str) -> Callable[..., None]:
+    def tell(self: Observers, *given: Any, **named: Any) -> None:
         for observer in self._observers:
-            observer.phase(name)
+            getattr(observer, hook)(*given, **named)
 
-    def advance(self, done: int) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.advance(done)
+    return tell
 
-    def record(self, record: Record) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.record(record)
 
-    def recall(self, result: Mapping[str, Any]) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.recall(result)
-
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.finish(result)
-
-    def close(self) -> None:
-        """Tell all."""
-        for observer in self._observers:
-            observer.close()
+for _hook in (name for name in vars(Observer) if not name.startswith("_")):
+    setattr(Observers, _hook, _telling(_hook))

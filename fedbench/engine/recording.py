@@ -78,6 +78,7 @@ class Recorder(ABC):
 
     name: ClassVar[str]
     always: ClassVar[bool] = False
+    several: ClassVar[bool] = False  # whether it serves clients of several kinds, whose networks differ
 
     @abstractmethod
     def look(self, moment: RoundContext) -> Arrays:
@@ -119,11 +120,13 @@ def check(recorder: Recorder, setup: Setup) -> None:
     """Try a recorder on two clients that have not trained.
 
     Raises:
-        ConfigError: it looks after a round that the run does not have, or for what the method does not have.
+        ConfigError: it looks after a round that the run does not have, or for what method or clients do not have.
     """
     rounds = setup.protocol.rounds
     if late := [each for each in recorder.rounds if not 1 <= each <= rounds]:
         raise ConfigError(f"record={recorder.name}@{late[0]}: the run has rounds 1 to {rounds}")
+    if (kinds := len(setup.kinds)) > 1 and not recorder.several:
+        raise ConfigError(f"record={recorder.name} compares clients of one kind, these are of {kinds}: leave it out")
     try:
         recorder.fits(_trial(setup))
     except ConfigError as error:

@@ -21,13 +21,11 @@ import torch
 from fedbench.core import rng
 from fedbench.core.errors import ConfigError
 from fedbench.data import authors
-from fedbench.data.partition import make_partition
 from fedbench.figures.plan import FigurePlan
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.parts import simplex
 from fedbench.methods.sosicfl import SosicFL
-from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig
 from fedbench.runs.execution import build, set_up, split_data
 from fedbench.tables.plan import Job
@@ -66,7 +64,8 @@ def collect(plan: FigurePlan) -> Arrays:
     if reads.get("partition"):
         for r, line in enumerate(grid):
             for c, seeds in enumerate(line):
-                found[f"counts/{r}/{c}"] = label_counts(seeds[0].config)
+                dataset, partition = split_data(seeds[0].config)
+                found[f"counts/{r}/{c}"] = np.asarray(partition.label_counts(dataset.y))
     if name := reads.get("extra"):
         found.update(EXTRAS[name](plan, found))
     return found
@@ -122,13 +121,6 @@ def _arrays(grid: Grid, name: str) -> Arrays:
     return found
 
 
-def label_counts(run: RunConfig) -> np.ndarray:
-    """Return training samples [N, K] of each class, found without a run."""
-    dataset = fingerprint.load(run.dataset)
-    partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
-    return np.asarray(partition.label_counts(dataset.y))
-
-
 def _first_run(plan: FigurePlan) -> RunConfig:
     return plan.runs.cells[0].jobs[0].config
 
@@ -161,10 +153,7 @@ def solver_orders(plan: FigurePlan, arrays: Arrays) -> Arrays:
 
 def label_map(plan: FigurePlan, _arrays: Arrays) -> Arrays:
     """Return `label_map` [N, K]: what each client sees in the place of each label."""
-    run = _first_run(plan)
-    dataset = fingerprint.load(run.dataset)
-    partition = make_partition(run.partition, dataset, run.protocol.test, run.partition_seed)
-    return {"label_map": np.asarray(partition.label_map)}
+    return {"label_map": np.asarray(split_data(_first_run(plan))[1].label_map)}
 
 
 def subregion_draws(plan: FigurePlan, arrays: Arrays) -> Arrays:

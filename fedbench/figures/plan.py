@@ -88,11 +88,6 @@ class FigureSpec:
         return whole.only(setting.rows, setting.columns)
 
 
-def spec_names() -> list[str]:
-    """Return the names of all figures, those that have a YAML."""
-    return groups.names("figure")
-
-
 def load_spec(name: str) -> FigureSpec:
     """Return the figure in conf/figure/`name`.yaml; fedsac-f1 is fedsac_f1.
 
@@ -134,7 +129,7 @@ def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
 def ordered_specs() -> list[FigureSpec]:
     """Return all figures, in the order of the papers and of numbers."""
     papers = list(PAPERS)
-    return sorted(map(load_spec, spec_names()), key=lambda s: (papers.index(s.paper), int(s.figure)))
+    return sorted(map(load_spec, groups.names("figure")), key=lambda s: (papers.index(s.paper), int(s.figure)))
 
 
 @dataclass(frozen=True)
@@ -171,20 +166,15 @@ def make_plan(spec: FigureSpec, selection: Selection) -> FigurePlan:
         UnknownName: a scale that the figure does not have.
         ConfigError: its overrides do not compose, or there are no data for it and no open setting.
     """
-    scale, why = selection.scale, why_not_paper(spec, selection) if selection.scale == PAPER else ""
+    scale, why = selection.scale, "the paper's setting is not given"
+    if scale != PAPER or scale in spec.settings:
+        runs = _plan(spec, scale, selection)
+        why = next((cell.reason for cell in runs.cells if cell.reason), "") if scale == PAPER else ""
     if why:
         if OPEN not in spec.settings:
             raise ConfigError(f"figure {spec.name}: {why}; scale=quick draws it on other data")
-        scale = OPEN
-    return FigurePlan(spec, scale, _plan(spec, scale, selection), selection, why)
-
-
-def why_not_paper(spec: FigureSpec, selection: Selection) -> str:
-    """Say why the paper's setting cannot be run here; "" if it can."""
-    if PAPER not in spec.settings:
-        return "the paper's setting is not given"
-    cells = _plan(spec, PAPER, selection).cells
-    return next((cell.reason for cell in cells if cell.reason), "")
+        scale, runs = OPEN, _plan(spec, OPEN, selection)
+    return FigurePlan(spec, scale, runs, selection, why)
 
 
 def _plan(spec: FigureSpec, scale: str, selection: Selection) -> Plan:
@@ -334,7 +324,7 @@ def write_overview(folder: Path) -> None:
 
 def overview_text(found: Sequence[Drawn]) -> str:
     """Return the page: a line a figure, with the paper's claim and what was run."""
-    lacking = sorted(set(spec_names()) - {each.name for each in found})
+    lacking = sorted(set(groups.names("figure")) - {each.name for each in found})
     counts = ", ".join(f"{sum(each.scale == scale for each in found)} {words}" for scale, words in RUN.items())
     lines = [HEAD, f"{len(found)} figures: {counts}."]
     if lacking:

@@ -162,11 +162,8 @@ def _groups(counts: NDArray[Any], W: NDArray[Any] | None) -> tuple[NDArray[Any],
 
 def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title: str) -> Figure:
     """Draw a panel a metric, a line a name: mean and deviation of ours, then of the published value, [names, 4]."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(style.PAGE, 0.7 + 0.2 * len(names)), layout="constrained", facecolor="white")
+    figure, (axes,) = style.panels(1, len(metrics), width=style.PAGE, height=0.7 + 0.2 * len(names), sharey=True)
     figure.suptitle(title)
-    axes = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for axis, (label, values) in zip(axes, metrics.items(), strict=True):
         _value_panel(axis, values)
         axis.set_xlabel(label)
@@ -235,7 +232,8 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
     for panel, axis in axes.items():
         mine = runs[runs["panel"] == panel]
         across, up = ordered(mine[x]), ordered(mine[by])
-        cells = [[_mean(numbers(mine[(mine[x] == a) & (mine[by] == u)][y])) for a in across] for u in up]
+        at, of = mine[x].astype(str), mine[by].astype(str)
+        cells = [[_mean(numbers(mine[(at == a) & (of == u)][y])) for a in across] for u in up]
         image = axis.imshow(np.array(cells), origin="lower", cmap="viridis", aspect="auto")
         style.write_numbers(axis, cells, float(np.nanmean(cells)), "{:.2f}")
         axis.set_xticks(range(len(across)), across)
@@ -320,13 +318,12 @@ def _mean(values: Any) -> float:
 
 def _sweep_panels(names: Sequence[str], title: str) -> tuple[Figure, dict[str, Any]]:
     """Return a figure that needs no display, with an axis for each name."""
-    from matplotlib.figure import Figure
-
     across = min(COLUMNS, len(names))
-    down = -(-len(names) // across)
-    figure = Figure(figsize=(5.0 * across, 3.8 * down), layout="constrained")
+    figure, grid = style.panels(-(-len(names) // across), across, width=5.0 * across, height=3.8)
     figure.suptitle(title)
-    axes = {name: figure.add_subplot(down, across, index) for index, name in enumerate(names, 1)}
+    for axis in grid.flat[len(names) :]:
+        axis.remove()
+    axes = dict(zip(names, grid.flat, strict=False))
     for name, axis in axes.items():
         axis.set_title(name if "=" in name else "", fontsize="medium")
     return figure, axes

@@ -56,7 +56,7 @@ CLIENTS = "clients.csv"  # one row a client (fedbench.runs.run.client_rows)
 TALLIES = "tallies.npz"
 PARTITION = "partition.csv"
 ARRAYS = "arrays.npz"  # what the method found: before training (distances, coalitions), or in its course
-COLLABORATION = "collaboration.npz"
+COLLABORATION, MATRIX = "collaboration.npz", "collaboration.csv"
 
 
 def files_of(folder: Path) -> ChecksummedFolder:
@@ -194,7 +194,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Forget the run, so that it starts anew."""
-        for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, CODE):
+        for name in (CHECKPOINT, RESULT, MANIFEST, MODEL, CODE, ARRAYS, COLLABORATION, MATRIX):
             (self.path / name).unlink(missing_ok=True)
 
     def finish(self, result: Mapping[str, Any], model: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -269,7 +269,7 @@ class RunFolder:
             {"client": index} | {str(column): float(value) for column, value in enumerate(weights)}
             for index, weights in enumerate(matrix)
         ]
-        self.write("collaboration.csv", as_csv(rows))
+        self.write(MATRIX, as_csv(rows))
 
 
 def _last_of(folders: Sequence[Path], origin: Mapping[str, Any]) -> list[Path]:

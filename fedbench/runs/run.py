@@ -392,7 +392,8 @@ def summarise(
         if rule != "best_val" or history.having(primary, VALIDATION):
             row |= _accuracies(f"acc_{rule}", reading.of(history, primary, rule))
     for kind in dict.fromkeys(kinds):
-        row[f"acc_of_{kind}"] = 100 * float(np.nanmean(reported.tally.accuracy()[np.array(kinds) == kind]))
+        own = reported.tally.accuracy()[np.array(kinds) == kind]
+        row[f"acc_of_{kind}"] = 100 * float(np.nanmean(own)) if np.isfinite(own).any() else float("nan")
     row |= {"bytes_up": history.last.bytes_up, "bytes_down": history.last.bytes_down}
     row |= {"bytes_up_prepare": prepared[0], "bytes_down_prepare": prepared[1]}
     return row | seconds_columns(history.last.seconds) | dict(versions or {})

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 def split(overrides: Sequence[Override], distributions: Any) -> tuple[list[str], list[list[str]], dict[str, Any]]:
-    """Return (overrides of every run, the combinations of swept seeds, key -> Optuna's distribution)."""
+    """Return (overrides of every run, the combinations of swept seeds, key -> Optuna's distribution).
+
+    Raises:
+        ConfigError: bounds that Optuna does not take.
+    """
     fixed, seeds, space = {}, [], {}
     for override in overrides:
         key = override.get_key_element()
@@ -34,7 +38,10 @@ def split(overrides: Sequence[Override], distributions: Any) -> tuple[list[str],
         elif key.lstrip("+") in SEEDS:  # repeats of every trial, not choices
             seeds.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
-            space[key] = distribution(override, distributions)
+            try:
+                space[key] = distribution(override, distributions)
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from error
     return list(fixed.values()), [list(each) for each in itertools.product(*seeds)], space
 
 

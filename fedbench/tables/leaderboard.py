@@ -436,8 +436,8 @@ class Ledger:
             run = entry.job.run
             best = self.chosen(entry.federation.label, "local") or 0
             of_local = self.lines.get((FINAL, entry.federation.label, "local", best, entry.job.seed), {})
-            local = line if entry.row == "local" else of_local
-            reached = reaches(run, float(local.get("acc_on_val") or "nan") / 100, "val")
+            score = (line if entry.row == "local" else of_local).get("acc_on_val")
+            reached = reaches(run, float(score or "nan") / 100, "val")
             line |= {f"{name}_to_local": getattr(reached, name) for name in ("rounds", "bytes", "seconds")}
             line["clients"] = " ".join(f"{each:.9g}" for each in (() if run.accuracies is None else run.accuracies))
         return line

@@ -261,8 +261,6 @@ def _check_names_of_data(cells: Sequence[CellRuns]) -> None:
 
 def _lacking(table: TableSpec, column: ColumnSpec, selection: Selection) -> str:
     """Return why nothing in the column can be run; "" if it can."""
-    if column.unsupported:
-        return column.unsupported
     _, plain = compose_cell(table, column, (), selection)
     try:  # the data and the network alone: not every method could train it
         dataset, model = (groups.registry(name).build(plain[name]) for name in ("dataset", "model"))
@@ -284,7 +282,6 @@ def _cell_runs(
     lacking: str,
     stored: StoredTable,
 ) -> CellRuns:
-    lacking = row.unsupported or lacking
     cell = CellRuns(row, column, selected=selection.selects(row, column))
     to_run = seeds if cell.selected and not lacking else ()
     shown = stored.seeds(row, column)

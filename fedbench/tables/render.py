@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from fedbench.tables.store import RunCounts
 
 
-def write(folder: Path) -> RunCounts:
+def write(folder: Path) -> tuple[TableResult, RunCounts]:
     """Draw the table stored in `folder` as table.md, table.tex and cells.csv beside it, with the tests it allows.
 
     significance.csv: rows against the headline; bias.csv: groups of rows against the paper; specificity.csv: every cell
     against every published value of its column and metric.
 
     Returns:
-        How many runs are behind it, and how many of them were made by other code.
+        The table, how many runs are behind it, and how many of them were made by other code.
 
     Raises:
         FedbenchError: the stored table is unreadable.
@@ -57,7 +57,9 @@ def write(folder: Path) -> RunCounts:
     for name, found in tests.items():
         if found:
             write_csv(folder / name, [dataclasses.asdict(each) for each in found])
-    return count
+        else:
+            (folder / name).unlink(missing_ok=True)
+    return table, count
 
 
 def draw_csv(table: TableResult) -> str:

@@ -105,7 +105,6 @@ class RowSpec:
     baseline: tuple[str, ...] = ()  # overrides instead of `overrides`: the run that a ratio is taken to
     study: str = ""  # what fills the cell instead of a training run (fedbench.tables.studies)
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this row's own
-    unsupported: str = ""  # why the row cannot be run
     # Why its verdicts are counted apart: its setting was chosen after seeing outcomes.
     exploratory: str | None = None
     exploratory_with: tuple[str, ...] = ()  # the overrides with which alone that choice decides something; none: always
@@ -125,7 +124,6 @@ class ColumnSpec:
     substitute: tuple[str, ...] = ()
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this column's own
     rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> further overrides there
-    unsupported: str = ""
     exploratory: str | None = None  # as a row's
     note: str = ""
 

@@ -212,6 +212,8 @@ def load_table(folder: Path) -> TableResult:
     files = files_of(folder)
     content = files.json(TABLE)
     try:
+        for line in (*content["spec"]["rows"], *content["spec"]["columns"]):
+            line.pop("unsupported", None)  # which earlier versions wrote
         table = _judged_as_today(spec.parse(content["spec"]))
         rows = {row.label: row for row in table.rows}
         columns = {column.label: column for column in table.columns}

@@ -198,7 +198,8 @@ def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paire
             seeds = sorted(base.keys() & other.keys())
             if row.label == reference or len(seeds) < LEAST_PAIRS:
                 continue
-            mean, half, p = t_test(np.array([base[seed] - other[seed] for seed in seeds]))
+            gaps = np.array([base[seed] - other[seed] for seed in seeds])
+            mean, half, p = t_test(np.where(np.abs(gaps) < 10.0**-EXACT, 0.0, gaps))
             found.append(Paired(column.label, row.label, len(seeds), mean, mean - half, mean + half, p))
     return _adjusted(found)
 

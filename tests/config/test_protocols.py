@@ -169,7 +169,7 @@ def test_papers_partitions_fit_their_protocols() -> None:
 @pytest.mark.parametrize("more", ["protocol.report=best_test", "protocol.score=trained"])
 def test_a_test_set_that_is_read_once_leaves_no_choice(more: str) -> None:
     with pytest.raises(FedbenchError, match="leaves nothing to choose from"):
-        protocol("protocol.test.once=true", more)
+        protocol("protocol.test.once=true", "protocol.test.val_fraction=0.2", more)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,7 @@ def test_a_test_set_that_is_read_once_leaves_no_choice(more: str) -> None:
         ("protocol.test.fraction=1", r"\[0, 1\)"),
         ("protocol.report=best_val", "val_fraction > 0"),
         ("protocol.test.sets=validation", "val_fraction > 0"),
+        ("protocol.test.once=true", "before the last round; set protocol.test.val_fraction > 0$"),
         ("protocol.per_client=true", "use best_val, or per_client=false"),
         ("protocol.local.epochs=null", "epochs or iterations"),
         ("protocol.score=later", "unknown protocol.score 'later'"),

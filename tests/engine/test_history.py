@@ -32,16 +32,6 @@ class TestHistory:
             "seconds_total": pytest.approx(0.55),
         }
 
-    def test_client_rows(self):
-        rows = a_history().client_rows()
-        assert len(rows) == 8
-        assert rows[5] == {
-            "round": 2,
-            "client": 1,
-            "acc_on_local": 100.0,
-            "acc_on_val": pytest.approx(100 / 3),
-        }
-
     def test_survives_a_checkpoint_bit_for_bit(self, tmp_path):
         history = a_history()
         odd = {"local": tally([0.1 + 0.2, 0], [0.7, 0])}  # weighted counts, another set of sets, another phase
@@ -52,7 +42,6 @@ class TestHistory:
         loaded, found = checkpoint.load(tmp_path / "c")
         restored = History.restore(loaded, found["history"])
         assert repr(restored.rows()) == repr(history.rows())
-        assert repr(restored.client_rows()) == repr(history.client_rows())
         for old, new in zip(history.records, restored.records, strict=True):
             assert old.seconds == new.seconds
             assert list(old.tallies) == list(new.tallies)
@@ -140,6 +129,12 @@ class TestSummary:
         assert row["acc_on_common"] == pytest.approx(3300 / 90)
         assert (row["bytes_up"], row["bytes_down"]) == (300, 600)
         assert row["seconds_total"] == pytest.approx(0.55)
+
+    def test_a_kind_without_a_test_sample_has_no_accuracy(self):
+        history = History([a_record(0), Record(1, {"local": tally([6, 0], [10, 0])}, 100, 200, {})])
+        row = summarise(LABELS, KEY, history, Reading("last"), partition_hash="", kinds=["image", "text"])
+        assert row["acc"] == row["acc_of_image"] == pytest.approx(60.0)
+        assert math.isnan(row["acc_of_text"])
 
     def test_pooled_protocol_scores_pooled(self):
         row = summarise(LABELS, KEY, a_history(), Reading("last", "pooled"), partition_hash="")

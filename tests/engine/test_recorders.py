@@ -211,6 +211,8 @@ def test_a_run_keeps_what_was_recorded_and_its_numbers(tmp_path: Path) -> None:
         execution.execute(again)
     execution.execute(config(tmp_path / "plain", "method=fedavg", "record=[cka]", "force=true"))
     assert "record/cka/value" in files_of(execution.execute(again).folder).npz(ARRAYS)
+    execution.execute(config(tmp_path / "plain", "method=fedavg", "force=true"))
+    assert execution.execute(plain).arrays == {}, "what an earlier run recorded went with it"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, tables = runs.find_folders([str(two_runs)])
     assert (len(found), tables) == (3, [])
+    assert runs.find_folders([str(found[1]), str(two_runs), str(two_runs)])[0] == [found[1], found[0], found[2]]
     fedsac = next(folder for folder in found if "fedsac" in str(folder))
     assert list(runs.run_figures(fedsac)) == ["gain", "collaboration", "clients"]
     local = next(folder for folder in found if "local" in str(folder))

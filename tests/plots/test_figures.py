@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.figures.plan import spec_names
+from fedbench.config import groups
 from fedbench.plots import runs, style
 from tests.helpers.tiers import tiered
 from tests.plots.made import MADE, counts
 
 
 def test_every_figure_is_drawn_here() -> None:
-    assert sorted(MADE) == spec_names()
+    assert sorted(MADE) == groups.names("figure")
     assert len(MADE) == 28
 
 

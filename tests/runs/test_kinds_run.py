@@ -13,6 +13,8 @@ import pytest
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.partition import Partition
+from fedbench.engine.recording import check
+from fedbench.recorders import RECORDERS, parse
 from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.execution import build, execute, execute_batched, split_data
 from fedbench.tables import spec
@@ -97,6 +99,21 @@ def test_clients_of_all_kinds_divide_the_data_or_those_of_each_do() -> None:
 def test_keys_tell_networks_and_readings_apart() -> None:
     variants = ([], ["model.divide=each"], ["model.clients=[1,3]"], ["model.kinds.text.vocabulary=300"])
     assert len({run_key(config("method=fedavg", *each)) for each in variants}) == 4
+
+
+SEVERAL = {"classifier_cosine", "collaboration", "update_variance"}
+
+
+def test_recorders_look_at_what_clients_of_all_kinds_have(tmp_path: Path) -> None:
+    """The matrix of the method and the classifier; any other would meet leaves that half of the clients lack."""
+    run = config("method=fedsac_multimodal", f"record=[{','.join(SEVERAL)}]", folder=tmp_path)
+    arrays = execute(run).arrays
+    assert arrays["record/classifier_cosine/value"].shape == (1, 4, 4, 4)
+    assert all(np.isfinite(arrays[f"record/{name}/value"]).all() for name in SEVERAL)
+    setup = build(run)
+    for name in {*RECORDERS} - SEVERAL:
+        with pytest.raises(ConfigError, match=f"^record={name} compares clients of one kind, these are of 2"):
+            check(parse([name])[0], setup)
 
 
 ROWS = [row.label for row in spec.load("fedsac_t2").rows]

@@ -82,6 +82,7 @@ class TestRunFolder:
             assert {key: float(value) for key, value in written.items()} == original
         folder.clear()
         assert folder.status() == "new"
+        assert not list(folder.path.glob("collaboration.*")), "the next run may have none"
 
     def test_two_runs_differ_in_nothing_but_timings(self, tmp_path):
         folders = [RunFolder(tmp_path / name, KEY, LABELS) for name in "ab"]

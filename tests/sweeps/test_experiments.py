@@ -177,8 +177,10 @@ def test_figures_show_the_means_in_order_of_size() -> None:
     (axis,) = sweep_lines(runs, "method.C", "method.rho", "acc", "title").axes
     assert [label.get_text() for label in axis.get_xticklabels()] == ["2", "10"]
     assert list(axis.containers[0].lines[0].get_ydata()) == [21.5, 101.5]  # rho 0.5
-    image = sweep_heatmap(runs, "method.C", "method.rho", "acc", "title").axes[0].images[0]
-    assert image.get_array().tolist() == [[21.5, 101.5], [22, 102]]
+    numeric = runs.astype({"method.C": int, "method.rho": float})  # as read from a file
+    for each in (runs, numeric):
+        image = sweep_heatmap(each, "method.C", "method.rho", "acc", "title").axes[0].images[0]
+        assert image.get_array().tolist() == [[21.5, 101.5], [22, 102]]
     assert ordered(["homo", "dir0.1", "homo"]) == ["homo", "dir0.1"]
     (line,) = axis.containers[0].lines[:1]
     assert line.get_linestyle() == "-", "numbers are joined"

@@ -188,6 +188,10 @@ def test_space_is_read_from_overrides() -> None:
     assert (space["d"].low, space["d"].high, space["d"].step) == (1, 7, 2)
     assert space["e"].choices == ("x", "y")
     assert distribution(parsed[3], optuna.distributions) == space["d"]
+    for text in ("tag(log,interval(0,1.5))", "interval(2.0,1.0)"):
+        with pytest.raises(ConfigError, match=r"^method\.mu: .*low") as refused:
+            split(OverridesParser.create().parse_overrides([f"method.mu={text}"]), optuna.distributions)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_grid_is_every_combination_and_has_no_intervals() -> None:

@@ -56,6 +56,13 @@ def test_a_claim_does_not_hold_because_all_rows_tie() -> None:
 TESTED_METRIC = filled({"A": [1.0]}).spec.metrics[0]
 
 
+def test_gaps_that_are_rounding_are_ties() -> None:
+    """An error of 1e-14 on every seed is no difference that all seeds agree on."""
+    rounded = [90.0 + 1.5e-14, 91.5 + 1.5e-14, 89.0 + 1.5e-14]
+    (found,) = verdict.paired(filled({"A": [90.0, 91.5, 89.0], "B": rounded}), TESTED_METRIC, "A")
+    assert (found.difference, found.p) == (0.0, 1.0)
+
+
 def test_constant_differences_are_certain() -> None:
     (found,) = verdict.paired(filled({"A": [3, 4, 5], "B": [1, 2, 3]}), TESTED_METRIC, "A")
     assert (found.low, found.high, found.p) == (2, 2, 0)

@@ -81,7 +81,7 @@ def test_every_cell_of_unlike_clients_has_a_run_on_the_stand_in(tmp_path: Path) 
     """Though the default method could not serve them."""
     table = spec.load("fedsac_t2")
     planned = plan.make(table, selection(tmp_path, substitute="captioned", scale="smoke", seeds=(0,)))
-    assert all(cell.jobs and not cell.reason for cell in planned.cells if not cell.row.unsupported)
+    assert all(cell.jobs and not cell.reason for cell in planned.cells)
 
 
 def test_changes_of_the_user_void_verdicts_and_settings_do_not(tmp_path: Path) -> None:
@@ -110,13 +110,6 @@ def test_a_row_that_does_not_compose_is_named(tmp_path: Path) -> None:
     broken = table(rows=[{"label": "X", "overrides": ["method=fedagv"]}])
     with pytest.raises(ConfigError, match=r"table toy.*fedavg"):
         plan.make(broken, selection(tmp_path))
-
-
-def test_unsupported_rows_say_why(tmp_path: Path) -> None:
-    spec_ = table(rows=[{"label": "FedIoT", "unsupported": "clients of two kinds"}])
-    planned = plan.make(spec_, selection(tmp_path))
-    assert {cell.reason for cell in planned.cells} == {"not run: clients of two kinds"}
-    assert planned.jobs == ()
 
 
 def test_rows_and_columns_by_label_or_number() -> None:

@@ -89,6 +89,10 @@ def test_write_draws_what_is_stored(tmp_path: Path) -> None:
     names = {file.name for file in tmp_path.iterdir()}
     assert {"table.md", "table.tex", "cells.csv", "significance.csv"} <= names
     assert (tmp_path / "table.md").read_text(encoding="utf-8") == render.draw_markdown(store.load_table(tmp_path))
+    for name in ("bias.csv", "specificity.csv"):
+        (tmp_path / name).write_text("of an earlier state", encoding="utf-8")
+    assert write(tmp_path)[0] == store.load_table(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == names, "a test that the table allows no more goes"
 
 
 def test_what_was_chosen_afterwards_is_marked_and_counted_apart() -> None:
