@@ -429,7 +429,7 @@ class Ledger:
 
     def _line(self, entry: Entry, result: Mapping[str, Any]) -> Line:
         named = zip(("stage", "federation", "row", "trial", "seed"), entry.place, strict=True)
-        line = {**dict(named), "values": str(entry.trial), "key": entry.job.key}
+        line: dict[str, Any] = {**dict(named), "values": str(entry.trial), "key": entry.job.key}
         kept = {name: result.get(name) for name in ("data", "code", "failure", *KEPT)}
         line |= {name: "" if value is None else value for name, value in kept.items()}
         if entry.stage.rung is None and entry.job.finished:
