@@ -249,7 +249,6 @@ def test_an_interrupted_run_prepares_once(stopped: int, tmp_path: Path) -> None:
         ({"sets": "both", "val_fraction": 0.1}, ("local", "global", "val"), ("local", "global", "val")),
         ({"sets": "common"}, ("local",), ("local",)), ({"sets": "validation", "val_fraction": 0.1}, ("val",), ("val",)),
         ({"sets": "both", "val_fraction": 0.1, "once": True}, ("val",), ("local", "global", "val")),
-        ({"once": True}, (), ("local",)),
     ],
 )  # fmt: skip
 def test_sets_that_are_scored_before_the_last_round_and_after(

@@ -17,7 +17,7 @@ def script(load: Callable[[str], Any]) -> Any:
 def test_every_error_can_be_made(script: Any) -> None:
     listed = script.listed()
     assert len(listed) >= 40
-    assert len({(each.file, each.old) for each in listed}) == len(listed)
+    assert len({(each.file, each.old, each.new) for each in listed}) == len(listed)
     assert script.faults(listed) == []
 
 
