@@ -33,6 +33,7 @@ from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import as_csv, as_json
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve
+from fedbench.runs.folder import LOST
 from fedbench.tables.measures import reaches
 from fedbench.tables.plan import Job
 from fedbench.tables.spec import content_of
@@ -416,22 +417,24 @@ class Ledger:
     def record(self, entries: Sequence[Entry]) -> None:
         """Keep the row of every run that has finished or failed, beside those that other processes recorded."""
         self.read()
-        before = dict(self.lines)
         for entry in sorted(entries, key=lambda each: each.row != "local"):
             if entry.job.finished:
-                self.lines[entry.place] = self._line(entry, entry.job.folder.result())
+                self._put(entry, entry.job.folder.result())
             elif (why := entry.job.failure) and not self._stands(entry):
-                code = entry.job.folder.code or fingerprint.code_of(entry.job.config)  # of the run that failed
-                made = {"data": entry.job.data, "code": code}
-                self.lines[entry.place] = self._line(entry, {**made, "failure": why})
-        if self.lines != before:
+                code = entry.job.folder.code  # of the run that failed; one that was refused before it began noted none
+                code = fingerprint.code_of(entry.job.config) if code in ("", LOST) else code
+                self._put(entry, {"data": entry.job.data, "code": code, "failure": why})
+
+    def _put(self, entry: Entry, result: Mapping[str, Any]) -> None:
+        line, before = self._line(entry, result), self.lines.get(entry.place, {})
+        if line != {name: before.get(name) for name in line}:
+            self.lines[entry.place] = line
             self.machines.add(fingerprint.machine())
 
     def _line(self, entry: Entry, result: Mapping[str, Any]) -> Line:
         named = zip(("stage", "federation", "row", "trial", "seed"), entry.place, strict=True)
-        line: dict[str, Any] = {**dict(named), "values": str(entry.trial), "key": entry.job.key}
-        kept = {name: result.get(name) for name in ("data", "code", "failure", *KEPT)}
-        line |= {name: "" if value is None else value for name, value in kept.items()}
+        line: dict[str, Any] = {**dict(named), "values": entry.trial, "key": entry.job.key}
+        line |= {name: result.get(name) for name in ("data", "code", "failure", *KEPT)}
         if entry.stage.rung is None and entry.job.finished:
             run = entry.job.run
             best = self.chosen(entry.federation.label, "local") or 0
@@ -440,7 +443,7 @@ class Ledger:
             reached = reaches(run, float(score or "nan") / 100, "val")
             line |= {f"{name}_to_local": getattr(reached, name) for name in ("rounds", "bytes", "seconds")}
             line["clients"] = " ".join(f"{each:.9g}" for each in (() if run.accuracies is None else run.accuracies))
-        return line
+        return {name: "" if value is None else str(value) for name, value in line.items()}  # as the file gives it back
 
     def save(self) -> None:
         """Write rows.csv and board.json, in an order that does not depend on when a row was made.
@@ -453,8 +456,7 @@ class Ledger:
         for stage, federation, row in product(asked.values(), labels, self.board.all_rows):
             seeds = self.board.seeds if stage.rung is None else stage.seeds
             for number, seed in product(self.numbers(stage, federation, row), seeds):
-                place = stage.name, federation, row, number, seed
-                if place in self.lines:
+                if (place := (stage.name, federation, row, number, seed)) in self.lines:
                     kept[place] = self.lines[place]
         self.lines = kept
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -91,8 +91,10 @@ def test_one_that_knows_the_validation_samples_does_not(filled: Ledger, table: M
     assert not found.best
     assert not found.above["fedavg"]
     assert found.mean < table["better"].mean - 5
-    looked = {line["acc_on_val"] for line in filled.lines.values() if line["row"] == "memorised" and line["trial"] == 1}
-    assert looked == {100.0}
+    looked = {
+        line["acc_on_val"] for line in filled.lines.values() if line["row"] == "memorised" and line["trial"] == "1"
+    }
+    assert looked == {"100.0"}
 
 
 def test_no_trial_reads_a_test_sample_and_no_final_run_has_a_seed_of_theirs(filled: Ledger) -> None:
@@ -194,6 +196,23 @@ def test_a_run_that_other_code_failed_is_made_again(tmp_path: Path, monkeypatch:
     assert ledger.missing(entries) == entries, "it was not tried since"
 
 
+def test_a_row_that_is_refused_before_it_begins_does_not_stop_the_board(tmp_path: Path) -> None:
+    rows = {"headless": ("method=fedavg", "method.private=[@norm]")}
+    board = dataclasses.replace(BOARD, methods=("local", "fedavg"), rows=rows, rungs=(1,), seeds=(0,))
+    for _ in range(2):
+        ledger = fill(tmp_path, board, ("local", "headless"))
+        lines = [line for place, line in ledger.lines.items() if place[2] == "headless"]
+        assert len(lines) == 4
+        assert all("finds none of the network's leaves" in line["failure"] for line in lines)
+        assert ledger.lost("even", "local", [0]) == []
+
+
+def test_who_only_looks_is_not_among_the_machines(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "machine", lambda: "another")
+    filled.record(list(filled.entries(stages(BOARD)[0])))
+    assert "another" not in filled.machines
+
+
 def test_two_processes_that_record_lose_nothing(filled: Ledger, tmp_path: Path) -> None:
     first, *_ = stages(BOARD)
     entries = {row: [each for each in filled.entries(first) if each.row == row] for row in ("local", "fedavg")}
@@ -218,9 +237,9 @@ def test_what_local_reached_is_unknown_without_it(filled: Ledger, tmp_path: Path
     last = stages(BOARD)[-1]
     (entry,) = filled.entries(last, ["better"])
     ledger = Ledger(BOARD, tmp_path)
-    assert ledger._line(entry, entry.job.folder.result())["bytes_to_local"] is None
+    assert ledger._line(entry, entry.job.folder.result())["bytes_to_local"] == ""
     ledger.lines = filled.lines
-    assert ledger._line(entry, entry.job.folder.result())["bytes_to_local"] > 0
+    assert int(ledger._line(entry, entry.job.folder.result())["bytes_to_local"]) > 0
 
 
 def test_runs_are_what_their_command_lines_compose() -> None:
