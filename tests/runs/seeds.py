@@ -43,4 +43,4 @@ def same(together: Run, alone: Run) -> None:
     assert ours.keys() == theirs.keys()
     for name, leaf in theirs.items():
         if name.startswith(("server/", "memory/")):
-            torch.testing.assert_close(ours[name], leaf, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(ours[name], leaf, rtol=1e-4, atol=1e-5)  # pFedMe: 4e-6 without AVX-512
