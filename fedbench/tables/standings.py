@@ -21,7 +21,7 @@ from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line
 from fedbench.tables.store import files_of
 from fedbench.tables.text import DASH
 from fedbench.tables.text import markdown as table_of
-from fedbench.tables.verdict import EXACT, LEAST_PAIRS, LEVEL, holm, t_test
+from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
 
 PAGE = "README.md"
 HURT = 1.0  # points by which a client must be worse than under a reference to count as hurt
@@ -193,7 +193,7 @@ def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standi
 def _paired(one: Standing, other: Standing) -> list[float]:
     """Return the differences over the seeds that both have."""
     seeds = sorted(one.scores.keys() & other.scores.keys())
-    return [round(one.scores[seed] - other.scores[seed], EXACT) for seed in seeds]
+    return [one.scores[seed] - other.scores[seed] for seed in seeds]
 
 
 def _test(one: Standing, other: Standing) -> tuple[float, float]:

@@ -198,16 +198,16 @@ def paired(table: TableResult, metric: MetricSpec, reference: str) -> list[Paire
             seeds = sorted(base.keys() & other.keys())
             if row.label == reference or len(seeds) < LEAST_PAIRS:
                 continue
-            gaps = np.array([base[seed] - other[seed] for seed in seeds])
-            mean, half, p = t_test(np.where(np.abs(gaps) < 10.0**-EXACT, 0.0, gaps))
+            mean, half, p = t_test(np.array([base[seed] - other[seed] for seed in seeds]))
             found.append(Paired(column.label, row.label, len(seeds), mean, mean - half, mean + half, p))
     return _adjusted(found)
 
 
 def t_test(gaps: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    """Return (mean, half of its 95 % interval, two-sided p) of paired differences, two or more, by Student's t."""
+    """Return (mean, half of its 95 % interval, two-sided p) of two or more paired differences, rounding taken for 0."""
     from scipy import stats
 
+    gaps = np.where(np.abs(gaps) < 10.0**-EXACT, 0.0, gaps)
     error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
     half = float(stats.t.ppf(1 - LEVEL / 2, len(gaps) - 1)) * error
     mean = float(gaps.mean())
