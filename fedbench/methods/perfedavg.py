@@ -4,9 +4,9 @@ Minimises the mean of F_i(w) = f_i(w - alpha grad f_i(w)) (Eq. 3). Algorithm 1, 
   w~ = w - alpha grad f(w; D),   w <- w - beta (I - alpha hess f(w; D'')) grad f(w~; D').
 `order`: "first" drops the Hessian (FO); "hessian_free" (HF) takes hess f(w) g = [grad f(w + delta g) -
 grad f(w - delta g)] / (2 delta); "full" differentiates through the inner step. A client is scored after `adapt_steps`
-steps at rate alpha. FedCollab uses "first". Deviations: D and D' are the two halves of one mini-batch (of a single
-sample both are that sample) and D'' = D, so that "full" is the exact gradient of f(w - alpha grad f(w; D); D');
-averages are by n_k / n.
+steps at rate alpha, or `adapt_epochs` epochs (FL-bench, and so pFedSim's comparison). FedCollab uses "first".
+Deviations: D and D' are the two halves of one mini-batch (of a single sample both are that sample) and D'' = D, so that
+"full" is the exact gradient of f(w - alpha grad f(w; D); D'); averages are by n_k / n.
 Batch normalisation: running statistics are shared; each forward pass on D, then D', moves them.
 """
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedbench.config.fields import at_least, one_of, positive
-from fedbench.config.schema import LocalConfig, OptimizerConfig
+from fedbench.config.schema import LocalConfig, OptimizerConfig, added
 from fedbench.core import trees
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
@@ -39,6 +39,7 @@ class PerFedAvg(FedAvg):
     order: str = one_of("first", "hessian_free", "full")
     delta: float = positive(0.001)  # finite difference of hessian_free
     adapt_steps: int = at_least(0, 1)  # mini-batch steps before scoring
+    adapt_epochs: int | None = added(at_least(1, None))  # epochs in their place; null: the steps
 
     family: ClassVar[str] = "personalised"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
@@ -51,7 +52,8 @@ class PerFedAvg(FedAvg):
         """Make plain SGD steps at rate alpha."""
         if self.alpha == 0:
             return ()
-        return (Stage(self.loss, iterations=self.adapt_steps, optimizer=OptimizerConfig(lr=self.alpha)),)
+        steps = None if self.adapt_epochs else self.adapt_steps
+        return (Stage(self.loss, epochs=self.adapt_epochs, iterations=steps, optimizer=OptimizerConfig(lr=self.alpha)),)
 
     def direction(self, work: Tree, client: Client, batch: Batch) -> Tree:
         """Return (I - alpha hess f(w; D)) grad f(w~; D') over the weights, and the moved statistics."""

@@ -12,6 +12,7 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
@@ -227,13 +228,12 @@ def _value(row: Mapping[str, str]) -> Published:
     number = row["mean"].removeprefix(">")
     if not all(math.isfinite(float(text or 0)) for text in (number, row["std"])):
         raise ValueError("a value that is not finite")
-    _, _, fraction = number.partition(".")
     names = ("paper", "table", "dataset", "partition", "method", "metric", "setting")
     return Published(
         **{name: row[name] for name in names},
         mean=float(number),
         std=float(row["std"]) if row["std"] else None,
-        decimals=len(fraction),
+        decimals=max(0, -int(Decimal(number).as_tuple().exponent)),
         bound=">" if number != row["mean"] else "",
     )
 
@@ -256,6 +256,7 @@ class TableSpec:
     base: tuple[str, ...] = ()  # overrides of every run, before the column's and the row's
     seeds: int = 5
     published_seeds: int = 1  # seeds behind a published mean, as far as the paper says
+    published_over_k: bool = False  # published deviations are over the seeds, not over one less
     clients: int = 0  # of the paper, where it prints shares of them; 0: it does not
     headline: str = ""  # label of the row that the paper claims to be best
     # Keys of a run that the paper does not settle, or overrides that do what its authors did: they void no verdict.

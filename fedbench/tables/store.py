@@ -134,7 +134,7 @@ class TableResult:
 TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
-JUDGING = ("published_seeds", "clients", "margins", "groups", "exploratory", "notes", "findings")
+JUDGING = ("published_seeds", "published_over_k", "clients", "margins", "groups", "exploratory", "notes", "findings")
 JUDGING_LINE = ("exploratory", "exploratory_with", "note")  # the same of a row or column
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 Array = np.ndarray[Any, Any]

@@ -162,6 +162,7 @@ WORDS = {  # key of a run's config -> what a reader is told of its value
     "partition.num_clients": "{} clients",
     "partition.size": "{} samples a client",
     "partition_seed": "the partition of seed {}",
+    "partition_seed=null": "a partition for each seed",
     "protocol.optimizer.state": "{} optimisers",
     "protocol.rounds": "{} rounds",
     "reference_seed": "Local of seed {}",
@@ -180,8 +181,8 @@ def setting(table: TableResult) -> str:
 
 def spelled(overrides: Sequence[str]) -> str:
     """Return `lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words as it is."""
-    pairs = (text.partition("=")[::2] for text in overrides)
-    return ", ".join(WORDS.get(key, f"{key}={{}}").format(value) for key, value in pairs)
+    pairs = ((text, *text.partition("=")[::2]) for text in overrides)
+    return ", ".join(WORDS.get(text, WORDS.get(key, f"{key}={{}}")).format(value) for text, key, value in pairs)
 
 
 def data(table: TableResult) -> str:
@@ -322,7 +323,7 @@ def _keeps(override: str) -> bool:
     """Return whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
     key, _, value = override.partition("=")
     if key != "partition" or (file := groups.find("partition", value)) is None:
-        return key == "partition_seed"
+        return key == "partition_seed" and value != "null"
     return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
 
 

@@ -126,8 +126,10 @@ def against(table: TableResult, cell: Cell, published: Published) -> Comparison 
 
 def theirs_of(table: TableResult, cell: Cell, published: Published) -> Sample:
     """Return a published value of the cell's column and metric as the test sees it."""
-    seeds, rounding = table.spec.published_seeds, 0.5 * 10.0**-published.decimals
-    return share_of(_sharing(table, cell), Sample(published.mean, published.std, seeds, rounding))
+    seeds, rounding, std = table.spec.published_seeds, 0.5 * 10.0**-published.decimals, published.std
+    if std is not None and table.spec.published_over_k and seeds > 1:
+        std *= math.sqrt(seeds / (seeds - 1))  # over k - 1, as ours
+    return share_of(_sharing(table, cell), Sample(published.mean, std, seeds, rounding))
 
 
 def ours_of(table: TableResult, cell: Cell, values: Sequence[float]) -> Sample:

@@ -26,7 +26,8 @@ def grid(group: str, name: str) -> dict[tuple[str, str, bool], dict[str, Any]]:
     a figure its setting of the paper (of those that have none, the open one's); not the words.
     """
     content = yaml.safe_load((stated.CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
-    base = {key: content[key] for key in ("seeds", "published_seeds", "clients", "left_open") if key in content}
+    plain = ("seeds", "published_seeds", "published_over_k", "clients", "left_open")
+    base = {key: content[key] for key in plain if key in content}
     base |= {"exploratory": list(content["exploratory"])} if "exploratory" in content else {}
     base |= dict(_kept(stated.leaves(content.get("margins", {}), "margins.")))
     setting = _setting(content)

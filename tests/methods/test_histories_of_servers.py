@@ -908,6 +908,7 @@ def test_stages_of_one_order_see_the_same_mini_batches_and_others_do_not() -> No
     assert stages_of(FedBABU(tune_epochs=3, tune_lr=0.6), adapts=True) == [(0, 3, None, 0.6)]
     assert stages_of(Finetune(steps=4), adapts=True) == [(0, None, 4, None)]
     assert stages_of(PerFedAvg(alpha=0.3, adapt_steps=4), adapts=True) == [(0, None, 4, 0.3)]
+    assert stages_of(PerFedAvg(alpha=0.3, adapt_epochs=2), adapts=True) == [(0, 2, None, 0.3)]
     for method in (PerFedAvg(alpha=0.0), FedBABU(tune_epochs=0), Ditto(), FedAS()):
         assert stages_of(method, adapts=True) == [], type(method).__name__
     probed = Finetune(steps=None, epochs=3, lr=0.2, probed=("@head",))

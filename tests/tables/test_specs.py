@@ -65,6 +65,12 @@ def test_every_published_value_belongs_to_exactly_one_cell() -> None:
     assert len(claims) == 984
 
 
+def test_the_printed_digits_of_a_power_of_ten_count() -> None:
+    tiny = spec.find("pfedsim", "T2", {"method": "LDB", "metric": "similarity", "setting": "(i,i')"})
+    assert tiny is not None
+    assert (tiny.decimals, tiny.text) == (7, "0.0000086")
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_the_tables_are_as_large_as_the_papers(name: str) -> None:
     table = load(name)

@@ -221,6 +221,17 @@ def test_an_unknown_number_of_clients_gives_no_verdict_on_ipr() -> None:
     assert verdict_of(table, table.cells[0]).text == "no verdict: its margin is not known"
 
 
+@pytest.mark.parametrize(("over_k", "std"), [(False, 2.0), (True, math.sqrt(5))])
+def test_a_published_deviation_over_k_counts_as_one_over_k_minus_one(over_k: bool, std: float) -> None:
+    """87, 89, 90, 91 and 93 deviate by 2 over five and by the root of 20 / 4 over four."""
+    table = filled({"A": SAME}, {"A": value(90.0, 2.0)}, published_seeds=5, published_over_k=over_k)
+    found = verdict.theirs_of(table, table.cells[0], value(90.0, 2.0))
+    assert found.std == pytest.approx(std)
+    assert verdict.theirs_of(table, table.cells[0], value(90.0)).std is None
+    alone = filled({"A": SAME}, {"A": value(90.0, 2.0)}, published_seeds=1, published_over_k=over_k)
+    assert verdict.theirs_of(alone, alone.cells[0], value(90.0, 2.0)).std == 2.0
+
+
 @pytest.mark.parametrize("clients", [-1, 2.5, "20"])
 def test_a_paper_has_whole_clients(clients: object) -> None:
     with pytest.raises(ConfigError, match=f"clients is {clients}; it must be a whole number of at least 0"):
