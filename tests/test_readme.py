@@ -44,7 +44,7 @@ def test_the_method_of_the_readme_runs_and_does_what_it_says(tmp_path: Path, mon
     monkeypatch.setitem(METHODS._entries, "shrinking", "l2_fedavg:Shrinking")
     plain = losses(tmp_path, {"name": "fedavg"})
     assert len(plain) == 3
-    config = yaml.safe_load(block("yaml", "name: shrinking"))
+    config = yaml.safe_load(block("yaml", "name: shrinking", PAGES["docs/writing-a-method.md"]))
     assert losses(tmp_path, {**config, "strength": 0.0}) == plain  # its limit is FedAvg
     assert losses(tmp_path, {**config, "strength": 1.0})[0] > plain[0]  # the penalty counts
 
