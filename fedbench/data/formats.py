@@ -234,8 +234,11 @@ def _read_image(path: Path, size: int, resize: bool) -> Images:
             if (width, height) != (size, size) and not (resize and width * height <= MOST_PIXELS):
                 expected = f"{size} x {size}" if not resize else f"at most {MOST_PIXELS:,}"
                 raise DataCorrupt(f"{path} has {width} x {height} pixels, expected {expected}")
-            transparent = image.mode == "P" and "transparency" in image.info
-            colour = (image.convert("RGBA") if transparent else image).convert("RGB")
+            if image.mode.startswith("I"):  # 16 bits of grey: the upper eight, as of 16 bits of colour
+                colour = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+            else:
+                transparent = image.mode == "P" and "transparency" in image.info
+                colour = (image.convert("RGBA") if transparent else image).convert("RGB")
             if resize and colour.size != (size, size):
                 colour = colour.resize((size, size), Image.Resampling.BILINEAR)
     except FileNotFoundError as error:
