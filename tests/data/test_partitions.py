@@ -703,6 +703,23 @@ def test_further_clients_of_a_shift_are_large_and_of_types_in_turn():
     assert spec.types.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5 + [0, 1, 2, 3, 0]
 
 
+def test_nobody_trains_on_a_shared_sample_that_is_for_validation(tmp_path):
+    owned = [np.arange(0, 40), np.arange(20, 60)]
+    tests = {"test_0": [70], "test_1": [71]}
+    np.savez(tmp_path / "split.npz", train_0=owned[0], train_1=owned[1], **tests)
+    spec = build("file", path=str(tmp_path / "split.npz"), shared=True)
+    made = make_partition(spec, data(80, 20, 2), Protocol(val_fraction=0.5), 0)
+    assert [len(part) for part in made.val] == [20, 20]
+    held = {*made.val[0].tolist(), *made.val[1].tolist()}
+    assert [part.tolist() for part in made.train] == [[each for each in mine if each not in held] for mine in owned]
+    assert any(len(part) < 20 for part in made.train), "a sample was for training on one and for validation on another"
+
+
+def test_a_partition_without_test_samples_is_not_told_to_hold_out_more():
+    with pytest.raises(ConfigError, match=r"so nothing can be scored: the partition itself gives none$"):
+        make_partition(small("fold_code", test=0.0), TOY, Protocol(), 0)
+
+
 @pytest.mark.parametrize("fixed", [True, False])
 def test_a_file_may_share_samples_where_it_is_told_to(tmp_path, fixed):
     lists = {"train_0": [0, 1, 2, 3], "train_1": [2, 3, 4, 5]} | ({"test_0": [6], "test_1": [6, 7]} if fixed else {})
