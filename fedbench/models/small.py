@@ -120,8 +120,9 @@ def _cnn5_convolutions(channels: int) -> nn.Sequential:
 
 # SosicFL's SimpleCNN for CIFAR-10 (section 4; after Hahn et al., KDD 2022).
 #
-# conv 3->16 k5; 16->32 k5 pad 1; 32->64 k3 pad 1; each pool 2 and LeakyReLU; 576->128, LeakyReLU; classifier. Xavier
-# initialisation, zero biases; the slope is torch's 0.01. 107,690 parameters on 3 x 32 x 32 with 10 classes.
+# conv 3->16 k5; 16->32 k5 pad 1; 32->64 k3 pad 1; each pool 2 and LeakyReLU; 576->128, LeakyReLU; classifier. Xavier's
+# uniform weights and zero biases are ours (the code: his normal ones, torch's biases); the slope is torch's 0.01.
+# 107,690 parameters on 3 x 32 x 32 with 10 classes.
 
 SIMPLE_CNN_LAYERS = ((16, 5, 0), (32, 5, 1), (64, 3, 1))  # channels, kernel, padding
 
