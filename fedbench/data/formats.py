@@ -190,13 +190,7 @@ def _batch_labels(path: Path, key: str, listed: Any, samples: int, classes: int)
 # Image files to one array: decoded by Pillow in threads, brought to one size.
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-IMAGE_FORMATS = (
-    "JPEG",
-    "PNG",
-    "GIF",
-    "BMP",
-    "WEBP",
-)  # whatever the name says; others may run programs or hold several
+IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")  # whatever the name says; others may run programs or hold several
 MOST_PIXELS = 2**26  # of an image that is scaled: a damaged header may ask for any memory
 DECODED_AT_ONCE = 64  # images a thread decodes between reports
 Images = NDArray[np.uint8]

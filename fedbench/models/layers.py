@@ -36,16 +36,8 @@ class BatchNorm(nn.Module):
         """Normalise by the batch's statistics in training, moving the running ones in place; else by the running."""
         if self.training and self.mask is not None:
             return self._masked(x, self.mask)
-        return functional.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training,
-            self.momentum,
-            self.eps,
-        )
+        leaves = (self.running_mean, self.running_var, self.weight, self.bias)
+        return functional.batch_norm(x, *leaves, self.training, self.momentum, self.eps)
 
     def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
         axes = [0, *range(2, x.dim())]

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -93,10 +93,7 @@ class LeNet5(Model):
 class CNN5(Model):
     """Three convolutions and two linear layers."""
 
-    @property
-    def label(self) -> str:
-        """The name."""
-        return "cnn5"
+    label: ClassVar[str] = "cnn5"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """Stages: conv, fc, head."""
@@ -131,10 +128,7 @@ SIMPLE_CNN_LAYERS = ((16, 5, 0), (32, 5, 1), (64, 3, 1))  # channels, kernel, pa
 class SimpleCNN(Model):
     """Three convolutions and two linear layers."""
 
-    @property
-    def label(self) -> str:
-        """The name."""
-        return "simple_cnn"
+    label: ClassVar[str] = "simple_cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """Stages: conv, fc, head."""
@@ -174,10 +168,7 @@ def _simple_cnn_convolutions(channels: int) -> nn.Sequential:
 class FedReMaCNN(Model):
     """Two convolutions and two linear layers."""
 
-    @property
-    def label(self) -> str:
-        """The name."""
-        return "fedrema_cnn"
+    label: ClassVar[str] = "fedrema_cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """Stages: conv, fc, head."""

@@ -188,12 +188,7 @@ class ResNet18(Vision):
 
     def stages(self, net: Any, channels: int) -> nn.Sequential:
         """Stages: stem, layer1 to layer4, pool, head."""
-        stem = {
-            "conv": for_channels(net.conv1, channels),
-            "norm": net.bn1,
-            "relu": net.relu,
-            "pool": net.maxpool,
-        }
+        stem = {"conv": for_channels(net.conv1, channels), "norm": net.bn1, "relu": net.relu, "pool": net.maxpool}
         layers = {f"layer{i}": getattr(net, f"layer{i}") for i in range(1, 5)}
         stages = {"stem": nn.Sequential(OrderedDict(stem)), **layers, "pool": GlobalMean(), "head": net.fc}
         return nn.Sequential(OrderedDict(stages))
