@@ -124,12 +124,19 @@ def stratified_fifth(labels: NDArray[Any], name: str) -> NDArray[np.bool_]:
 
 
 def reduced(data: Dataset, limit: int) -> Dataset:
-    """At most `limit` evenly spread training samples, and the same share of the test samples."""
+    """At most `limit` evenly spread training samples, and the same share of the test samples.
+
+    Spread over the samples in the order of their labels where classes would else be lost, as of labels 0, ..., 9, 0,
+    ... at every tenth sample.
+    """
     if limit >= data.num_train:
         return data
     tests = len(data) - data.num_train
     kept = min(tests, max(1, tests * limit // data.num_train))
-    index = np.concatenate([spread(data.num_train, limit), data.num_train + spread(tests, kept)])
+    order, trained = np.arange(len(data)), data.y[: data.num_train]
+    if len(np.unique(trained[spread(data.num_train, limit)])) < len(np.unique(trained)) <= limit:
+        order = np.lexsort((data.y, order >= data.num_train))
+    index = np.sort(order[np.concatenate([spread(data.num_train, limit), data.num_train + spread(tests, kept)])])
     fields = {name: getattr(data, name) for name in ("x", "y", "domain", "text")}
     kept_rows = {name: rows[index] for name, rows in fields.items() if rows is not None}
     return dataclasses.replace(data, num_train=limit, **kept_rows)

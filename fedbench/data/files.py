@@ -173,11 +173,7 @@ def _alone(path: Path) -> Iterator[None]:
 # and leaves behind what it had written when it met the damage.
 
 Wanted = Callable[[str], bool]
-NOT_THIS_DISK = (
-    None,
-    errno.EINVAL,
-    errno.ENAMETOOLONG,
-)  # of an OSError: places and names that only damage asks for
+NOT_THIS_DISK = (None, errno.EINVAL, errno.ENAMETOOLONG)  # of an OSError: places and names that only damage asks for
 
 
 def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Report = silent) -> None:

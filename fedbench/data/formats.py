@@ -190,13 +190,7 @@ def _batch_labels(path: Path, key: str, listed: Any, samples: int, classes: int)
 # Image files to one array: decoded by Pillow in threads, brought to one size.
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-IMAGE_FORMATS = (
-    "JPEG",
-    "PNG",
-    "GIF",
-    "BMP",
-    "WEBP",
-)  # whatever the name says; others may run programs or hold several
+IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")  # whatever the name says; others may run programs or hold several
 MOST_PIXELS = 2**26  # of an image that is scaled: a damaged header may ask for any memory
 DECODED_AT_ONCE = 64  # images a thread decodes between reports
 Images = NDArray[np.uint8]
@@ -234,8 +228,11 @@ def _read_image(path: Path, size: int, resize: bool) -> Images:
             if (width, height) != (size, size) and not (resize and width * height <= MOST_PIXELS):
                 expected = f"{size} x {size}" if not resize else f"at most {MOST_PIXELS:,}"
                 raise DataCorrupt(f"{path} has {width} x {height} pixels, expected {expected}")
-            transparent = image.mode == "P" and "transparency" in image.info
-            colour = (image.convert("RGBA") if transparent else image).convert("RGB")
+            if image.mode.startswith("I"):  # 16 bits of grey: the upper eight, as of 16 bits of colour
+                colour = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+            else:
+                transparent = image.mode == "P" and "transparency" in image.info
+                colour = (image.convert("RGBA") if transparent else image).convert("RGB")
             if resize and colour.size != (size, size):
                 colour = colour.resize((size, size), Image.Resampling.BILINEAR)
     except FileNotFoundError as error:

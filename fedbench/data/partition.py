@@ -150,6 +150,9 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
     val: Sequence[Ints] | None = assignment.val
     if val is None:
         train, val = _split(train, test.val_fraction, seed, spec.label, "val")
+        if assignment.shared:  # what one client validates on, another may hold too: nobody trains on it
+            held = np.concatenate(val)
+            train = [part[~np.isin(part, held)] for part in train]
     partition = Partition(
         label=spec.label,
         seed=seed,
@@ -163,7 +166,7 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
         label_map=assignment.label_map,
     )
     _check(partition, dataset, assignment.shared)
-    _check_test(partition, dataset, test)
+    _check_test(partition, assignment, dataset, test)
     return partition
 
 
@@ -258,15 +261,22 @@ def _check_leaks(partition: Partition, samples: int) -> None:
             )
 
 
-def _check_test(partition: Partition, dataset: Dataset, test: TestConfig) -> None:
-    """There is something to score on, and nobody trains on it."""
+def _check_test(partition: Partition, assignment: Assignment, dataset: Dataset, test: TestConfig) -> None:
+    """There is something to score on, of the kind that clients have, and nobody trains on it."""
     needed = {"test": test.sets != "global", "val": test.val_fraction > 0}
     for name, field in (("test", "fraction"), ("val", "val_fraction")):
         if needed[name] and not any(map(len, getattr(partition, name))):
+            fixed = getattr(assignment, name) is not None
+            way = f"a larger protocol.test.{field}, or fewer clients with more samples each"
             raise ConfigError(
                 f"partition {partition.label} leaves none of {len(partition)} clients a {name} sample, so nothing can "
-                f"be scored: a larger protocol.test.{field}, or fewer clients with more samples each"
+                f"be scored: {'the partition itself gives none' if fixed else way}"
             )
+    if test.whole and not (partition.rotation is None and partition.label_map is None):
+        raise ConfigError(
+            f"partition {partition.label} alters samples, and those of the global test set would be scored as they "
+            "are; use protocol.test.sets=local"
+        )
     trained = max(part.max(initial=-1) for part in (*partition.train, *partition.val))
     if test.whole and trained >= dataset.num_train:
         raise ConfigError(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbench.core.errors import ConfigError
+
 # Batch normalisation that knows padding and keeps its statistics as plain leaves.
 #
 # torch's layer counts batches in an integer buffer and cannot leave samples out; without padding this one equals it.
@@ -34,16 +36,8 @@ class BatchNorm(nn.Module):
         """Normalise by the batch's statistics in training, moving the running ones in place; else by the running."""
         if self.training and self.mask is not None:
             return self._masked(x, self.mask)
-        return functional.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training,
-            self.momentum,
-            self.eps,
-        )
+        leaves = (self.running_mean, self.running_var, self.weight, self.bias)
+        return functional.batch_norm(x, *leaves, self.training, self.momentum, self.eps)
 
     def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
         axes = [0, *range(2, x.dim())]
@@ -61,9 +55,15 @@ class BatchNorm(nn.Module):
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Put `BatchNorm` in the place of every torch batch-norm layer of `module`, values kept."""
+    """Put `BatchNorm` in the place of every torch batch-norm layer of `module`, values kept.
+
+    Raises:
+        ConfigError: a layer without weights or without statistics, for which ours has no form.
+    """
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            if not (child.affine and child.track_running_stats):
+                raise ConfigError(f"batch norm '{name}': only affine=True with track_running_stats=True is offered")
             ours = BatchNorm(child.num_features, 0.1 if child.momentum is None else child.momentum, child.eps)
             ours.load_state_dict({k: v for k, v in child.state_dict().items() if k != "num_batches_tracked"})
             setattr(module, name, ours)

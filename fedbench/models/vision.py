@@ -94,8 +94,9 @@ def _hash(path: Path, _: str) -> str:
 # keeps what it downloads; `download` lets it do so now. Everything but the classifier is taken over, which starts anew.
 #
 # Deviations from torchvision: no dropout before the classifier (MobileNetV2 0.2, SqueezeNet 0.5): its noise would have
-# to be keyed by client and step for engines to agree, and no paper here says that it kept it. With pretrained=false the
-# first convolution takes as many channels as the images have.
+# to be keyed by client and step for engines to agree. pFedSim's and SosicFL's codes keep it; no paper here says so. The
+# classifier is drawn as torchvision draws it, in these codes as torch draws any layer. With pretrained=false the first
+# convolution takes as many channels as the images have.
 #
 # ResNet-18 with 20 classes has 11,186,772 parameters. FedCollab's Table 5 prints 11,181,642 for it: the same network
 # with a classifier for 10 classes, 512 x 10 + 10 instead of 512 x 20 + 20, so only the last layer was counted wrongly.
@@ -187,12 +188,7 @@ class ResNet18(Vision):
 
     def stages(self, net: Any, channels: int) -> nn.Sequential:
         """Stages: stem, layer1 to layer4, pool, head."""
-        stem = {
-            "conv": for_channels(net.conv1, channels),
-            "norm": net.bn1,
-            "relu": net.relu,
-            "pool": net.maxpool,
-        }
+        stem = {"conv": for_channels(net.conv1, channels), "norm": net.bn1, "relu": net.relu, "pool": net.maxpool}
         layers = {f"layer{i}": getattr(net, f"layer{i}") for i in range(1, 5)}
         stages = {"stem": nn.Sequential(OrderedDict(stem)), **layers, "pool": GlobalMean(), "head": net.fc}
         return nn.Sequential(OrderedDict(stages))
@@ -256,7 +252,13 @@ def for_channels(convolution: nn.Conv2d, channels: int) -> nn.Conv2d:
 # Where images have another number of channels than 3, the first convolution is drawn anew for them.
 
 RANDOM = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "StochasticDepth", "DropPath")
-AUXILIARY = ("googlenet", "inception_v3")  # have classifiers in the middle, which are left out
+AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}  # classifiers in the middle: left out
+
+
+class Certain(nn.Identity):
+    """Where a random layer was; a network that reads how often it drops, as timm's attention does, reads never."""
+
+    p = drop_prob = 0.0
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,8 @@ class LibraryModel(Model):
         place, _ = self._last_linear(net)
         _put(net, place, nn.Identity())
         kept = copy.copy(state)  # with its versions, which some layers ask for
-        for name in [name for name in state if name.startswith(f"{place}.")]:
+        left_out = (f"{place}.", *AUXILIARY.get(str(self.architecture), ()))
+        for name in [name for name in state if name.startswith(left_out)]:
             del kept[name]
         try:
             net.load_state_dict(kept)
@@ -336,7 +339,7 @@ class LibraryModel(Model):
         net = self.create(channels, classes)
         for place, module in list(net.named_modules()):
             if type(module).__name__ in RANDOM:
-                _put(net, place, nn.Identity())
+                _put(net, place, Certain())
         return net
 
     def _last_linear(self, net: nn.Module) -> tuple[str, nn.Linear]:
@@ -369,6 +372,8 @@ class TorchvisionModel(LibraryModel):
         from torchvision.models import get_model
 
         plain = {"aux_logits": False, "init_weights": True} if self.architecture in AUXILIARY else {}
+        if plain and self.weights is not None:  # torchvision's are for inputs in [-1, 1]
+            plain["transform_input"] = True
         net: nn.Module = get_model(str(self.architecture), weights=None, num_classes=classes, **plain)
         convolutions = (item for item in net.named_modules() if isinstance(item[1], nn.Conv2d))
         place, first = next(convolutions, ("", None))
@@ -407,7 +412,8 @@ def _unfolded(net: nn.Module) -> nn.Module:
     """`net`, timm's batch norms that also drop and activate (BatchNormAct2d) as the three layers that they are."""
     for place, layer in list(net.named_modules()):
         if isinstance(layer, nn.BatchNorm2d) and hasattr(layer, "act"):
-            norm = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum)
+            form = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+            norm = nn.BatchNorm2d(*form)
             norm.load_state_dict({name: leaf for name, leaf in layer.state_dict().items() if "." not in name})
             _put(net, place, nn.Sequential(OrderedDict(norm=norm, **dict(layer.named_children()))))
     return net

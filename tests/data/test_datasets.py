@@ -15,6 +15,7 @@ import fedbench
 from fedbench.cli import program
 from fedbench.cli.prepare import parse_request
 from fedbench.cli.runs import distinct_names, find_folders
+from fedbench.core.cache import source_key
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, FedbenchError, UnknownName
 from fedbench.data.dataset import Dataset, reduced, spread
 from fedbench.data.datasets import DATASETS, own
@@ -162,6 +163,19 @@ def test_limit_keeps_evenly_spread_samples_of_both_splits():
     source = DATASETS.build({"name": "digits", "limit": 100})
     assert source.load().num_train == 100
     assert source.label == "digits-100"
+
+
+def test_limit_keeps_the_classes_of_labels_that_go_round():
+    """Every fifth of 0, 1, ..., 9, 0, 1, ... is 0 or 5; sorted by label it is the first and sixth of each ten."""
+    x = np.arange(120, dtype=np.uint8).reshape(120, 1, 1, 1)
+    data = Dataset("toy", x, np.arange(120) % 10, 100, 10, (0.5,), (0.5,))
+    small = reduced(data, 20)
+    assert small.num_train == 20
+    # Of the test samples in the order 100, 110, 101, 111, ... every fifth: 100, 112, 105, 117.
+    np.testing.assert_array_equal(small.x.ravel(), [*range(10), *range(50, 60), 100, 105, 112, 117])
+    np.testing.assert_array_equal(small.y, small.x.ravel() % 10)
+    fewer = reduced(data, 5)  # than classes: as evenly spread as ever
+    np.testing.assert_array_equal(fewer.x.ravel(), [0, 20, 40, 60, 80, 100])
 
 
 def test_unknown_names_and_keys_come_with_the_nearest():
@@ -342,6 +356,8 @@ def test_image_folders(tmp_path: Path) -> None:
     data = ImageFolder(path=str(tmp_path / "pets"), size=6).load()
     assert (data.shape, data.num_train, len(data), data.classes) == ((3, 6, 6), 8, 10, 2)
     assert data.name == "images-pets-6px"
+    clipped = source_key("images-6-said2", ImageFolder().files(tmp_path / "pets"))  # what was kept of 16 bits before
+    assert ImageFolder(path=str(tmp_path / "pets"), size=6).stamp != clipped
     for image, label in zip(data.x, data.y, strict=True):
         assert (image[0] == 50 * label).all()
 

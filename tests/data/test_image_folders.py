@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from fedbench.data import formats as image_files
@@ -150,3 +151,13 @@ def test_images_are_scaled_and_grey_ones_repeated(tmp_path: Path) -> None:
     np.testing.assert_array_equal(image[0], image[2])
     np.testing.assert_array_equal(image[0, :, 0], [0] * 4)
     np.testing.assert_array_equal(image[0, :, 3], [200] * 4)
+
+
+@pytest.mark.parametrize("size", [2, 1])
+def test_of_sixteen_bits_the_upper_eight_are_taken(size: int, tmp_path: Path) -> None:
+    """Grey as Pillow does it with colour; 0x0123 is 1 of 255 and 0xC8FF 200."""
+    grey = np.array([[0x0123, 0xC8FF], [0x0123, 0xC8FF]], np.uint16)
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+    (image,) = image_files.read_images([tmp_path / "deep.png"], size, resize=True)
+    expected = [[[1, 200], [1, 200]]] if size == 2 else [[[101]]]  # the mean, 100.5, rounded
+    np.testing.assert_array_equal(image, np.repeat(expected, 3, axis=0))

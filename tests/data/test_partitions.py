@@ -540,6 +540,38 @@ def test_shifts_are_fedcollab_table_4_to_the_sample(name, classes, small):
         assert partition.rotation is None
 
 
+@pytest.mark.parametrize(
+    ("name", "classes", "each"), [("feature_shift", 10, (250, 34, 50)), ("concept_shift", 20, (125, 6, 25))]
+)
+def test_stratified_shifts_have_as_many_of_each_label(name: str, classes: int, each: tuple[int, int, int]) -> None:
+    """The authors' numbers; as theirs, each seed draws other samples."""
+    balanced = data(50000, 10000, classes)
+    balanced = dataclasses.replace(balanced, y=np.arange(60000) % classes)
+    large, small, test = each
+    first, second = (make_partition(build(name, stratified=True), balanced, Protocol(), seed) for seed in (0, 1))
+    for client in range(20):
+        train = large if client < 10 else small
+        assert np.bincount(balanced.y[first.train[client]], minlength=classes).tolist() == [train] * classes
+        assert np.bincount(balanced.y[first.test[client]], minlength=classes).tolist() == [test] * classes
+        assert not np.array_equal(first.train[client], second.train[client])
+
+
+def test_stratified_sets_take_labels_in_turn_until_one_is_out() -> None:
+    """Sets of 3, ten of 2 and twenty of 1 over three labels, 70 in all: 24 of label 0, 23 of labels 1 and 2."""
+    spec = build("feature_shift", large=3, small=2, test=1, scale=1.0, stratified=True)
+    pool = Pool(np.arange(72), np.repeat([0, 1, 2], [24, 25, 23]), 3)
+    made = spec.assign(pool, np.random.default_rng(0))
+    sets = [np.bincount(pool.labels[part], minlength=3).tolist() for part in (*made.train, *made.test)]
+    assert sets[:13] == [[1, 1, 1]] * 10 + [[1, 1, 0], [1, 0, 1], [0, 1, 1]]
+    assert sets[20:24] == [[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert np.sum(sets, axis=0).tolist() == [24, 23, 23]
+    short = Pool(np.arange(72), np.repeat([0, 1, 2], [23, 26, 23]), 3)
+    with pytest.raises(ConfigError, match="needs 70 samples with as many of each label, there are 69"):
+        spec.assign(short, np.random.default_rng(0))
+    fitting = build("feature_shift", large=3, small=2, test=1, stratified=True)
+    assert [len(part) for part in fitting.assign(short, np.random.default_rng(0)).train] == [2] * 10 + [1] * 10
+
+
 def test_concept_shift_permutes_as_in_figure_4():
     maps = permutations(20)
     assert maps[0].tolist() == list(range(20))
@@ -669,6 +701,23 @@ def test_further_clients_of_a_shift_are_large_and_of_types_in_turn():
     assert train.tolist() == [4] * 10 + [2] * 10 + [4] * 5
     assert test.tolist() == [2] * 25
     assert spec.types.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5 + [0, 1, 2, 3, 0]
+
+
+def test_nobody_trains_on_a_shared_sample_that_is_for_validation(tmp_path):
+    owned = [np.arange(0, 40), np.arange(20, 60)]
+    tests = {"test_0": [70], "test_1": [71]}
+    np.savez(tmp_path / "split.npz", train_0=owned[0], train_1=owned[1], **tests)
+    spec = build("file", path=str(tmp_path / "split.npz"), shared=True)
+    made = make_partition(spec, data(80, 20, 2), Protocol(val_fraction=0.5), 0)
+    assert [len(part) for part in made.val] == [20, 20]
+    held = {*made.val[0].tolist(), *made.val[1].tolist()}
+    assert [part.tolist() for part in made.train] == [[each for each in mine if each not in held] for mine in owned]
+    assert any(len(part) < 20 for part in made.train), "a sample was for training on one and for validation on another"
+
+
+def test_a_partition_without_test_samples_is_not_told_to_hold_out_more():
+    with pytest.raises(ConfigError, match=r"so nothing can be scored: the partition itself gives none$"):
+        make_partition(small("fold_code", test=0.0), TOY, Protocol(), 0)
 
 
 @pytest.mark.parametrize("fixed", [True, False])

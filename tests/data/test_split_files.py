@@ -81,6 +81,28 @@ def test_what_a_file_leaves_out_the_protocol_decides(tmp_path):
     make_partition(file(path), data(), Protocol(sets="global"), 0)
 
 
+def test_sets_that_a_run_left_empty_count_as_absent(tmp_path):
+    """A run that scores the global test set alone writes such a file; others split its clients as the protocol says."""
+    made = make_partition(PARTITIONS.build({"name": "homo", "num_clients": 6}), data(), Protocol(sets="global"), 0)
+    made.save(tmp_path / "partition.npz")
+    read = make_partition(file(tmp_path / "partition.npz"), data(), Protocol(fraction=0.2, val_fraction=0.25), 0)
+    sizes = [tuple(map(len, sets)) for sets in zip(read.train, read.val, read.test, strict=True)]
+    assert sizes == [(60, 20, 20)] * 6
+    for client, sets in enumerate(zip(read.train, read.val, read.test, strict=True)):
+        np.testing.assert_array_equal(np.sort(np.concatenate(sets)), made.train[client])
+    again = make_partition(file(tmp_path / "partition.npz"), data(), Protocol(sets="global"), 9)
+    assert again.hash == made.hash
+
+
+@pytest.mark.parametrize("sets", ["global", "both", "common"])
+@pytest.mark.parametrize("way", [{"rotation": [0.0, 90.0]}, {"label_map": [[*range(10)], [*range(9, -1, -1)]]}])
+def test_altered_clients_are_not_scored_on_an_unaltered_test_set(tmp_path, sets, way):
+    path = write(tmp_path / "split.npz", train_0=[1, 2], train_1=[3, 4], test_0=[5], test_1=[6], **way)
+    with pytest.raises(ConfigError, match=r"alters samples, .*; use protocol\.test\.sets=local$"):
+        make_partition(file(path), data(), Protocol(sets=sets), 0)
+    make_partition(file(path), data(), Protocol(), 0)
+
+
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [

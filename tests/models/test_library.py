@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import fedbench
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing
@@ -171,6 +172,29 @@ def test_a_body_begins_with_a_file_s_leaves_and_its_name_tells_which(tmp_path: P
     assert (model.lacking(), Made().lacking(), Made().begin()) == ("", "", {})
 
 
+class DropPath(nn.Module):
+    """Of the form of timm's layer of that name."""
+
+    drop_prob = 0.9
+
+
+class Attention(nn.Module):
+    """Of the form of timm's attention, which reads how often to drop from layers that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn_drop, self.drop_path = nn.Dropout(0.9), DropPath()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, self.attn_drop.p if self.training else 0.0) * (1 + self.drop_path.drop_prob)
+
+
+def test_who_reads_how_often_a_random_layer_drops_reads_never() -> None:
+    made = Made(nn.Sequential(nn.Flatten(), Attention(), nn.Linear(4, 3)), architecture="known").build((1, 2, 2), 3)
+    x = torch.randn(6, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(made.body.train()(x), x.flatten(1))
+
+
 class NormAct(nn.BatchNorm2d):
     """Of the form of timm's BatchNormAct2d: a batch norm that then drops and activates, here with a leaf of its own."""
 
@@ -227,3 +251,29 @@ def test_torchvision_is_asked_for_no_classifiers_in_the_middle(monkeypatch: pyte
     plain: dict[str, object] = {"weights": None, "num_classes": 6}
     more = {"aux_logits": False, "init_weights": True}
     assert asked == [("googlenet", plain | more), ("resnet18", plain)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "beside"), [("googlenet", ("aux1", "aux2")), ("inception_v3", ("AuxLogits",))]
+)
+def test_weights_with_classifiers_in_the_middle_are_taken_without_them(
+    architecture: str, beside: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the form of torchvision's own files; with weights torchvision asks for inputs in [-1, 1]."""
+    asked: list[dict[str, object]] = []
+
+    def get_model(_: str, **options: object) -> nn.Module:
+        asked.append(options)
+        return nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 1), flat=nn.Flatten(), fc=nn.Linear(4, 6)))
+
+    monkeypatch.setattr("torchvision.models.get_model", get_model)
+    state = {**get_model("").state_dict(), **{f"{name}.fc.weight": torch.zeros(2, 2) for name in beside}}
+    torch.save(state, tmp_path / "w.pth")
+    begun = TorchvisionModel(architecture=architecture, weights=str(tmp_path / "w.pth")).begin()
+    assert begun.keys() == {"body.conv.weight", "body.conv.bias"}
+    assert torch.equal(begun["body.conv.weight"], state["conv.weight"])
+    assert asked[-1]["transform_input"] is True
+    state["other.weight"] = torch.zeros(2)
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(DataCorrupt, match="no state dict"):
+        TorchvisionModel(architecture=architecture, weights=str(tmp_path / "w.pth")).begin()

@@ -91,6 +91,13 @@ def test_batch_norm_after_a_linear_layer_refuses_a_batch_of_one() -> None:
     check_input(LeNet5(batch_norm=True).task((1, 20, 20), 4), 1)  # several pixels a channel: one sample will do
 
 
+@pytest.mark.parametrize("lacking", ["affine", "track_running_stats"])
+def test_batch_norm_without_weights_or_statistics_is_refused_in_one_line(lacking: str) -> None:
+    norm = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(16, **{lacking: False}))
+    with pytest.raises(ConfigError, match=r"^batch norm '1': only affine=True with track_running_stats=True is"):
+        Named(flatten=nn.Flatten(), norm=norm, head=nn.Linear(16, 4)).task((1, 4, 4), 4)
+
+
 def test_settings_out_of_range_are_refused() -> None:
     for hidden in ((), (0,), (5, -1)):
         with pytest.raises(ConfigError, match=r"model\.hidden must"):

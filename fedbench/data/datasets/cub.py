@@ -33,12 +33,7 @@ class Cub(FileSource):
     """Birds, in the layout of CUB_200_2011.tgz; captions in that of cvpr2016_cub (text_c10)."""
 
     name: ClassVar[str] = "cub"
-    folders: ClassVar[tuple[str, ...]] = (
-        "CUB_200_2011",
-        "CUB_200_2011/CUB_200_2011",
-        "cub",
-        "cub/CUB_200_2011",
-    )
+    folders: ClassVar[tuple[str, ...]] = ("CUB_200_2011", "CUB_200_2011/CUB_200_2011", "cub", "cub/CUB_200_2011")
     published: ClassVar[tuple[int, int]] = (5_994, 5_794)
     label_count: ClassVar[int] = 200
     parts: ClassVar[tuple[Part, ...]] = (

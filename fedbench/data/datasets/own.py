@@ -295,8 +295,8 @@ class ImageFolder(OwnData):
 
     @property
     def variant(self) -> str:
-        """The size."""
-        return f"-{self.size}"
+        """The size, and that 16 bits of grey are scaled: in older copies they are clipped."""
+        return f"-{self.size}-deep"
 
     def read(self, report: Report = silent) -> Dataset:
         for line in _left_out(Path(self.path or "").expanduser()):

@@ -361,11 +361,7 @@ class TinyImageNet(FileSource):
     """200 classes of ImageNet; labels are ranks among the sorted WordNet identifiers."""
 
     name: ClassVar[str] = "tiny_imagenet"
-    folders: ClassVar[tuple[str, ...]] = (
-        "tiny-imagenet-200",
-        "tiny_imagenet",
-        "tiny_imagenet/tiny-imagenet-200",
-    )
+    folders: ClassVar[tuple[str, ...]] = ("tiny-imagenet-200", "tiny_imagenet", "tiny_imagenet/tiny-imagenet-200")
     published: ClassVar[tuple[int, int]] = (100_000, 10_000)
     label_count: ClassVar[int] = 200
     parts: ClassVar[tuple[Part, ...]] = (

@@ -14,12 +14,7 @@ from fedbench.config.fields import Component
 from fedbench.core.errors import ConfigError
 from fedbench.data.dataset import Ints
 
-CORNERS = (
-    "mean",
-    "black",
-    "edge",
-    "reflect",
-)  # what a rotation puts where no pixel lands, see fedbench.data.federation
+CORNERS = ("mean", "black", "edge", "reflect")  # what a rotation puts where no pixel lands: data.federation
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,8 @@ The exchange form is one .npz: integer arrays `train_<i>` and `test_<i>` for cli
 split followed by the test split (of many clients also `train` end to end, with `train_sizes`, the samples of each; and
 so on). Optional: `val_<i>`, and what a run of fedbench adds to its own `partition.npz`
 (`dataset`, to refuse a split of other data; `rotation`, `corners` and `label_map`, which are applied again; `label`,
-`seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>` validation samples.
+`seed`, `classes`). Without `test_<i>` the protocol holds out test samples, without `val_<i>` validation samples; a run
+that had none writes them all empty, which counts as without.
 A path "package:NAME.npz" is one that comes with the package (fedbench.data.authors).
 """
 
@@ -127,7 +128,7 @@ def _listed(path: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[An
 
 
 def _lists(arrays: dict[str, NDArray[Any]], name: str) -> list[Ints] | None:
-    """The arrays `name`_0, `name`_1, ... in order; None without any.
+    """The arrays `name`_0, `name`_1, ... in order; None without any, or without any sample to test or validate on.
 
     Raises:
         DataCorrupt: a number is missing.
@@ -136,7 +137,8 @@ def _lists(arrays: dict[str, NDArray[Any]], name: str) -> list[Ints] | None:
     for client in range(count):
         if f"{name}_{client}" not in arrays:
             raise DataCorrupt(f"the split has {count} arrays {name}_<i>, but no '{name}_{client}'")
-    return [arrays[f"{name}_{client}"].astype(np.int64) for client in range(count)] or None
+    lists = [arrays[f"{name}_{client}"].astype(np.int64) for client in range(count)]
+    return lists if name == "train" or any(map(len, lists)) else None
 
 
 def _digest(path: Path) -> str:

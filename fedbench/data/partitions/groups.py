@@ -294,12 +294,7 @@ def _in_turn(members: list[Ints], counts: Ints) -> list[Ints]:
 # label has 9 (large), 3 (small) and 8 (test) samples: 32 / 11 training and 28 test samples a client.
 
 SHARED = {"large": (1, 2, 3), "small": (6, 7, 8)}
-LABEL_SHIFT_TYPES = (
-    ("large", 0),
-    ("large", 4),
-    ("small", 5),
-    ("small", 9),
-)  # size and odd label, five clients each
+LABEL_SHIFT_TYPES = (("large", 0), ("large", 4), ("small", 5), ("small", 9))  # size and odd label, five clients each
 CLIENTS_PER_TYPE = 5
 LABEL_SHIFT_LABELS = 10
 
