@@ -16,6 +16,7 @@ from fedbench.plots.style import Floats
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 Curve = Mapping[str, Sequence[float]]  # column of rounds.csv -> values, one a scored round
@@ -102,8 +103,7 @@ def gain_bars(gain: NDArray[Any], title: str = "") -> Figure:
                 places, gain[order][places], color=colour, hatch=hatch, edgecolor="white", linewidth=0.3,
                 label=f"{label}: {len(places)} of {len(gain)}",
             )  # fmt: skip
-    if len(gain) <= 30:
-        axis.set_xticks(range(len(gain)), [str(client) for client in order], fontsize=5)
+    _name_clients(order, axis.xaxis)
     axis.set(xlabel="client, sorted by gain", ylabel="gain over Local, points", title=title)
     axis.grid(axis="y")
     style.legend(figure, axis, 2)
@@ -115,12 +115,16 @@ def collaboration_matrix(W: NDArray[Any], title: str = "") -> Figure:
     order = style.cluster_order(W)
     figure, ((axis,),) = style.panels(height=3.0)
     style.draw_matrix(axis, np.asarray(W)[np.ix_(order, order)], title, unit="weight", low=0.0)
-    if len(order) <= 30:
-        names = [str(client) for client in order]
-        axis.set_xticks(range(len(order)), names, fontsize=5)
-        axis.set_yticks(range(len(order)), names, fontsize=5)
+    _name_clients(order, axis.xaxis, axis.yaxis)
     axis.set(xlabel="from client", ylabel="for client")
     return figure
+
+
+def _name_clients(order: NDArray[np.int64], *sides: Axis) -> None:
+    """Put ticks at the clients that stand in this `order`, at every second, third, ... of more than 30."""
+    places = range(0, len(order), -(-len(order) // 30))
+    for side in sides:
+        side.set_ticks(places, [str(order[place]) for place in places], fontsize=5)
 
 
 def client_map(counts: NDArray[Any], W: NDArray[Any] | None = None, title: str = "") -> Figure:

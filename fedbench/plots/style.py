@@ -75,10 +75,13 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
-    """Put the legend of the lines of `axis` above the whole figure."""
+    """Put the legend of the lines of `axis` above the whole figure, which grows where it has many rows."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)))
+        across = min(columns, len(labels))
+        figure.legend(handles, labels, loc="outside upper center", ncols=across)
+        rows = -(-len(labels) // across)
+        figure.set_figheight(figure.get_figheight() + 0.16 * max(0, rows - 2))
 
 
 def line_figure(

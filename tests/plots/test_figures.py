@@ -98,6 +98,38 @@ def test_pictures_of_runs_show_what_they_are_given() -> None:
     assert runs.client_map(np.array([[3, 1], [1, 3]])).axes
 
 
+@pytest.mark.parametrize("clients", [30, 75])
+def test_ticks_name_the_clients_that_stand_there(clients: int) -> None:
+    gain = np.random.default_rng(0).permutation(clients) - 0.5
+    bars = runs.gain_bars(gain).axes[0]
+    heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in bars.patches}
+    ticks = [(int(at), int(label.get_text())) for at, label in zip(bars.get_xticks(), bars.get_xticklabels())]
+    assert {at: gain[client] for at, client in ticks} == {at: heights[at] for at, _ in ticks}
+    own = np.diag(np.arange(1.0, clients + 1)) + np.eye(clients)[:, ::-1]  # by its diagonal a client is known
+    drawn = runs.collaboration_matrix(own).axes[0]
+    shown = drawn.images[0].get_array().diagonal()
+    for side in (drawn.xaxis, drawn.yaxis):
+        named = [(int(at), int(label.get_text())) for at, label in zip(side.get_ticklocs(), side.get_ticklabels())]
+        assert 15 <= len(named) <= 30
+        assert [shown[at] for at, _ in named] == [own[client, client] for _, client in named]
+
+
+def test_no_two_labels_of_a_stack_look_alike() -> None:
+    bars = MADE["fedcollab_f3"]["counts/0/0"].shape[1]
+    drawn = importlib.import_module("fedbench.plots.fedcollab").f3(MADE["fedcollab_f3"]).axes[0].containers
+    assert len({(each[0].get_facecolor(), each[0].get_hatch()) for each in drawn}) == len(drawn) == bars
+
+
+@pytest.mark.filterwarnings("error")
+def test_many_methods_leave_the_axes_their_room() -> None:
+    for count in (4, 64):
+        methods = [f"method {index}" for index in range(count)]
+        with style.styled("many"):
+            figure = style.line_figure([0, 1], np.ones((count, 1, 2)), methods, "x", "y", height=2.8, columns=2)
+            figure.draw_without_rendering()
+        assert 1.5 < figure.axes[0].get_position().height * figure.get_figheight() < 2.5, count
+
+
 def test_a_contact_sheet_shows_every_picture(tmp_path: Path) -> None:
     with style.styled("x"):
         for name in ("a", "b"):
