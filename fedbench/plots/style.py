@@ -80,8 +80,7 @@ def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
     if handles:
         across = min(columns, len(labels))
         figure.legend(handles, labels, loc="outside upper center", ncols=across)
-        rows = -(-len(labels) // across)
-        figure.set_figheight(figure.get_figheight() + 0.16 * max(0, rows - 2))
+        figure.set_figheight(figure.get_figheight() + 0.16 * max(0, -(-len(labels) // across) - 2))
 
 
 def line_figure(
@@ -104,7 +103,7 @@ def styled(name: str) -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, place: Path, caption: str = "", formats: Sequence[str] = ("svg", "png")) -> None:
+def save(figure: Figure, place: Path, caption: str = "", formats: Iterable[str] = ("svg", "png")) -> None:
     """Write `place`.FORMAT of each format, with `caption` in small print below it."""
     if caption:
         width, height = figure.get_size_inches()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,20 +99,24 @@ def test_pictures_of_runs_show_what_they_are_given() -> None:
     assert runs.client_map(np.array([[3, 1], [1, 3]])).axes
 
 
+def named(side: Any) -> list[tuple[int, int]]:
+    """(place, name) of the ticks of a side of a picture, which names clients."""
+    names = [int(label.get_text()) for label in side.get_ticklabels()]
+    return list(zip(map(int, side.get_ticklocs()), names, strict=True))
+
+
 @pytest.mark.parametrize("clients", [30, 75])
 def test_ticks_name_the_clients_that_stand_there(clients: int) -> None:
     gain = np.random.default_rng(0).permutation(clients) - 0.5
     bars = runs.gain_bars(gain).axes[0]
     heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in bars.patches}
-    ticks = [(int(at), int(label.get_text())) for at, label in zip(bars.get_xticks(), bars.get_xticklabels())]
-    assert {at: gain[client] for at, client in ticks} == {at: heights[at] for at, _ in ticks}
+    assert all(gain[client] == heights[at] for at, client in named(bars.xaxis))
     own = np.diag(np.arange(1.0, clients + 1)) + np.eye(clients)[:, ::-1]  # by its diagonal a client is known
     drawn = runs.collaboration_matrix(own).axes[0]
     shown = drawn.images[0].get_array().diagonal()
     for side in (drawn.xaxis, drawn.yaxis):
-        named = [(int(at), int(label.get_text())) for at, label in zip(side.get_ticklocs(), side.get_ticklabels())]
-        assert 15 <= len(named) <= 30
-        assert [shown[at] for at, _ in named] == [own[client, client] for _, client in named]
+        assert 15 <= len(named(side)) <= 30
+        assert all(shown[at] == own[client, client] for at, client in named(side))
 
 
 def test_no_two_labels_of_a_stack_look_alike() -> None:
