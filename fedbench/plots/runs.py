@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
@@ -44,7 +45,7 @@ def accuracy_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str
     """Draw `column` over rounds: a line a name, the mean over its runs (seeds) and a band of one standard deviation."""
     rounds = sorted({done for each in runs.values() for run in each for done in run["round"]})
     values = [np.array([_at(run, column, rounds) for run in each]) for each in runs.values()]
-    return style.line_figure(rounds, values, list(runs), "round", label, height=2.8, columns=2)
+    return style.line_figure(rounds, values, list(runs), "round", textwrap.fill(label, 40), height=2.8, columns=2)
 
 
 def _at(run: Curve, column: str, rounds: Sequence[float]) -> list[float]:
@@ -166,7 +167,9 @@ def _groups(counts: NDArray[Any], W: NDArray[Any] | None) -> tuple[NDArray[Any],
 
 def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title: str) -> Figure:
     """Draw a panel a metric, a line a name: mean and deviation of ours, then of the published value, [names, 4]."""
-    figure, (axes,) = style.panels(1, len(metrics), width=style.PAGE, height=0.7 + 0.2 * len(names), sharey=True)
+    title = textwrap.fill(title, 90)
+    height = 0.7 + 0.2 * len(names) + 0.15 * title.count("\n")
+    figure, (axes,) = style.panels(1, len(metrics), width=style.PAGE, height=height, sharey=True)
     figure.suptitle(title)
     for axis, (label, values) in zip(axes, metrics.items(), strict=True):
         _value_panel(axis, values)
@@ -258,6 +261,7 @@ def sweep_curves(runs: Sequence[Mapping[str, Any]], y: str, title: str) -> Figur
                 for row in run["rounds"] if run["line"] == line else ():
                     if row.get(y):
                         points.setdefault(int(row["round"]), []).append(float(row[y]))
+            points = dict(sorted(points.items()))  # as runs may be scored at different rounds
             means = np.array([_mean(values) for values in points.values()])
             spread = np.array([np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in points.values()])
             axis.plot(list(points), means, label=line)
