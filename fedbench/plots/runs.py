@@ -176,7 +176,7 @@ def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title:
         axis.set_xlabel(label)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -187,18 +187,10 @@ def _value_panel(axis: Axes, values: Floats) -> None:
         (2, APART, PUBLISHED, "D", "white", "published"),
     ):
         axis.errorbar(
-            values[:, start],
-            places + shift,
-            xerr=values[:, start + 1],
-            fmt=marker,
-            color=colour,
-            markerfacecolor=face,
-            markersize=3.5,
-            linewidth=1.0,
-            label=label,
-        )
-    axis.grid(axis="x", alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
+            values[:, start], places + shift, xerr=values[:, start + 1], fmt=marker, color=colour,
+            markerfacecolor=face, linewidth=1.0, label=label,
+        )  # fmt: skip
+    axis.grid(axis="x")
 
 
 def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figure:
@@ -214,8 +206,7 @@ def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figu
         for index, value in enumerate(values):
             part = mine[mine[by].astype(str) == value] if by else mine
             groups = [numbers(part[part[x].astype(str) == tick][y]) for tick in ticks]
-            means = [_mean(group) for group in groups]
-            spread = [float(np.std(g, ddof=1)) if len(g) > 1 else 0.0 for g in groups]
+            means, spread = list(map(style.mean, groups)), list(map(style.spread, groups))
             look = {"marker": style.MARKERS[index % len(style.MARKERS)], "capsize": 3, "label": value}
             if _numeric(ticks):
                 axis.errorbar(range(len(ticks)), means, spread, **look)
@@ -240,7 +231,7 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
         mine = runs[runs["panel"] == panel]
         across, up = ordered(mine[x]), ordered(mine[by])
         at, of = mine[x].astype(str), mine[by].astype(str)
-        cells = [[_mean(numbers(mine[(at == a) & (of == u)][y])) for a in across] for u in up]
+        cells = [[style.mean(numbers(mine[(at == a) & (of == u)][y])) for a in across] for u in up]
         image = axis.imshow(np.array(cells), origin="lower", cmap="viridis", aspect="auto")
         style.write_numbers(axis, cells, float(np.nanmean(cells)), "{:.2f}")
         axis.set_xticks(range(len(across)), across)
@@ -262,8 +253,8 @@ def sweep_curves(runs: Sequence[Mapping[str, Any]], y: str, title: str) -> Figur
                     if row.get(y):
                         points.setdefault(int(row["round"]), []).append(float(row[y]))
             points = dict(sorted(points.items()))  # as runs may be scored at different rounds
-            means = np.array([_mean(values) for values in points.values()])
-            spread = np.array([np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in points.values()])
+            scores = list(map(np.array, points.values()))
+            means, spread = np.array([*map(style.mean, scores)]), np.array([*map(style.spread, scores)])
             axis.plot(list(points), means, label=line)
             axis.fill_between(list(points), means - spread, means + spread, alpha=0.2)
         axis.set(xlabel="round", ylabel=NAMES.get(y, y))
@@ -318,10 +309,6 @@ def numbers(column: Any) -> NDArray[np.float64]:
 def short(key: str) -> str:
     """Return the last part of a key: method.rho -> rho."""
     return key.rpartition(".")[2]
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(values)) if len(values) else math.nan
 
 
 def _sweep_panels(names: Sequence[str], title: str) -> tuple[Figure, dict[str, Any]]:

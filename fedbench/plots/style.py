@@ -141,14 +141,8 @@ def draw_lines(axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense:
         if dense:
             every = max(1, len(place) // 6)
             axis.plot(place, middle, label=label, markevery=(index % every, every), **line_style(index))
-            axis.fill_between(
-                place,
-                middle - apart,
-                middle + apart,
-                color=line_style(index)["color"],
-                alpha=0.18,
-                linewidth=0,
-            )
+            colour = line_style(index)["color"]
+            axis.fill_between(place, middle - apart, middle + apart, color=colour, alpha=0.18, linewidth=0)
         else:
             axis.errorbar(place, middle, apart, capsize=2, elinewidth=0.8, label=label, **line_style(index))
     axis.grid()

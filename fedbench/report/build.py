@@ -127,28 +127,14 @@ def _number(value: Any) -> float | None:
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = (  # in the order in which they need each other
-    "base.js",
-    "plots.js",
-    "curves.js",
-    "clients.js",
-    "address.js",
-    "grid.js",
-    "card.js",
-    "cell.js",
-    "compare.js",
+    "base.js", "plots.js", "curves.js", "clients.js", "address.js", "grid.js", "card.js", "cell.js", "compare.js",
     "page.js",
-)
+)  # fmt: skip
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
 ResultRows = Sequence[Mapping[str, str]]  # of runs
-DRAWN = (
-    "table.md",
-    "table.tex",
-    "cells.csv",
-    "rows.csv",
-    "significance.csv",
-    "bias.csv",
-    "specificity.csv",
-)  # linked where they exist
+DRAWN = (  # linked where they exist
+    "table.md", "table.tex", "cells.csv", "rows.csv", "significance.csv", "bias.csv", "specificity.csv",
+)  # fmt: skip
 KINDS = {  # of cells -> the sign, for those who do not see the colour, and the word
     EQUIVALENT: ("≈", "equivalent"),
     "above": ("▲", "different, ours is higher"),
@@ -223,11 +209,7 @@ def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(PAGE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = _breakable
     script = "\n".join(map(_text, SCRIPTS))
