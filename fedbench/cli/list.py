@@ -39,10 +39,10 @@ class Listing:
 
     def markdown(self) -> str:
         """Return the table as Markdown, the same on every machine."""
-        columns = tuple(column for column in self.columns if column not in self.local)
-        lines = [columns, ("---",) * len(columns)]
-        lines += [tuple(row[column].replace("|", "\\|") for column in columns) for row in self.rows]
-        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        from fedbench.tables.text import markdown
+
+        columns = [column for column in self.columns if column not in self.local]
+        return markdown([columns, *([row[column] for column in columns] for row in self.rows)])
 
 
 def listing(kind: str) -> Listing:

@@ -13,15 +13,17 @@ import numpy as np
 from rich.table import Table
 
 from fedbench.cli.program import asks_for_help, split_arguments
+from fedbench.config.groups import REGISTRIES
 from fedbench.config.messages import OK, REFUSED
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
 from fedbench.core.files import write_bytes, write_text
 from fedbench.engine.history import TEST_SETS
 from fedbench.metrics import improvement
 from fedbench.plots import runs, style
+from fedbench.runs.config import NOT_RESULT
 from fedbench.runs.folder import RESULT
 from fedbench.runs.progress import STALE, Output, identity, remark
-from fedbench.runs.run import Run, add_client_measures, collect
+from fedbench.runs.run import Run, add_client_measures, collect, flat
 from fedbench.tables import render, store, text
 from fedbench.tables.measures import reaches
 from fedbench.tables.spec import ColumnSpec
@@ -241,7 +243,7 @@ TABLE = "table.json"
 def run_figures(folder: Path) -> Figures:
     """Return gain over Local by client, collaboration matrix and map of clients, as far as the run has them."""
     run = Run(folder)
-    row, _ = run.row, run.rounds  # the latter for `comparison_figures`: damaged, it stops only this run
+    row, *_ = run.row, run.rounds, run.config  # the latter for `comparison_figures`: damaged, they stop only this run
     title = f"{row['method']}, {row['dataset']}, {row['partition']}, seed {row['seed']}"
     found: Figures = {}
     gain = np.array([float(client.get("gain") or "nan") for client in run.client_rows])
@@ -258,7 +260,7 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
     named: dict[str, list[runs.Curve]] = {}
     finished = [Run(folder) for folder in folders]
     rows = [run.row for run in finished]
-    for run, name in zip(finished, distinct_names(rows), strict=True):
+    for run, name in zip(finished, names := distinct_names(rows, finished), strict=True):
         named.setdefault(name, []).append(_curve(run.rounds))
     column = f"acc_on_{rows[0]['test_set']}"
     if any(column not in curve for each in named.values() for curve in each):
@@ -270,17 +272,18 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
     }
     if all(f"acc_on_{name}" in row for row in rows for name in ("local", "global")):
         points: dict[str, list[tuple[float, float]]] = {}
-        for row, name in zip(rows, distinct_names(rows), strict=True):
+        for row, name in zip(rows, names, strict=True):
             points.setdefault(name, []).append((row["acc_on_global"], row["acc_on_local"]))
         found["plane"] = runs.local_common_plane(points)
     return found
 
 
-def distinct_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def distinct_names(rows: Sequence[Mapping[str, Any]], finished: Sequence[Run] = ()) -> list[str]:
     """Return names that tell runs apart besides their seed: method, what else differs, then samples and key by hash."""
     keys = ("method", "dataset", "partition", "model", "protocol", "variant")
     varied = [key for key in keys if key == "method" or len({str(row.get(key) or "") for row in rows}) > 1]
     names = [", ".join(str(row[key]) for key in varied if row.get(key)) for row in rows]
+    names = _with_settings(names, finished) if finished else names
     samples: dict[str, set[str]] = {}
     for name, row in zip(names, rows, strict=True):
         samples.setdefault(name, set()).add(identity(row)[1])
@@ -288,6 +291,21 @@ def distinct_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     seen = Counter((name, row["seed"]) for name, row in zip(names, rows, strict=True))
     clashing = {name for (name, _), count in seen.items() if count > 1}
     return [f"{n} {row['key'][:4]}" if n in clashing else n for n, row in zip(names, rows, strict=True)]
+
+
+def _with_settings(names: Sequence[str], finished: Sequence[Run]) -> list[str]:
+    """Return `names` with the settings in which runs of one name differ; one that a run lacks is no difference."""
+    hidden = {f"{group}.{key}" for group, keys in NOT_RESULT.items() for key in keys}
+    settings = [flat({group: run.config[group] for group in REGISTRIES}) for run in finished]
+    values: dict[tuple[str, str], set[str]] = {}
+    for name, own in zip(names, settings, strict=True):
+        for key in own.keys() - hidden:
+            values.setdefault((name, key), set()).add(str(own[key]))
+    differ = {place for place, each in values.items() if len(each) > 1}
+    return [
+        ", ".join([name, *(f"{key.removeprefix('method.')}={own[key]}" for key in own if (name, key) in differ)])
+        for name, own in zip(names, settings, strict=True)
+    ]
 
 
 def table_figures(folder: Path) -> Figures:
@@ -299,11 +317,12 @@ def table_figures(folder: Path) -> Figures:
         named = _named(points, column.label)
         sets = {name for each in named.values() for run in each for name in run if name.startswith("acc_on_")}
         wanted = [f"acc_on_{name}" for name in TEST_SETS if f"acc_on_{name}" in sets]
+        name = ", ".join(text.headings(table, column)) if table.provenance.substitute else column.label
         if wanted:
-            found[f"curves-{index}"] = runs.accuracy_curves(named, wanted[0], f"{column.label}: accuracy, %")
+            found[f"curves-{index}"] = runs.accuracy_curves(named, wanted[0], f"{name}: accuracy, %")
         if published := _beside(table, column):
-            labels, title = [row.label for row in table.spec.rows], f"{table.spec.title}: {column.label}"
-            found[f"beside-{index}"] = runs.beside_published(published, labels, title)
+            labels = [row.label for row in table.spec.rows]
+            found[f"beside-{index}"] = runs.beside_published(published, labels, f"{table.title}: {name}")
     return found
 
 

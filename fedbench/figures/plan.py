@@ -153,7 +153,7 @@ class FigurePlan:
     def command(self) -> str:
         """Return the command line that makes the figure."""
         given = [f"scale={self.scale}"]
-        given += [f"seeds={list(self.selection.seeds)}".replace(" ", "")] if self.selection.seeds else []
+        given += [f"seeds={list(self.runs.seeds)}".replace(" ", "")] if self.selection.seeds else []
         return " ".join(["python -m fedbench figure", self.spec.name, *given, *self.selection.changed])
 
 
@@ -179,7 +179,8 @@ def make_plan(spec: FigureSpec, selection: Selection) -> FigurePlan:
 
 def _plan(spec: FigureSpec, scale: str, selection: Selection) -> Plan:
     """Plan the runs of a setting; the table that stands for it is itself at the paper's scale."""
-    return tables.make(spec.table(scale), Selection(seeds=selection.seeds, overrides=selection.overrides))
+    seeds = selection.seeds[:1] if spec.setting(scale).seeds == 1 else selection.seeds  # it shows no mean, but one
+    return tables.make(spec.table(scale), Selection(seeds=seeds, overrides=selection.overrides))
 
 
 def with_recorders(job: Job, kept: Mapping[str, np.ndarray], *others: Job, force: bool = False) -> Job:
@@ -259,11 +260,11 @@ def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequenc
 
 
 def draw(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> None:
-    """Draw a figure from its arrays, without any run."""
+    """Draw a figure from its arrays, without any run; in `formats`, and those of the overview of all figures."""
     paper, _, number = drawn.name.rpartition("_")
     function = getattr(importlib.import_module(f"fedbench.plots.{paper}"), number)
     with style.styled(drawn.name):
-        style.save(function(arrays), place, drawn.caption, formats)
+        style.save(function(arrays), place, drawn.caption, dict.fromkeys(("svg", "png", *formats)))
 
 
 def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:

@@ -39,9 +39,9 @@ def f3(a: Arrays) -> Figure:
     half = len(counts) // 2
     for axis, own, start in ((axes[0, 0], counts[:half], 0), (axes[0, 1], counts[half:], half)):
         left = np.zeros(len(own))
-        for label in np.flatnonzero(counts.sum(0)):
-            look = style.line_style(int(label))
-            hatch = ("", "///", "...", "xx")[int(label) % 4]
+        for label in map(int, np.flatnonzero(counts.sum(0))):
+            look = style.line_style(label)
+            hatch = ("", "///", "...", "xx")[(label + label // len(style.COLOURS)) % 4]  # another as colours repeat
             axis.bar(
                 np.arange(start, start + len(own)), own[:, label], bottom=left, color=look["color"],
                 hatch=hatch, edgecolor="white", linewidth=0.3, label=f"label {label}",

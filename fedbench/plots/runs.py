@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
@@ -16,6 +17,7 @@ from fedbench.plots.style import Floats
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 Curve = Mapping[str, Sequence[float]]  # column of rounds.csv -> values, one a scored round
@@ -43,7 +45,7 @@ def accuracy_curves(runs: Mapping[str, Sequence[Curve]], column: str, label: str
     """Draw `column` over rounds: a line a name, the mean over its runs (seeds) and a band of one standard deviation."""
     rounds = sorted({done for each in runs.values() for run in each for done in run["round"]})
     values = [np.array([_at(run, column, rounds) for run in each]) for each in runs.values()]
-    return style.line_figure(rounds, values, list(runs), "round", label, height=2.8, columns=2)
+    return style.line_figure(rounds, values, list(runs), "round", textwrap.fill(label, 40), height=2.8, columns=2)
 
 
 def _at(run: Curve, column: str, rounds: Sequence[float]) -> list[float]:
@@ -102,8 +104,7 @@ def gain_bars(gain: NDArray[Any], title: str = "") -> Figure:
                 places, gain[order][places], color=colour, hatch=hatch, edgecolor="white", linewidth=0.3,
                 label=f"{label}: {len(places)} of {len(gain)}",
             )  # fmt: skip
-    if len(gain) <= 30:
-        axis.set_xticks(range(len(gain)), [str(client) for client in order], fontsize=5)
+    _name_clients(order, axis.xaxis)
     axis.set(xlabel="client, sorted by gain", ylabel="gain over Local, points", title=title)
     axis.grid(axis="y")
     style.legend(figure, axis, 2)
@@ -115,12 +116,16 @@ def collaboration_matrix(W: NDArray[Any], title: str = "") -> Figure:
     order = style.cluster_order(W)
     figure, ((axis,),) = style.panels(height=3.0)
     style.draw_matrix(axis, np.asarray(W)[np.ix_(order, order)], title, unit="weight", low=0.0)
-    if len(order) <= 30:
-        names = [str(client) for client in order]
-        axis.set_xticks(range(len(order)), names, fontsize=5)
-        axis.set_yticks(range(len(order)), names, fontsize=5)
+    _name_clients(order, axis.xaxis, axis.yaxis)
     axis.set(xlabel="from client", ylabel="for client")
     return figure
+
+
+def _name_clients(order: NDArray[np.int64], *sides: Axis) -> None:
+    """Put ticks at the clients that stand in this `order`, at every second, third, ... of more than 30."""
+    places = range(0, len(order), -(-len(order) // 30))
+    for side in sides:
+        side.set_ticks(places, [str(order[place]) for place in places], fontsize=5)
 
 
 def client_map(counts: NDArray[Any], W: NDArray[Any] | None = None, title: str = "") -> Figure:
@@ -162,14 +167,16 @@ def _groups(counts: NDArray[Any], W: NDArray[Any] | None) -> tuple[NDArray[Any],
 
 def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title: str) -> Figure:
     """Draw a panel a metric, a line a name: mean and deviation of ours, then of the published value, [names, 4]."""
-    figure, (axes,) = style.panels(1, len(metrics), width=style.PAGE, height=0.7 + 0.2 * len(names), sharey=True)
+    title = textwrap.fill(title, 90)
+    height = 0.7 + 0.2 * len(names) + 0.15 * title.count("\n")
+    figure, (axes,) = style.panels(1, len(metrics), width=style.PAGE, height=height, sharey=True)
     figure.suptitle(title)
     for axis, (label, values) in zip(axes, metrics.items(), strict=True):
         _value_panel(axis, values)
         axis.set_xlabel(label)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -180,18 +187,10 @@ def _value_panel(axis: Axes, values: Floats) -> None:
         (2, APART, PUBLISHED, "D", "white", "published"),
     ):
         axis.errorbar(
-            values[:, start],
-            places + shift,
-            xerr=values[:, start + 1],
-            fmt=marker,
-            color=colour,
-            markerfacecolor=face,
-            markersize=3.5,
-            linewidth=1.0,
-            label=label,
-        )
-    axis.grid(axis="x", alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
+            values[:, start], places + shift, xerr=values[:, start + 1], fmt=marker, color=colour,
+            markerfacecolor=face, linewidth=1.0, label=label,
+        )  # fmt: skip
+    axis.grid(axis="x")
 
 
 def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figure:
@@ -207,8 +206,7 @@ def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figu
         for index, value in enumerate(values):
             part = mine[mine[by].astype(str) == value] if by else mine
             groups = [numbers(part[part[x].astype(str) == tick][y]) for tick in ticks]
-            means = [_mean(group) for group in groups]
-            spread = [float(np.std(g, ddof=1)) if len(g) > 1 else 0.0 for g in groups]
+            means, spread = list(map(style.mean, groups)), list(map(style.spread, groups))
             look = {"marker": style.MARKERS[index % len(style.MARKERS)], "capsize": 3, "label": value}
             if _numeric(ticks):
                 axis.errorbar(range(len(ticks)), means, spread, **look)
@@ -233,7 +231,7 @@ def sweep_heatmap(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Fi
         mine = runs[runs["panel"] == panel]
         across, up = ordered(mine[x]), ordered(mine[by])
         at, of = mine[x].astype(str), mine[by].astype(str)
-        cells = [[_mean(numbers(mine[(at == a) & (of == u)][y])) for a in across] for u in up]
+        cells = [[style.mean(numbers(mine[(at == a) & (of == u)][y])) for a in across] for u in up]
         image = axis.imshow(np.array(cells), origin="lower", cmap="viridis", aspect="auto")
         style.write_numbers(axis, cells, float(np.nanmean(cells)), "{:.2f}")
         axis.set_xticks(range(len(across)), across)
@@ -254,8 +252,9 @@ def sweep_curves(runs: Sequence[Mapping[str, Any]], y: str, title: str) -> Figur
                 for row in run["rounds"] if run["line"] == line else ():
                     if row.get(y):
                         points.setdefault(int(row["round"]), []).append(float(row[y]))
-            means = np.array([_mean(values) for values in points.values()])
-            spread = np.array([np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in points.values()])
+            points = dict(sorted(points.items()))  # as runs may be scored at different rounds
+            scores = list(map(np.array, points.values()))
+            means, spread = np.array([*map(style.mean, scores)]), np.array([*map(style.spread, scores)])
             axis.plot(list(points), means, label=line)
             axis.fill_between(list(points), means - spread, means + spread, alpha=0.2)
         axis.set(xlabel="round", ylabel=NAMES.get(y, y))
@@ -310,10 +309,6 @@ def numbers(column: Any) -> NDArray[np.float64]:
 def short(key: str) -> str:
     """Return the last part of a key: method.rho -> rho."""
     return key.rpartition(".")[2]
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(values)) if len(values) else math.nan
 
 
 def _sweep_panels(names: Sequence[str], title: str) -> tuple[Figure, dict[str, Any]]:

@@ -75,10 +75,12 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
-    """Put the legend of the lines of `axis` above the whole figure."""
+    """Put the legend of the lines of `axis` above the whole figure, which grows where it has many rows."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)))
+        across = min(columns, len(labels))
+        figure.legend(handles, labels, loc="outside upper center", ncols=across)
+        figure.set_figheight(figure.get_figheight() + 0.16 * max(0, -(-len(labels) // across) - 2))
 
 
 def line_figure(
@@ -101,7 +103,7 @@ def styled(name: str) -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, place: Path, caption: str = "", formats: Sequence[str] = ("svg", "png")) -> None:
+def save(figure: Figure, place: Path, caption: str = "", formats: Iterable[str] = ("svg", "png")) -> None:
     """Write `place`.FORMAT of each format, with `caption` in small print below it."""
     if caption:
         width, height = figure.get_size_inches()
@@ -139,14 +141,8 @@ def draw_lines(axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense:
         if dense:
             every = max(1, len(place) // 6)
             axis.plot(place, middle, label=label, markevery=(index % every, every), **line_style(index))
-            axis.fill_between(
-                place,
-                middle - apart,
-                middle + apart,
-                color=line_style(index)["color"],
-                alpha=0.18,
-                linewidth=0,
-            )
+            colour = line_style(index)["color"]
+            axis.fill_between(place, middle - apart, middle + apart, color=colour, alpha=0.18, linewidth=0)
         else:
             axis.errorbar(place, middle, apart, capsize=2, elinewidth=0.8, label=label, **line_style(index))
     axis.grid()

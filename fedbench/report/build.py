@@ -60,7 +60,7 @@ def behind(
         if cell is None:
             continue
         run = found.setdefault(cell, {}).setdefault(point["seed"], {"round": [], **{name: [] for name in sets}})
-        run["round"].append(_number(point["round"]))
+        run["round"].append(int(float(point["round"])))
         for name in sets:
             run[name].append(_number(point.get(name, "")))
     drawn = {cell: _matrix(weights, seed) for cell, seed, weights in _placed(cells, matrices)}
@@ -127,28 +127,14 @@ def _number(value: Any) -> float | None:
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = (  # in the order in which they need each other
-    "base.js",
-    "plots.js",
-    "curves.js",
-    "clients.js",
-    "address.js",
-    "grid.js",
-    "card.js",
-    "cell.js",
-    "compare.js",
+    "base.js", "plots.js", "curves.js", "clients.js", "address.js", "grid.js", "card.js", "cell.js", "compare.js",
     "page.js",
-)
+)  # fmt: skip
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
 ResultRows = Sequence[Mapping[str, str]]  # of runs
-DRAWN = (
-    "table.md",
-    "table.tex",
-    "cells.csv",
-    "rows.csv",
-    "significance.csv",
-    "bias.csv",
-    "specificity.csv",
-)  # linked where they exist
+DRAWN = (  # linked where they exist
+    "table.md", "table.tex", "cells.csv", "rows.csv", "significance.csv", "bias.csv", "specificity.csv",
+)  # fmt: skip
 KINDS = {  # of cells -> the sign, for those who do not see the colour, and the word
     EQUIVALENT: ("≈", "equivalent"),
     "above": ("▲", "different, ours is higher"),
@@ -223,11 +209,7 @@ def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(PAGE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = _breakable
     script = "\n".join(map(_text, SCRIPTS))
@@ -382,7 +364,8 @@ def _cell(layout: Layout, row: RowSpec, column: ColumnSpec, metric: MetricSpec) 
     table = layout.table
     cell, text = table.cell(row.label, column.label, metric.name), layout.text(row, column, metric)
     kind, said = _kind(cell, text, metric, mirrored=bool(table.spec.paper))
-    values = [f"{value:.{metric.decimals}f}" for value in cell.values]
+    values = [f"{value:.{metric.decimals}f}" if math.isfinite(value) else DASH for value in cell.values]
+    measure = measures.build(metric.measured(row, column))
     return {
         "kind": kind,
         "place": text.place,
@@ -390,12 +373,14 @@ def _cell(layout: Layout, row: RowSpec, column: ColumnSpec, metric: MetricSpec) 
         "ours": text.ours if text.ran else "",
         "mean": round(cell.mean, 6) if math.isfinite(cell.mean) else None,
         "paper": "" if cell.published is None else text.published,
-        "difference": text.difference,
+        "difference": "" if text.difference == DASH else text.difference,
         "verdict": text.verdict.text,
         "apart": text.verdict.exploratory,
         "also": text.also,
         "reason": cell.reason,
         "seeds": [list(each) for each in zip(cell.seeds, values, cell.keys, strict=True)],
+        "says": measure.words,
+        "curve": getattr(measure, "column", "") == "score",
     }
 
 
@@ -426,6 +411,9 @@ def script_content(layout: Layout, whole: TableSpec, folder: str, runs: ResultRo
     """Return what template and script know of a table; cells by "row-column-metric", `whole` with columns not shown."""
     table, spec, made = layout.table, layout.table.spec, layout.table.provenance
     columns = [_column(table, column, runs) for column in spec.columns]
+    labels = Counter(column["label"] for column in columns)
+    for column in columns:  # the images and the captions of one split, for example
+        column["label"] += f", {column['note']}" if labels[column["label"]] > 1 else ""
     cells = {
         f"{i}-{j}-{k}": {
             "name": f"{row.label}, {columns[j]['label']}, {metric.label}",
@@ -443,10 +431,9 @@ def script_content(layout: Layout, whole: TableSpec, folder: str, runs: ResultRo
         "metrics": [
             {
                 "label": metric.label,
-                "says": measures.build(metric.measure).words,
-                "curve": getattr(measures.build(metric.measure), "column", "") == "score",
+                "says": "; ".join(dict.fromkeys(each["says"] for key, each in cells.items() if key.endswith(f"-{k}"))),
             }
-            for metric in spec.metrics
+            for k, metric in enumerate(spec.metrics)
         ],
         "base": spec.base,
         "changed": made.changed,
@@ -503,10 +490,10 @@ def _run_facts(run: Mapping[str, str]) -> dict[str, Any]:
     prepared = sum(float(run.get(name) or 0) for name in ("bytes_up_prepare", "bytes_down_prepare")) / 1e6
     return {
         "rounds": run.get("rounds", ""),
-        "seconds": f"{float(run.get('seconds_total') or 0):.1f}",
-        "megabytes": f"{sent:.1f}",
-        "prepared": f"{prepared:.1f}" if known else "-",
-        "trained": f"{sent - prepared:.1f}" if known else "-",
+        "seconds": f"{_number(run.get('seconds_total') or 0)}",
+        "megabytes": f"{_number(sent)}",
+        "prepared": f"{_number(prepared)}" if known else DASH,
+        "trained": f"{_number(sent - prepared)}" if known else DASH,
         "curve": f"acc_on_{run.get('test_set', 'local')}{'_pooled' if run.get('average') == 'pooled' else ''}",
         "partition": run.get("partition_hash", ""),
         "local": run.get("local_key", ""),
@@ -534,7 +521,7 @@ class OverviewLine:
     exploratory: Counter[str]
     open: int  # values beside published ones that get no verdict
     runs: int
-    hours: float  # of one core, each run once
+    hours: float  # that its runs took, each once
 
 
 @dataclass(frozen=True)
@@ -624,6 +611,6 @@ def _open(table: TableResult) -> int:
 
 
 def _cost(rows: Mapping[str, ResultRows], folders: Sequence[str]) -> tuple[int, float]:
-    """Return (runs, hours of one core) of these tables, each run once."""
+    """Return (runs, hours that they took) of these tables, each run once."""
     spent = {run["key"]: float(run.get("seconds_total") or 0) for name in folders for run in rows[name]}
     return len(spent), sum(spent.values()) / 3600

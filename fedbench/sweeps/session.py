@@ -167,7 +167,7 @@ def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
     by = config.by if config.by in keys else next((key for key in keys if key != x), "")
     title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
     if config.figure == "curves":
-        return plots.sweep_curves(curves(runs, x, by), config.y, title)
+        return plots.sweep_curves(curves(labelled(runs, [key for key in keys if key != x]), x), config.y, title)
     if config.y not in runs.columns:
         raise unknown("sweep.y", config.y, [str(column) for column in runs.columns])
     shape = plots.sweep_heatmap if config.figure == "heatmap" and by else plots.sweep_lines
@@ -182,12 +182,12 @@ def labelled(runs: pd.DataFrame, others: Sequence[str]) -> pd.DataFrame:
     return paneled
 
 
-def curves(runs: pd.DataFrame, x: str, by: str) -> list[Mapping[str, Any]]:
+def curves(runs: pd.DataFrame, x: str) -> list[Mapping[str, Any]]:
     """Return one entry a run: line, panel, and the rows of its rounds.csv."""
     return [
         {
             "line": f"{x.rpartition('.')[2]}={run[x]}",
-            "panel": f"{by}={run[by]}" if by else "",
+            "panel": run["panel"],
             "rounds": Run(Path(str(run["path"]))).rounds,
         }
         for run in runs.to_dict("records")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from fedbench.core.files import as_json, as_npz
 from fedbench.figures import plan
 from tests.helpers.damage import DAMAGES, tried
 from tests.helpers.runs import FAST
+from tests.plots.made import MADE
 
 QUICK = ["scale=quick", "jobs=1", "hardware.engine=looped", "protocol.local.epochs=1"]
 
@@ -143,6 +146,38 @@ def test_runs_are_told_apart_by_what_differs() -> None:
     assert runs.distinct_names(samples) == ["fedavg a1a1a1", "fedavg b2b2b2", "fedavg b2b2b2"]
 
 
+def test_runs_that_differ_in_a_setting_are_no_seeds_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"method": "fedprox", "dataset": "digits", "test_set": "local", "acc_on_local": 1.0, "acc_on_global": 2.0}
+
+    def made(folder: int, rounds: tuple[float, ...] = (1.0, 2.0)) -> Any:
+        """Two seeds of two values of mu, one of them from another place and of before a setting was added."""
+        method = {"name": "fedprox", "mu": (0.01, 1)[folder // 2], **({"added": 3} if folder else {})}
+        config = {"dataset": {"root": f"place{folder}"}, "partition": {}, "model": {}, "method": method}
+        history = {"bytes_up": "0", "bytes_down": "0", "seconds_total": "1"}
+        return SimpleNamespace(
+            row={**row, "seed": folder % 2, "key": f"{folder}" * 8},
+            config=config,
+            rounds=[{"round": f"{done}", "acc_on_local": f"{done + 10 * folder}", **history} for done in rounds],
+        )
+
+    monkeypatch.setattr(runs, "Run", made)
+    figures = runs.comparison_figures([0, 1, 2, 3])
+    for name in ("curves", "plane"):
+        (legend,) = figures[name].legends
+        assert [text.get_text() for text in legend.get_texts()] == ["fedprox, mu=0.01", "fedprox, mu=1"], name
+    assert [line.get_ydata().tolist() for line in figures["curves"].axes[0].lines] == [[6, 7], [26, 27]]
+
+
+def test_a_picture_of_other_data_is_titled_by_them() -> None:
+    figures = runs.table_figures(Path("results/tables/fedsac_t1-quick-fashion_mnist"))
+    title = " ".join(figures["beside-1"].get_suptitle().split())
+    assert title.startswith("fedsac_t1 on fashion_mnist, in the place of FedSaC (Yan et al., 2024), Table 1")
+    assert re.search(r"\(quick scale\): fashion_mnist, in place of CIFAR-10\b", title)
+    label = figures["curves-1"].axes[0].get_ylabel()
+    assert " ".join(label.split()).startswith("fashion_mnist, in place of CIFAR-10")
+    assert max(map(len, [*label.split("\n"), *figures["beside-1"].get_suptitle().split("\n")])) <= 90
+
+
 def test_a_filled_table_is_drawn() -> None:
     figures = runs.table_figures(Path("results/tables/fedcollab_t1-partition=label_shift"))
     assert set(figures) == {"curves-1", "beside-1"}
@@ -177,6 +212,17 @@ def test_committed_figures_are_of_what_is_kept() -> None:
             assert (folder / each.scale / f"{each.name}.{kind}").is_file()
         kept = json.loads((folder / each.scale / f"{each.name}.json").read_text(encoding="utf-8"))
         assert kept["claim"] == plan.load_spec(each.name).claim, "run `make tables`"
+
+
+@pytest.mark.parametrize("kind", ["pdf", "svg"])
+def test_whatever_format_is_asked_for_the_overview_finds_its_pictures(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "figures" / "quick" / "fedsac_f7"
+    place.parent.mkdir(parents=True)
+    content = {f"{place.name}.npz": as_npz(MADE["fedsac_f7"]), f"{place.name}.json": as_json(asdict(DRAWN))}
+    plan.files_of(place).write(content)
+    assert program.main(["figure", "fedsac_f7", "render=true", f"results={tmp_path}", f"formats={kind}"]) == 0
+    assert {file.suffix for file in place.parent.glob("fedsac_f7.*")} >= {".svg", ".png", f".{kind}"}
+    assert (tmp_path / "figures" / "contact.png").is_file()
 
 
 DRAWN = plan.Drawn("fedsac_f7", "quick", "Figure 7", "t", "digits", (0,), "command", "claim")

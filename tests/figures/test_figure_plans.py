@@ -117,6 +117,18 @@ def test_runs_that_figures_share_are_made_once_with_what_all_record(tmp_path: Pa
     assert again.config.recorders == parse(["similarity@2", "5"])
 
 
+def test_a_figure_of_one_seed_runs_and_names_one(tmp_path: Path) -> None:
+    for name, seeds in (("fedrema_f3", (3,)), ("pfedsim_f2", (3, 5))):  # whose bars are means over seeds
+        asked = Selection(scale="quick", seeds=(3, 5), overrides=(f"runs_dir={tmp_path}",))
+        made = plan.make_plan(plan.load_spec(name), asked)
+        assert made.runs.seeds == seeds
+        assert {job.seed for job in made.missing()} == {*seeds}
+        assert f"seeds={list(seeds)}".replace(" ", "") in made.command()
+    for whole in ((), (0, 1)):
+        one = plan.make_plan(plan.load_spec("fedcollab_f3"), Selection(scale="quick", seeds=whole))
+        assert one.runs.seeds == (0,)
+
+
 def test_a_figures_runs_are_a_table_to_the_planner() -> None:
     table = plan.load_spec("sosicfl_f7").table("quick")
     assert isinstance(table, TableSpec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +97,42 @@ def test_pictures_of_runs_show_what_they_are_given() -> None:
     ]
     assert runs.client_map(counts(9), np.eye(9)).axes
     assert runs.client_map(np.array([[3, 1], [1, 3]])).axes
+
+
+def named(side: Any) -> list[tuple[int, int]]:
+    """(place, name) of the ticks of a side of a picture, which names clients."""
+    names = [int(label.get_text()) for label in side.get_ticklabels()]
+    return list(zip(map(int, side.get_ticklocs()), names, strict=True))
+
+
+@pytest.mark.parametrize("clients", [30, 75])
+def test_ticks_name_the_clients_that_stand_there(clients: int) -> None:
+    gain = np.random.default_rng(0).permutation(clients) - 0.5
+    bars = runs.gain_bars(gain).axes[0]
+    heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in bars.patches}
+    assert all(gain[client] == heights[at] for at, client in named(bars.xaxis))
+    own = np.diag(np.arange(1.0, clients + 1)) + np.eye(clients)[:, ::-1]  # by its diagonal a client is known
+    drawn = runs.collaboration_matrix(own).axes[0]
+    shown = drawn.images[0].get_array().diagonal()
+    for side in (drawn.xaxis, drawn.yaxis):
+        assert 15 <= len(named(side)) <= 30
+        assert all(shown[at] == own[client, client] for at, client in named(side))
+
+
+def test_no_two_labels_of_a_stack_look_alike() -> None:
+    bars = MADE["fedcollab_f3"]["counts/0/0"].shape[1]
+    drawn = importlib.import_module("fedbench.plots.fedcollab").f3(MADE["fedcollab_f3"]).axes[0].containers
+    assert len({(each[0].get_facecolor(), each[0].get_hatch()) for each in drawn}) == len(drawn) == bars
+
+
+@pytest.mark.filterwarnings("error")
+def test_many_methods_leave_the_axes_their_room() -> None:
+    for count in (4, 64):
+        methods = [f"method {index}" for index in range(count)]
+        with style.styled("many"):
+            figure = style.line_figure([0, 1], np.ones((count, 1, 2)), methods, "x", "y", height=2.8, columns=2)
+            figure.draw_without_rendering()
+        assert 1.5 < figure.axes[0].get_position().height * figure.get_figheight() < 2.5, count
 
 
 def test_a_contact_sheet_shows_every_picture(tmp_path: Path) -> None:

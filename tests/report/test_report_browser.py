@@ -110,6 +110,19 @@ def test_a_cell_shows_curves_matrix_and_configuration(opened: Any) -> None:
     assert "no collaboration matrix" in opened.locator("#matrix").inner_text()
 
 
+def test_no_two_of_many_lines_or_marks_look_alike(opened: Any) -> None:
+    for pattern in ("dash", "symbol"):
+        looks = f"Array.from({{ length: 64 }}, (_, i) => `${{Plots.colour(i)}} ${{Plots.{pattern}(i)}}`)"
+        assert len(set(opened.evaluate(looks))) == 64, pattern
+
+
+def test_runs_that_were_not_scored_on_a_set_leave_words_and_no_empty_axes(opened: Any) -> None:
+    data = "{ curves: { '0|0': { 0: { round: [1, 2], acc_on_x: [null, null] } } } }"
+    run = f"{{ name: 'a', table: tables.get('fedcollab_t1'), data: {data}, cell: [0, 0] }}"
+    opened.evaluate(f"Curves.overlaid($('overlaid'), [{run}], {{ set: 'acc_on_x', across: 'round' }})")
+    assert "No learning curve of these runs" in (opened.locator("#overlaid").text_content() or "")
+
+
 @pytest.mark.slow
 def test_labels_stay_text_in_the_browser(opened: Any) -> None:
     opened.hover(f"{OTHER} [data-cell]")

@@ -54,6 +54,23 @@ def test_an_address_of_what_is_not_there_opens_the_start(browser: Any, results: 
     for page in browsing.opened(browser, results, address):
         assert shown(page, "dialog") == []
         assert page.locator("#shown").inner_text() == "2 of 2 tables, 19 cells"
+        assert "#" not in page.url, "what is not there is not kept either"
+
+
+def test_ordinary_links_change_no_filter_and_no_choice(browser: Any, results: Path) -> None:
+    for page in browsing.opened(browser, results, "#paper=nobody&method=FedAvg&run=" + quote(RUNS[1])):
+        kept = page.url.partition("#")[2]
+        assert kept.startswith("method=FedAvg&run=fedcollab_t1")
+        for link in (".skip", f".overview [href='{T}']"):
+            page.locator(link).focus()
+            page.keyboard.press("Enter")
+            page.wait_for_function(f"() => location.hash === '#{kept}'")
+            assert page.locator("#shown").inner_text() == "1 of 2 tables, 6 cells"
+            assert page.locator("#chosen").inner_text() == "1 cell chosen"
+        page.click("#clear")
+        page.click("#show-all")
+        page.locator(f".overview [href='{T}']").click()
+        page.wait_for_function(f"() => location.hash === '{T}'")  # nothing is kept, and it can be copied
 
 
 def test_a_table_s_own_link_leads_to_it(browser: Any, results: Path) -> None:

@@ -83,6 +83,12 @@ def test_every_column_is_explained_on_hover_and_in_a_legend(page: Page, results:
             assert f"</b>: {escape(each['says'])}</li>" in text
 
 
+def test_what_runs_took_is_time_and_no_work_of_cores(results: Path) -> None:
+    text = (results / "index.html").read_text(encoding="utf-8")
+    assert "</b> hours of run time." in text
+    assert ">Hours</button>" in text
+
+
 def test_only_the_page_s_own_scripts_may_run(page: Page) -> None:
     (policy,) = (a["content"] or "" for tag, a in page.elements if tag == "meta" and "http-equiv" in a)
     assert "default-src 'none'" in policy

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fedbench.report.build import CLIENTS, KINDS, LEVELS, TableView, _facets, behind, packed, table_view
-from fedbench.tables.store import TableResult
+from fedbench.tables import spec
+from fedbench.tables.store import Cell, Provenance, TableResult
 from tests.report.toys import judged_table
 
 
@@ -40,6 +41,29 @@ def test_every_cell_has_its_verdict_as_colour_sign_and_word() -> None:
     assert (missing["kind"], missing["ours"], missing["said"]) == ("missing", "", "not run: data missing")
     assert missing["name"] == "FedAvg, CIFAR-100 (coarse), Concept shift, Acc %"
     assert cells["0-1-1"]["kind"] == "alone", "nothing is published there, so nothing is missing"
+
+
+def test_what_has_no_value_is_a_dash_or_is_not_told() -> None:
+    cells = seen(judged_table()).content["cells"]
+    assert [value for _, value, _ in cells["1-0-2"]["seeds"]][1] == "-"
+    assert cells["0-0-1"]["ours"]
+    assert cells["0-0-1"]["difference"] == "", "nothing is published there"
+
+
+def test_a_column_s_own_measure_and_place_are_told() -> None:
+    table = spec.load("fedsac_t2").only(rows=["Local"], columns=["1", "2"])
+    cells = tuple(Cell("Local", column.label, "acc", (50.0,), (0,), ("k",)) for column in table.columns)
+    runs = [{"key": "k", "column": column.label, "partition": "homo"} for column in table.columns]
+    result = TableResult(table, cells, Provenance(scale="quick", substitute="captioned"))
+    content = table_view(result, "folder", runs, {}, []).content
+    images, captions = content["columns"]
+    assert images["label"] == "captioned, homo, in place of homo images"
+    assert captions["label"] == "captioned, homo, in place of homo text"
+    words = [f"accuracy of the clients of kind {kind}, percent" for kind in ("image", "text")]
+    assert [content["cells"][f"0-{j}-0"]["says"] for j in range(2)] == words
+    assert [each["says"] for each in content["metrics"]] == ["; ".join(words)]
+    assert not any(each["curve"] for each in content["cells"].values()), "curves are of all clients"
+    assert seen(judged_table()).content["cells"]["0-0-0"]["curve"]
 
 
 def test_methods_that_differ_in_case_alone_stand_in_one_order() -> None:
@@ -104,8 +128,8 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
     assert content["runs"] == {
         "Fed0": {
             "rounds": "2",
-            "seconds": "1.5",
-            "megabytes": "3.0",
+            "seconds": "1.46",
+            "megabytes": "3",
             "prepared": "-",
             "trained": "-",
             "curve": "acc_on_common_pooled",
@@ -115,7 +139,7 @@ def test_a_cell_knows_its_seeds_runs_and_overrides() -> None:
     }
     split = {"bytes_up_prepare": "500000", "bytes_down_prepare": "250000"}
     facts = table_view(table, "folder", [{**run, **split}], {}, []).content["runs"]["Fed0"]
-    assert [facts[name] for name in ("megabytes", "prepared", "trained")] == ["3.0", "0.8", "2.2"]
+    assert [facts[name] for name in ("megabytes", "prepared", "trained")] == ["3", "0.75", "2.25"]
     assert content["rows"][2]["overrides"] == ("method=fedprox", "method.mu=0.1")
     own = content["columns"][1]["own"]
     assert own == [(), (), ("method.mu=1",)]
@@ -139,7 +163,7 @@ def test_curves_and_matrices_are_found_by_the_cell_they_lie_behind() -> None:
     label = table.spec.columns[1].label
     curves = [
         {"row": "FedAvg", "column": label, "seed": "3", "round": "1", "acc_on_local": "12.345678"},
-        {"row": "FedAvg", "column": label, "seed": "3", "round": "2", "acc_on_local": ""},
+        {"row": "FedAvg", "column": label, "seed": "3", "round": "12345", "acc_on_local": ""},
         {"row": "gone", "column": label, "seed": "3", "round": "2", "acc_on_local": "1"},
     ]
     scores = {f"FedAvg|{label}|3": np.array([50.0, 33.333333, np.nan]), f"gone|{label}|0": np.ones(2)}
@@ -147,7 +171,7 @@ def test_curves_and_matrices_are_found_by_the_cell_they_lie_behind() -> None:
     big[0, 1], big[0, 2] = np.nan, 0.1
     found = behind(table, curves, {f"FedAvg|{label}|3": big, f"gone|{label}|3": big}, scores)
     assert found["sets"] == ["acc_on_local"]
-    assert found["curves"] == {"1|1": {"3": {"round": [1, 2], "acc_on_local": [12.35, None]}}}
+    assert found["curves"] == {"1|1": {"3": {"round": [1, 12345], "acc_on_local": [12.35, None]}}}
     assert found["clients"] == {"1|1": {"3": [50, 33.33, None]}}
     (matrix,) = found["matrices"].values()
     assert (matrix["seed"], matrix["clients"], len(matrix["W"]), len(matrix["W"][0])) == ("3", 160, 150, 150)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -15,8 +17,10 @@ from omegaconf import OmegaConf
 
 from fedbench.cli.program import main
 from fedbench.config import compose, groups
+from fedbench.config.schema import SweepConfig
 from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve
+from fedbench.sweeps import session
 from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import fixed, folder_name, markdown, remaining, swept, table, tidy
 from tests.helpers.tiers import tiered
@@ -184,6 +188,28 @@ def test_figures_show_the_means_in_order_of_size() -> None:
     assert ordered(["homo", "dir0.1", "homo"]) == ["homo", "dir0.1"]
     (line,) = axis.containers[0].lines[:1]
     assert line.get_linestyle() == "-", "numbers are joined"
+
+
+def test_curves_pool_seeds_alone_and_go_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first seed is scored at two rounds, the second at one between them as well."""
+
+    def made(path: Path) -> Any:
+        score, rounds = float(path.name), (1, 5) if int(path.name) % 2 else (1, 3, 5)
+        return SimpleNamespace(rounds=[{"round": f"{done}", "acc": f"{score + done}"} for done in rounds])
+
+    monkeypatch.setattr(session, "Run", made)
+    swept = itertools.product("12", ("0.5", "1"), ("mlp", "cnn"), "10")
+    lines = [dict(zip(("method.C", "method.rho", "model", "seed"), each, strict=True)) for each in swept]
+    runs = pd.DataFrame([{**line, "path": f"{10 * i + 1 - i % 2}"} for i, line in enumerate(lines)])
+    figure = session.draw(
+        SweepConfig(figure="curves", x="method.C", y="acc"), runs, ["method.C", "method.rho", "model"]
+    )
+    panels = {axis.get_title(): axis for axis in figure.axes}
+    assert list(panels) == [f"method.rho={rho} model={model}" for rho in ("0.5", "1") for model in ("mlp", "cnn")]
+    for place, axis in enumerate(panels.values()):
+        for line, start in zip(axis.lines, (20 * place, 20 * (place + 4)), strict=True):
+            assert line.get_xdata().tolist() == [1, 3, 5]
+            assert line.get_ydata().tolist() == [start + 6.5, start + 13, start + 10.5]
 
 
 def test_categories_are_dots_with_their_spread_and_every_run() -> None:

@@ -19,12 +19,15 @@ const Address = (() => {
     return place.includes(-1) ? null : [table, place];
   }
 
+  // A hash that names a part of the page is an ordinary link; any other is an address of what is kept.
+  const named = () => all("#tables, #tables > section, .boards > section").some((part) => `#${part.id}` === location.hash);
+
   function text() {
     const kept = new URLSearchParams(state.filters);
     for (const [table, place] of state.runs) kept.append("run", joined(table, place));
     if (state.comparing) kept.set("view", "comparison");
     if (state.cell) kept.set("cell", joined(...state.cell));
-    return location.href.replace(/#.*/, "") + (kept.size ? `#${kept}` : "");
+    return location.href.replace(/#.*/, "") + (kept.size ? `#${kept}` : named() ? location.hash : "");
   }
 
   function keep(change) {
@@ -52,5 +55,5 @@ const Address = (() => {
     return address;
   }
 
-  return { keep, read, link };
+  return { keep, read, link, named };
 })();

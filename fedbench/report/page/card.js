@@ -20,7 +20,7 @@ const Card = (() => {
     const lines = [node("b", heading(table, key))];
     if (table.columns[column].note) lines.push(node("p", table.columns[column].note));
     lines.push(node("p", [detail.ours && `ours ${detail.ours}`, detail.paper && `paper ${detail.paper}`].filter(Boolean).join(", ")));
-    if (detail.paper && detail.ours) lines.push(node("p", `difference ${detail.difference}`));
+    if (detail.difference) lines.push(node("p", `difference ${detail.difference}`));
     lines.push(node("p", detail.verdict));
     if (detail.also.length) lines.push(node("p", `also equivalent to the published ${detail.also.join(", ")}`));
     if (detail.reason && detail.reason !== detail.verdict) lines.push(node("p", detail.reason));

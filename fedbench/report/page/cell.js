@@ -63,8 +63,8 @@ const CellDialog = (() => {
     }
   }
 
-  function facts(table, detail, [, column, metric]) {
-    const pairs = [["ours", detail.ours], ["paper", detail.paper], ["difference", detail.difference.replace(/^-$/, "")], ["verdict", detail.verdict],
+  function facts(table, detail, [, column]) {
+    const pairs = [["ours", detail.ours], ["paper", detail.paper], ["difference", detail.difference], ["verdict", detail.verdict],
       ["counted apart, because", detail.apart], ["also equivalent to the published", detail.also.join(", ")], ["data", table.columns[column].note]];
     const list = node("dl", "", pairs.filter(([, text]) => text).map(([name, text]) => node("div", "", [node("dt", name), node("dd", text)])));
     const parts = [list];
@@ -74,7 +74,7 @@ const CellDialog = (() => {
       const about = (run) => (known ? Object.keys(FACTS).map((name) => (table.runs[run] || {})[name] || "") : []);
       const lines = detail.seeds.map(([seed, value, run]) => [seed, value, ...about(run), run]);
       const cells = (values) => node("tr", "", values.map((value) => node("td", value)));
-      const shown = [OF_SEED.seed, ["value", table.metrics[metric].says], ...(known ? Object.values(FACTS) : []), OF_SEED.run];
+      const shown = [OF_SEED.seed, ["value", detail.says], ...(known ? Object.values(FACTS) : []), OF_SEED.run];
       const made = node("table", "", [
         node("thead", "", [node("tr", "", shown.map(([name, says]) => node("th", name, [], { title: says })))]),
         node("tbody", "", lines.map(cells)),

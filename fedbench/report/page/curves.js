@@ -9,9 +9,10 @@ const Curves = (() => {
     return run ? Number(run[across]) / Number(run.rounds) : NaN;
   }
 
-  // Lines of each seed: [{seed, x, y}].
+  // Lines of each seed that was scored on the set: [{seed, x, y}].
   function lines(table, data, cell, set, across) {
-    return Object.entries(data.curves[cell.join("|")] || {}).filter(([, run]) => run[set]).map(([seed, run]) => {
+    const scored = ([, run]) => (run[set] || []).some((value) => value !== null);
+    return Object.entries(data.curves[cell.join("|")] || {}).filter(scored).map(([seed, run]) => {
       const each = step(table, cell, seed, across);
       return { seed, round: run.round, x: run.round.map((round) => round * each), y: run[set] };
     });
@@ -60,8 +61,9 @@ const Curves = (() => {
 
   // The published value, where it can be compared with the lines.
   function published(table, [row, column, metric], set, measured) {
-    const value = parseFloat(table.cells[`${row}-${column}-${metric}`].paper);
-    const comparable = table.metrics[metric].curve && (!measured || measured === set);
+    const detail = table.cells[`${row}-${column}-${metric}`];
+    const value = parseFloat(detail.paper);
+    const comparable = detail.curve && (!measured || measured === set);
     const own = table.scale === "paper" && !table.changed.length && !table.columns[column].substitute.length;
     return comparable && own && Number.isFinite(value) ? [value] : [];
   }

@@ -55,7 +55,7 @@ const Grid = (() => {
       const select = form.elements.namedItem(name);
       if (select && all("option", select).some((option) => option.value === value)) select.value = value;
     }
-    filter();
+    keep();
   }
 
   // ---- sorting: best first, then last first, then as it was
@@ -136,5 +136,5 @@ const Grid = (() => {
   document.addEventListener("click", (event) => { if (event.target.closest(".sort")) sort(event.target.closest(".sort")); });
   $("tables").addEventListener("keydown", (event) => { if (partOf(event)) move(event, partOf(event)); });
 
-  return { filter, restore, focusOn };
+  return { restore, focusOn };
 })();

@@ -26,19 +26,15 @@
   function restore() {
     const asked = Address.read();
     Grid.restore(asked.filters);
-    Address.keep({ filters: asked.filters });
     Compare.set(asked.runs);
     if (asked.comparing) Compare.show();
     if (asked.cell) CellDialog.show(...asked.cell);
   }
 
-  // A hash that names a table is an ordinary link; any other is an address of this page.
-  const named = () => all("#tables > section, .boards > section").find((section) => `#${section.id}` === location.hash);
-  addEventListener("hashchange", () => { if (!named()) restore(); });
+  // After an ordinary link the address is that of what is kept again, if anything is.
+  addEventListener("hashchange", () => { if (Address.named()) Address.keep({}); else restore(); });
 
   $("theme").value = stored.get();
   paint($("theme").value);
-  const link = named() ? location.hash : "";
   restore();
-  if (link) history.replaceState(null, "", link);
 })();

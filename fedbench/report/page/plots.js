@@ -2,15 +2,16 @@
 // How every figure is drawn: colours of the page, labels as text, axes that fit the data or begin at zero.
 const Plots = (() => {
   const COLOURS = ["#3b82d6", "#e0793a", "#2fa573", "#b866cc", "#c7a024", "#dd4f63", "#22a5b0", "#8f8f8f"];
-  const DASHES = ["solid", "dash", "dot", "dashdot"];
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "12px,3px,3px,3px,3px,3px", "1px,6px"];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star", "cross", "pentagon"];
   const EARLY = 0.1; // of the way: values this early do not stretch an axis that fits the data
   const settings = { responsive: true, displaylogo: false, displayModeBar: false };
 
-  // A colour and, for those who do not see it, a pattern that differs among neighbours.
+  // A colour and, for those who do not see it, a pattern that differs among neighbours, and where the colour comes again.
+  const turn = (i, of) => of[(i + Math.floor(i / COLOURS.length)) % of.length];
   const colour = (i) => COLOURS[i % COLOURS.length];
-  const dash = (i) => DASHES[(i + Math.floor(i / COLOURS.length)) % DASHES.length];
-  const symbol = (i) => SYMBOLS[i % SYMBOLS.length];
+  const dash = (i) => turn(i, DASHES);
+  const symbol = (i) => turn(i, SYMBOLS);
 
   // Plotly reads a few tags and entities in labels: a label is text here.
   const label = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
