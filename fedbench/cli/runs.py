@@ -19,7 +19,7 @@ from fedbench.core.files import write_bytes, write_text
 from fedbench.engine.history import TEST_SETS
 from fedbench.metrics import improvement
 from fedbench.plots import runs, style
-from fedbench.runs.folder import RESULT
+from fedbench.runs.folder import RESULT, finished_below
 from fedbench.runs.progress import STALE, Output, identity, remark
 from fedbench.runs.run import Run, add_client_measures, collect
 from fedbench.tables import render, store, text
@@ -344,7 +344,7 @@ def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     runs: dict[Path, None] = {}  # each folder once, in order
     tables: dict[Path, None] = {}
     for place in paths:
-        each = [sorted(file.parent for file in Path(place).rglob(name)) for name in (RESULT, TABLE)]
+        each = [finished_below(Path(place)), sorted(file.parent for file in Path(place).rglob(TABLE))]
         if not any(each):
             raise FedbenchError(f"{place} holds no finished run and no filled table")
         for kept, new in zip((runs, tables), each, strict=True):
