@@ -195,7 +195,7 @@ def times_to_accuracy(
         if not (folder / RESULT).is_file():
             raise ConfigError(f"{folder} holds no finished run: it has no {RESULT}")
     finished = [Run(folder) for folder in folders]
-    reference = max(finished[0].curve(test_set)) if percent is None else percent / 100
+    reference = np.nanmax(finished[0].curve(test_set)) if percent is None else percent / 100
     times = [reaches(run, reference, test_set) for run in finished]
     lines: list[tuple[str, ...]] = []
     for run, time in zip(finished, times, strict=True):

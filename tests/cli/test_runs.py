@@ -147,6 +147,8 @@ def test_rounds_seconds_bytes_and_ratio(tmp_path: Path) -> None:
         ("sosicfl, d, p, seed 0", "10", "10.0", "10.0", "3.0"),
         ("local, d, p, seed 0", "> 20", "-", "-", "-"),
     ]
+    once = run_tta(tmp_path / "d", "fedavg", [math.nan, math.nan, 60])  # protocol.test.once=true
+    assert times_to_accuracy([fast], None, once, "local")[1][0][1:] == ("20", "20.0", "20.0", "1.0")
     _, (row,) = times_to_accuracy([base], 55.0, None, "local")
     assert row[1:] == ("20", "20.0", "20.0", "-")
 
