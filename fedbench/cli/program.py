@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.config import groups
+from fedbench.config.compose import refuse_mixed
 from fedbench.config.messages import OK
+from fedbench.core.errors import unknown
 from fedbench.core.signals import Stopped, handled
 from fedbench.core.version import __version__
 
@@ -163,7 +165,9 @@ def _swept_groups(arguments: Sequence[str]) -> list[str]:
         if not equals or "." in group or group.startswith("-"):
             continue
         with suppress(HydraException):
-            if OverridesParser.create().parse_override(text).is_sweep_override():
+            override = OverridesParser.create().parse_override(text)
+            refuse_mixed(override)
+            if override.is_sweep_override():
                 swept.append(group)
     return swept
 

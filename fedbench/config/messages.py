@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -122,7 +123,10 @@ def _unparsable(error: OverrideParseException) -> str:
     if re.fullmatch(r"[\w./@]+", override):
         return f"'{override}' is not of the form GROUP=OPTION or key=value; for example method={override}"
     reason = re.sub(r"\s*See https?://\S+.*", "", _flat(error.message), flags=re.DOTALL)
-    return f"cannot read {override!r}: {reason}"
+    key, _, value = override.partition("=")
+    quoted = shlex.quote(f'{key}="{value}"')
+    plain = value and not {*value} & {*'[]{}"'}  # a text, such as a path, whose signs mean something to Hydra
+    return f"cannot read {override!r}: {reason}{f'; quote it twice: {quoted}' if plain else ''}"
 
 
 def _composition(error: ConfigCompositionException) -> str:
