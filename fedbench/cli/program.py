@@ -1,10 +1,11 @@
 """`fedbench COMMAND ...`: the commands under one name, and `fedbench GROUP=OPTION ...` for a run or a sweep.
 
-`fedbench tables` is `fedbench list tables`. `python -m fedbench` is the same program.
+`python -m fedbench` is the same program.
 """
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import pkgutil
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 COMMANDS = {  # name -> the function that takes the arguments after it and returns the exit code
     "list": "fedbench.cli.list:list_command",
-    "tables": "fedbench.cli.list:tables_command",
     "new": "fedbench.cli.new:new_command",
     "prepare": "fedbench.cli.prepare:prepare_command",
     "reproduce": "fedbench.cli.reproduce:reproduce_command",
@@ -124,6 +124,9 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:  # Hydra would print its own
         print(f"fedbench {__version__}")
         return OK
+    first = arguments[0] if arguments else ""
+    if "=" not in first and difflib.get_close_matches(first, COMMANDS):
+        raise unknown("command", first, COMMANDS)
     return min((outcome.code for outcome in outcomes_of(arguments) if outcome.code != OK), default=OK)
 
 
