@@ -51,6 +51,7 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, (HydraException, OmegaConfBaseException)) or (
         isinstance(error, (ValueError, RuntimeError))
         and _raised_by(error, ("hydra.", "submitit."))  # `method=3`, a wrong plugin, no Slurm
+        and not _by_others(error)
     ):
         return _flat(str(error))
     if isinstance(error, yaml.YAMLError):
@@ -65,8 +66,7 @@ def one_line(error: BaseException) -> str | None:
 
 def _by_others(error: BaseException) -> str | None:
     """What other libraries, or the interpreter, could not do."""
-    kind = type(error)
-    if kind.__module__.startswith("submitit."):
+    if type(error).__module__.startswith(("submitit.", "joblib.externals.loky", "ray.")):
         return f"a job ended without a result (the same command goes on): {_flat(str(error))[:300]}"
     if isinstance(error, RecursionError) and _raised_by(error, READERS):
         return "a value is nested too deeply to be read"
