@@ -58,7 +58,6 @@ both (protocol.test.sets=both), accuracy on clients' own samples against that on
 Of each table: curves, and ours beside the published values.
 """
 PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
-FORMATS = ("svg", "png", "pdf")
 
 
 def collect_command(arguments: Sequence[str]) -> int:
@@ -133,8 +132,8 @@ def plot_command(arguments: Sequence[str]) -> int:
     options = {**PLOT_OPTIONS, **given}
     formats = options["formats"].split(",")
     for kind in formats:
-        if kind not in FORMATS:
-            raise unknown("format", kind, FORMATS)
+        if kind not in style.FORMATS:
+            raise unknown("format", kind, style.FORMATS)
     if not paths:
         raise ConfigError("which run or table? see python -m fedbench plot --help")
     out = Path(options["out"])
