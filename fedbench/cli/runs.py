@@ -215,6 +215,8 @@ def redraw_command(arguments: Sequence[str]) -> int:
     if asks_for_help(arguments):
         print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")
         return OK
+    if len(arguments) > 1:
+        raise ConfigError(f"redraw takes one folder of results, got {' '.join(arguments)}")
     results = arguments[0] if arguments else "results"
     folders = store.folders(results)
     behind = RunCounts()

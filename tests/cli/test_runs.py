@@ -288,3 +288,8 @@ def test_curves_on_different_test_sets_share_no_figure(tmp_path: Path) -> None:
     (folders[1] / "rounds.csv").write_text(rounds.replace("acc_on_local", "acc_on_global"))
     with pytest.raises(FedbenchError, match="not scored on one test set; acc_on_local is not in all of them"):
         comparison_figures(folders)
+
+
+def test_one_folder_is_drawn_again_not_the_first_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["redraw", "a", "b"]) == 2
+    assert capsys.readouterr().err == "error: redraw takes one folder of results, got a b\n"
