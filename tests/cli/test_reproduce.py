@@ -165,10 +165,10 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
         (["table=fedcollab_t1", "--dry-run", "++seed=3"], "use seeds=[3]"),
         (["table=fedcollab_t1", "--dry-run", "force=true"], "stale=rerun"),
         (["scale=quick"], "table"),
-        (["table=fedcollab_t1", "jobs=-2"], "jobs=-2: how many runs at once"),
-        (["table=fedcollab_t1", "jobs=4", "launcher=joblib"], "launcher.n_jobs=4"),
-        (["table=fedcollab_t1", "launcher=jobib"], "unknown hydra/launcher 'jobib'; nearest: joblib"),
-        (["table=fedcollab_t1", "launcher=joblib", "launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
+        (["table=fedcollab_t1", "--dry-run", "jobs=-2"], "jobs=-2: how many runs at once"),
+        (["table=fedcollab_t1", "--dry-run", "jobs=4", "launcher=joblib"], "launcher.n_jobs=4"),
+        (["table=fedcollab_t1", "--dry-run", "launcher=jobib"], "unknown hydra/launcher 'jobib'; nearest: joblib"),
+        (["table=fedcollab_t1", "--dry-run", "launcher=joblib", "launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
     ],
 )
 def test_wrong_requests_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

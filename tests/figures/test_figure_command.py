@@ -88,7 +88,7 @@ def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, caps
         (["fedsac_f9"], "nearest: fedsac_f"),
         (["fedsac_f7", "scale=huge"], "quick"),
         (["fedsac_f7", "seeds=0"], "seeds=0"),
-        (["fedsac_f7", "scale=quick", "formats=svg,bmp"], "unknown format 'bmp'; nearest: "),
+        (["fedsac_f7", "scale=quick", "--dry-run", "formats=svg,bmp"], "unknown format 'bmp'; nearest: "),
         (["fedsac_f7", "scale=quick", "protocol.round=3"], "protocol.round"),
         (["fedsac_f7", "scale=quick", "--dry-run", "seed=3"], "use seeds=[3]"),
         (["fedsac_f7", "scale=quick", "--dry-run", "force=true"], "stale=rerun"),
