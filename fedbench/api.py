@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +72,9 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
 
 
 def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
-    """Return all finished runs in or below `folders` (default: `runs`), one line each; see fedbench.runs.run.collect.
+    """Return all finished runs in or below `folders`, one line each; see fedbench.runs.run.collect.
+
+    The default is where `run` puts them: FEDBENCH_RUNS, or `runs`.
 
     `code_changed`: the parts of the code that are not what made it, "" where it was made by today's; so in `sweep`.
 
@@ -81,7 +84,7 @@ def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
     from fedbench.runs.execution import changed_since
     from fedbench.runs.run import collect
 
-    found = collect(folders or ("runs",), config=config)
+    found = collect(folders or (os.environ.get("FEDBENCH_RUNS", "runs"),), config=config)
     if not found.empty:
         found["code_changed"] = [", ".join(changed_since(Path(path))) for path in found["path"]]
     return found
@@ -108,6 +111,8 @@ def _text(value: Any) -> str:
     Raises:
         ConfigError: it has no form there.
     """
+    if hasattr(value, "tolist"):  # of NumPy
+        value = value.tolist()
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -118,7 +123,8 @@ def _text(value: Any) -> str:
         return f"[{','.join(map(_text, value))}]"
     if isinstance(value, (str, Path)):
         text = str(value)
-        return text if PLAIN.fullmatch(text) else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        quotable = re.sub(r"\\+(?='|\Z)", r"\g<0>\g<0>", text)  # elsewhere a backslash is one for Hydra too
+        return text if PLAIN.fullmatch(text) else "'" + quotable.replace("'", "\\'") + "'"
     raise ConfigError(f"{value!r} is no value of a key: give a number, a text, true or false, None or a list")
 
 

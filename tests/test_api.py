@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import fedbench
 from fedbench import api
@@ -60,6 +61,26 @@ def test_a_sweep_in_a_notebook_shows_nothing_unless_asked(
     assert (shown, *capfd.readouterr()) == ([], "", "")
     fedbench.sweep(*SHORT, **given, progress="lines")
     assert "pooled %" in capfd.readouterr().out
+
+
+def test_values_arrive_as_they_are() -> None:
+    """Numbers of NumPy too, and every backslash, which Hydra reads as one but before a quote and at the end."""
+    texts = ["a\\b", "c\\", "d\\\\", "e\\'f", "g\\\\'h'", "~/ä (1)", ""]
+    values = {"a": np.float64(0.1), "b": np.int64(3), "c": np.bool_(True), "d": np.array([1, 2]), "e": texts}
+    parsed = OverridesParser.create().parse_overrides(api._texts(values))
+    assert [each.value() for each in parsed] == [0.1, 3, True, [1, 2], texts]
+
+
+def test_what_is_loaded_is_where_runs_are_put(
+    finished: fedbench.Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDBENCH_RUNS", str(runs))
+    assert str(finished.folder) in set(fedbench.load(config=False)["path"])
+
+
+def test_several_methods_are_a_sweep(runs: Path) -> None:
+    with pytest.raises(FedbenchError, match=r"would mix them into one run.*\(in Python fedbench.sweep\)"):
+        fedbench.run(*SHORT, method=["local", "fedavg"], runs_dir=runs)
 
 
 def test_the_callers_torch_is_left_as_it_was(runs: Path) -> None:

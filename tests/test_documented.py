@@ -91,7 +91,6 @@ SAYS = {  # how a command that trains nothing begins -> what it prints, or a fil
     "list partitions": "pathological",
     "list protocols": "fedsac_cub",
     "list scored": "received",
-    "tables": "fedrema_t1",
     "prepare": "digits",
     "--help": "method",
     "check-method --help": "METHOD",

@@ -342,11 +342,6 @@ KINDS: dict[str, Callable[[], Listing]] = {
 }
 
 
-def tables_command(arguments: Sequence[str]) -> int:
-    """Print the tables that can be reproduced; return the exit code."""
-    return list_command(["tables", *arguments])
-
-
 def list_command(arguments: Sequence[str]) -> int:
     """Print one table, for people or as Markdown; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fedbench list", description="Show what can be chosen.")

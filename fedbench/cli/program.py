@@ -1,10 +1,11 @@
 """`fedbench COMMAND ...`: the commands under one name, and `fedbench GROUP=OPTION ...` for a run or a sweep.
 
-`fedbench tables` is `fedbench list tables`. `python -m fedbench` is the same program.
+`python -m fedbench` is the same program.
 """
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import pkgutil
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.config import groups
+from fedbench.config.compose import refuse_mixed
 from fedbench.config.messages import OK
+from fedbench.core.errors import unknown
 from fedbench.core.signals import Stopped, handled
 from fedbench.core.version import __version__
 
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
 
 COMMANDS = {  # name -> the function that takes the arguments after it and returns the exit code
     "list": "fedbench.cli.list:list_command",
-    "tables": "fedbench.cli.list:tables_command",
     "new": "fedbench.cli.new:new_command",
     "prepare": "fedbench.cli.prepare:prepare_command",
     "reproduce": "fedbench.cli.reproduce:reproduce_command",
@@ -122,6 +124,9 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:  # Hydra would print its own
         print(f"fedbench {__version__}")
         return OK
+    first = arguments[0] if arguments else ""
+    if "=" not in first and difflib.get_close_matches(first, COMMANDS):
+        raise unknown("command", first, COMMANDS)
     return min((outcome.code for outcome in outcomes_of(arguments) if outcome.code != OK), default=OK)
 
 
@@ -163,7 +168,9 @@ def _swept_groups(arguments: Sequence[str]) -> list[str]:
         if not equals or "." in group or group.startswith("-"):
             continue
         with suppress(HydraException):
-            if OverridesParser.create().parse_override(text).is_sweep_override():
+            override = OverridesParser.create().parse_override(text)
+            refuse_mixed(override)
+            if override.is_sweep_override():
                 swept.append(group)
     return swept
 

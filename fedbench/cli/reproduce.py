@@ -15,9 +15,10 @@ import yaml
 from rich.progress import Progress
 
 from fedbench.cli.program import asks_for_help, split_arguments
+from fedbench.config.compose import compose
 from fedbench.config.fields import typed
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
-from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.core.files import held
 from fedbench.runs.progress import Output
 from fedbench.tables import render, spec, store, verdict
@@ -292,7 +293,8 @@ def conclude(plan: Plan, folder: Path, made: int) -> int:
     for why, jobs in reasons.items():
         word, _, reason = why.partition(": ")
         where = of_runs(plan, {job.identity for job in jobs})
-        print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}", file=sys.stderr)
+        again = "; retry=true tries it again" * (word == "failed")
+        print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}{again}", file=sys.stderr)
     cells = [cell for cell in plan.cells if cell.selected]
     identities = {job.identity for job in lacking}
     counts = {
@@ -321,8 +323,12 @@ def figure_command(arguments: Sequence[str]) -> int:
         print(FIGURE_HELP, end="")
         return OK if arguments else REFUSED
     from fedbench.figures import plan
+    from fedbench.plots import style
 
     selection, names = select(arguments, FIGURE_KEYS)
+    for kind in selection.formats:
+        if kind not in style.FORMATS:
+            raise unknown("format", kind, style.FORMATS)
     if not names:
         raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
     specs = plan.ordered_specs() if "all" in names else [plan.load_spec(name) for name in names]
@@ -388,9 +394,10 @@ def _redraw_figures(selection: Selection, folder: Path) -> int:
     """Draw figures again from what is kept."""
     from fedbench.figures import plan
 
-    places = {name: plan.place_of(folder, name) for name in selection.figures}
+    places = {name: plan.place_of(folder, name, selection.scale) for name in selection.figures}
     if lacking := [name for name, place in places.items() if place is None]:
-        how = f"python -m fedbench figure {' '.join(lacking)} scale=quick makes them"
+        scale = plan.QUICK if selection.scale == plan.PAPER else selection.scale
+        how = f"python -m fedbench figure {' '.join(lacking)} scale={scale} makes them"
         print(f"not made below {folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
     for place in filter(None, places.values()):
         print(plan.redraw(place, selection.formats).mirrors)
@@ -407,8 +414,13 @@ def launcher_of(selection: Selection) -> tuple[list[str], int]:
 
     from fedbench.engine.workers import available_workers
 
+    if selection.jobs < 0:
+        raise ConfigError(f"jobs={selection.jobs}: how many runs at once, at least 1, or 0 for one a core")
     jobs = selection.jobs or (1 if torch.cuda.is_available() else available_workers())
     if selection.launcher:
+        if selection.jobs:
+            raise ConfigError(f"jobs={jobs} is not for a launcher, which has its own: launcher.n_jobs={jobs}, say")
+        compose(selection.launcher)  # refuses what there is none of, before a step is timed
         return list(selection.launcher), jobs
     return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs
 

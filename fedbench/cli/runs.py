@@ -21,7 +21,7 @@ from fedbench.engine.history import TEST_SETS
 from fedbench.metrics import improvement
 from fedbench.plots import runs, style
 from fedbench.runs.config import NOT_RESULT
-from fedbench.runs.folder import RESULT
+from fedbench.runs.folder import RESULT, finished_below
 from fedbench.runs.progress import STALE, Output, identity, remark
 from fedbench.runs.run import Run, add_client_measures, collect, flat
 from fedbench.tables import render, store, text
@@ -60,7 +60,6 @@ both (protocol.test.sets=both), accuracy on clients' own samples against that on
 Of each table: curves, and ours beside the published values.
 """
 PLOT_OPTIONS = {"out": "plots", "formats": "svg,png"}
-FORMATS = ("svg", "png", "pdf")
 
 
 def collect_command(arguments: Sequence[str]) -> int:
@@ -135,8 +134,8 @@ def plot_command(arguments: Sequence[str]) -> int:
     options = {**PLOT_OPTIONS, **given}
     formats = options["formats"].split(",")
     for kind in formats:
-        if kind not in FORMATS:
-            raise unknown("format", kind, FORMATS)
+        if kind not in style.FORMATS:
+            raise unknown("format", kind, style.FORMATS)
     if not paths:
         raise ConfigError("which run or table? see python -m fedbench plot --help")
     out = Path(options["out"])
@@ -197,7 +196,7 @@ def times_to_accuracy(
         if not (folder / RESULT).is_file():
             raise ConfigError(f"{folder} holds no finished run: it has no {RESULT}")
     finished = [Run(folder) for folder in folders]
-    reference = max(finished[0].curve(test_set)) if percent is None else percent / 100
+    reference = np.nanmax(finished[0].curve(test_set)) if percent is None else percent / 100
     times = [reaches(run, reference, test_set) for run in finished]
     lines: list[tuple[str, ...]] = []
     for run, time in zip(finished, times, strict=True):
@@ -218,6 +217,8 @@ def redraw_command(arguments: Sequence[str]) -> int:
     if asks_for_help(arguments):
         print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")
         return OK
+    if len(arguments) > 1:
+        raise ConfigError(f"redraw takes one folder of results, got {' '.join(arguments)}")
     results = arguments[0] if arguments else "results"
     folders = store.folders(results)
     behind = RunCounts()
@@ -363,7 +364,7 @@ def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     runs: dict[Path, None] = {}  # each folder once, in order
     tables: dict[Path, None] = {}
     for place in paths:
-        each = [sorted(file.parent for file in Path(place).rglob(name)) for name in (RESULT, TABLE)]
+        each = [finished_below(Path(place)), sorted(file.parent for file in Path(place).rglob(TABLE))]
         if not any(each):
             raise FedbenchError(f"{place} holds no finished run and no filled table")
         for kept, new in zip((runs, tables), each, strict=True):

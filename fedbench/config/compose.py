@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.config import groups
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -54,6 +54,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
     sources.register()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
+    for each in parsed:
+        refuse_mixed(each)
     values = [each for each in parsed if _sets_a_value(each)]
     choices = [str(each.input_line) for each in parsed if not _sets_a_value(each)]
     if any(each.is_hydra_override() for each in parsed):  # its search path may lead to other files
@@ -65,6 +67,20 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     except (HydraException, OmegaConfBaseException, FedbenchError):  # the last: of a default that is not chosen
         return _by_hydra(overrides)  # its message is of all overrides
     return config
+
+
+def refuse_mixed(override: Override) -> None:
+    """Refuse `method=[a,b]`, of which Hydra would merge b into a.
+
+    Raises:
+        ConfigError: says how each has a run.
+    """
+    key, value = str(override.key_or_group), override.value()
+    if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, list) and len(value) > 1:
+        names = ",".join(map(str, value))
+        raise ConfigError(
+            f"{key}=[{names}] would mix them into one run; a run of each: -m {key}={names} (in Python fedbench.sweep)"
+        )
 
 
 def _sets_a_value(override: Override) -> bool:

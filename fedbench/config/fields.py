@@ -288,6 +288,10 @@ def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[st
         merged = OmegaConf.merge(_schema(cast("Any", cls), tuple(values)), values)
         checked = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
+        for key, value in values.items():
+            if typing.get_origin(hints[key]) is tuple and isinstance(value, (str, int, float)):
+                name = f"{getattr(cls, 'section', where)}.{key}".lstrip(".")
+                raise ConfigError(f"{name} is a list: {name}=[{value}]") from error
         reason = str(error).splitlines()[0]
         full = getattr(error, "full_key", None)
         key = f" ({full})" if full else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,6 +51,7 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, (HydraException, OmegaConfBaseException)) or (
         isinstance(error, (ValueError, RuntimeError))
         and _raised_by(error, ("hydra.", "submitit."))  # `method=3`, a wrong plugin, no Slurm
+        and not _by_others(error)
     ):
         return _flat(str(error))
     if isinstance(error, yaml.YAMLError):
@@ -64,8 +66,7 @@ def one_line(error: BaseException) -> str | None:
 
 def _by_others(error: BaseException) -> str | None:
     """What other libraries, or the interpreter, could not do."""
-    kind = type(error)
-    if kind.__module__.startswith("submitit."):
+    if type(error).__module__.startswith(("submitit.", "joblib.externals.loky", "ray.")):
         return f"a job ended without a result (the same command goes on): {_flat(str(error))[:300]}"
     if isinstance(error, RecursionError) and _raised_by(error, READERS):
         return "a value is nested too deeply to be read"
@@ -122,7 +123,10 @@ def _unparsable(error: OverrideParseException) -> str:
     if re.fullmatch(r"[\w./@]+", override):
         return f"'{override}' is not of the form GROUP=OPTION or key=value; for example method={override}"
     reason = re.sub(r"\s*See https?://\S+.*", "", _flat(error.message), flags=re.DOTALL)
-    return f"cannot read {override!r}: {reason}"
+    key, _, value = override.partition("=")
+    quoted = shlex.quote(f'{key}="{value}"')
+    plain = value and not {*value} & {*'[]{}"'}  # a text, such as a path, whose signs mean something to Hydra
+    return f"cannot read {override!r}: {reason}{f'; quote it twice: {quoted}' if plain else ''}"
 
 
 def _composition(error: ConfigCompositionException) -> str:

@@ -406,6 +406,8 @@ class SettingsConfig(Component):
         super().__post_init__()
         if not self.runs_dir:
             raise ConfigError("runs_dir must not be empty")
+        if self.runs_dir.startswith("~"):
+            raise ConfigError(f"runs_dir={self.runs_dir}: ~ is read by shells alone; write the folder out")
 
     @property
     def trackers(self) -> dict[str, dict[str, Any]]:

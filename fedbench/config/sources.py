@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def register_resolvers() -> None:
     """
 
     def unique() -> str:
-        return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(3)}"
 
     def where(value: Any, name: Any, then: Any, otherwise: Any) -> Any:
         return then if value == name else otherwise

@@ -301,9 +301,9 @@ def _said(drawn: Drawn) -> bytes:
     return (json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def place_of(folder: Path, name: str) -> Path | None:
-    """Return where the figure is kept at the scale nearest the paper's (no suffix); None if it has not been made."""
-    places = [folder / scale / name for scale in SETTINGS]
+def place_of(folder: Path, name: str, scale: str = PAPER) -> Path | None:
+    """Return where the figure is kept at `scale`, or nearest the paper's (no suffix); None if it has not been made."""
+    places = [folder / each / name for each in (SETTINGS if scale == PAPER else (scale,))]
     return next((place for place in places if place.with_suffix(".json").is_file()), None)
 
 

@@ -26,6 +26,7 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0,
 INK = "#333333"
 ACROSS = 3  # pictures of a contact sheet
 SIZE = 8  # points
+FORMATS = ("svg", "png", "pdf")
 RC: dict[Any, Any] = {
     "font.size": SIZE,
     "font.family": "sans-serif",

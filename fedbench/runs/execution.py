@@ -188,7 +188,9 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
 
 
 def _status(run: RunConfig, folder: RunFolder) -> Status:
-    return "new" if run.settings.force else run_status(run, folder)
+    if run.settings.force and folder.status() != "partial":  # which the same command goes on with
+        return "new"
+    return run_status(run, folder)
 
 
 def experiment(
@@ -294,10 +296,13 @@ def describe(run: RunConfig, folder: RunFolder, setup: Setup, partition: Partiti
 
 
 def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -> State | None:
-    """Return the state that an interrupted run was saved in; None where there is none."""
+    """Return the state that an interrupted run was saved in; None where there is none, or force=true makes another."""
     if folder.status() != "partial":
         return None
     state = states.load(folder.checkpoint, key, setup.federation.device)
+    if run.settings.force and _lacking(run, state.arrays, state.round):
+        folder.clear()
+        return None
     require(run, folder, state.arrays, state.round)
     return state
 

@@ -64,6 +64,12 @@ def files_of(folder: Path) -> ChecksummedFolder:
     return ChecksummedFolder(folder, f"make the run again after: rm -r {shlex.quote(str(folder))}")
 
 
+def finished_below(place: Path) -> list[Path]:
+    """The folders of finished runs that `place` is or holds, in order; a study's has a result and no config."""
+    found = sorted(file.parent for file in place.rglob(RESULT))
+    return [folder for folder in found if (folder / CONFIG).is_file() or (folder / ROUNDS).is_file()]
+
+
 def numeric_rows(files: ChecksummedFolder, name: str, *columns: str) -> list[dict[str, str]]:
     """The rows of a CSV file of numbers, as text that is empty or a number; at least one, with all of `columns`.
 

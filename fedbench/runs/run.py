@@ -31,6 +31,7 @@ from fedbench.runs.folder import (
     ROUNDS,
     TALLIES,
     files_of,
+    finished_below,
     numeric_rows,
 )
 from fedbench.runs.progress import COLUMNS, decimals, human_bytes, human_seconds
@@ -205,12 +206,12 @@ def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
     """
     import pandas as pd
 
-    files: set[Path] = set()
+    folders: set[Path] = set()
     for path in map(Path, paths):
         if not path.exists():
             raise FedbenchError(f"no runs at {path}: there is no such folder")
-        files |= {path.resolve()} if path.is_file() else {file.resolve() for file in path.rglob(RESULT)}
-    rows = [row for file in sorted(files) for row in _readable(file, config)]
+        folders |= {each.resolve() for each in ([path.parent] if path.is_file() else finished_below(path))}
+    rows = [row for folder in sorted(folders) for row in _readable(folder, config)]
     table: pd.DataFrame = pd.DataFrame(_one_type(rows) if config else rows)
     return table
 
@@ -264,14 +265,14 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _readable(file: Path, config: bool) -> list[dict[str, Any]]:
-    """The row in `file`, or none and a warning."""
+def _readable(folder: Path, config: bool) -> list[dict[str, Any]]:
+    """The row of a run, or none and a warning."""
     try:
-        row = {**files_of(file.parent).json(file.name), "path": str(file.parent)}
+        row = {**files_of(folder).json(RESULT), "path": str(folder)}
     except FedbenchError as error:
         log.warning("%s", error)
         return []
-    return [{**row, **_config(file.parent)} if config else row]
+    return [{**row, **_config(folder)} if config else row]
 
 
 def _config(folder: Path) -> dict[str, Any]:

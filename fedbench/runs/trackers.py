@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fedbench.core.files import short_name
 from fedbench.engine.history import Labels, Observer, Record, record_row
 from fedbench.runs.progress import number
 from fedbench.runs.run import flat
@@ -25,6 +26,7 @@ PATIENCE = 20.0  # seconds that a tracker may take for one thing
 OPENING = 60.0  # and to begin, when it may have to make a data base
 MLFLOW = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}  # unless they are set
 LINE = 200  # characters of a library's error that are shown
+WANDB_NAME = 128  # characters of a name that wandb takes
 LEFT: set[str] = set()  # names of trackers that failed in this process
 
 
@@ -152,15 +154,16 @@ class WandbTracker(Tracker):
     def open(self, labels: Labels, rounds: int, resumed_from: int) -> None:
         import wandb
 
-        online = self.options["mode"] == "online"  # elsewhere nobody knows what was logged before
+        # Elsewhere nobody knows what was logged before; without `resume` a run of the same id takes its place.
+        goes_on = self.options["mode"] == "online" and resumed_from > 0
         self._run = wandb.init(
             **self.options,
             id=self.key[:32],
             dir=str(self.folder),
             config=dict(self.config),
-            name=title(labels),
-            group=setting(labels),
-            resume="allow" if online else None,
+            name=short_name(title(labels), WANDB_NAME),
+            group=short_name(setting(labels), WANDB_NAME),
+            resume="allow" if goes_on else None,
             settings=wandb.Settings(silent=True, console="off"),
         )
         self._run.define_metric("round")
@@ -188,9 +191,8 @@ class TensorBoardTracker(Tracker):
         import yaml
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(
-            str(self.folder / "tensorboard"), purge_step=resumed_from + 1 if resumed_from else None
-        )
+        # A run that begins anew, as with force=true, takes the place of all that an earlier one wrote.
+        self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=resumed_from and resumed_from + 1)
         text = yaml.safe_dump(dict(self.config), sort_keys=False)
         self._writer.add_text(title(labels), f"```\n{text}```")
 

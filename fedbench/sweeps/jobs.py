@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,13 +217,15 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
     with passed_on(folder):
         returned: list[JobReturn] = []
         try:
-            with _each_for_itself():
+            with _each_for_itself(folder):
                 returned = list(launcher.launch(batch, initial_job_idx=first))
         except Exception:
             if not asked():
                 raise
         if signal := asked():
             raise Stopped(signal, "\n".join(filter(None, map(_saved, returned))))
+    for job, overrides in zip(returned, batch, strict=False):  # one that died did not say which it was
+        job.overrides = job.overrides or list(overrides)
     return returned
 
 
@@ -234,7 +237,7 @@ def _saved(job: JobReturn) -> str:
 
 
 @contextmanager
-def _each_for_itself() -> Iterator[None]:
+def _each_for_itself(folder: Path) -> Iterator[None]:
     """Have a job of submitit that died return why: Hydra's plugin waits for one after the other, up to the first."""
     try:
         from submitit import AutoExecutor
@@ -244,7 +247,7 @@ def _each_for_itself() -> Iterator[None]:
     submit = AutoExecutor.map_array
 
     def submitted(self: Any, function: Callable[..., Any], *arguments: Any) -> list[_SubmititJob]:
-        return [_SubmititJob(job) for job in submit(self, function, *arguments)]
+        return [_SubmititJob(job, folder) for job in submit(self, function, *arguments)]
 
     AutoExecutor.map_array = submitted  # type: ignore[assignment,method-assign]
     try:
@@ -256,11 +259,16 @@ def _each_for_itself() -> Iterator[None]:
 @dataclass(frozen=True)
 class _SubmititJob:
     job: Any
+    folder: Path
 
     def results(self) -> list[JobReturn]:
         try:
             returned: list[JobReturn] = self.job.results()
         except Exception as error:  # noqa: BLE001 - whatever ended its process
+            log = self.folder / f"submitit-{self.job.job_id}.log"
+            with suppress(OSError):  # it may have died before it had one
+                shutil.copyfile(self.job.paths.stderr, log)
+                tell(f"a job died; what it printed: {log}")
             return [_dead(error)]
         return returned
 

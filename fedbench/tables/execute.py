@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbench.config import messages
 from fedbench.config.groups import conf_dir
-from fedbench.core.errors import FedbenchError, unknown
+from fedbench.core.errors import FedbenchError, FolderInUse, unknown
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain, run_key
 from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable, tell
@@ -25,6 +26,8 @@ from fedbench.tables.plan import Job
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
+
+    from fedbench.runs.folder import RunFolder
 
 POLL = 1.0  # seconds between two looks at the run folders
 SHARED = "looped"  # engine of runs that share the cores: one each, unless they say otherwise
@@ -128,6 +131,9 @@ def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Se
             raise
         except Exception as problem:  # noqa: BLE001 - the launcher itself, or what one of its processes did to it
             error = problem
+        for job in returned.values():
+            if not _failed(job) and job.return_value.failure:
+                tell(job.return_value.failure)
         died = [number for number in batch if _log(folder, number).is_file() or _failed(returned.get(number))]
         left = [number for number in batch if number not in died and _open(tasks[number])] if error is not None else []
         if error is not None and left == batch:  # nothing began: it is no process that died
@@ -188,25 +194,36 @@ def perform(plains: Sequence[Sequence[Mapping[str, Any]]], logged: bool, config:
     def make() -> JobOutcome:
         log = _log(Path(HydraConfig.get().sweep.dir), config.task)
         with _printing_to(log) if logged else contextlib.nullcontext():
-            _run([from_plain(plain) for plain in plains[config.task]])
-        return JobOutcome()
+            return JobOutcome(failure=_run([from_plain(plain) for plain in plains[config.task]]))
 
     return run_stoppable(make)
 
 
-def _run(runs: Sequence[RunConfig]) -> None:
+def _run(runs: Sequence[RunConfig]) -> str:
+    """Make the runs; return why those failed whose folders cannot hold it."""
     from fedbench.engine.hardware import stacks
     from fedbench.runs.execution import execute, execute_batched, folder_of
 
-    if len(runs) > 1 and stacks(runs[0].hardware):
-        for run, result in zip(runs, execute_batched(runs), strict=True):
+    unwritten: list[str] = []
+    together = execute_batched(runs) if len(runs) > 1 and stacks(runs[0].hardware) else []
+    for run, result in itertools.zip_longest(runs, together):
+        with _noting(folder_of(run), unwritten):
             if isinstance(result, Exception):
-                with contextlib.suppress(Exception), folder_of(run).noting_failure():
-                    raise result
-        return
-    for run in runs:
-        with contextlib.suppress(Exception), folder_of(run).noting_failure():
-            execute(run)
+                raise result
+            if not together:
+                execute(run)
+    return "\n".join(unwritten)
+
+
+@contextlib.contextmanager
+def _noting(folder: RunFolder, unwritten: list[str]) -> Iterator[None]:
+    """Note in `folder` why the block failed; where the folder cannot hold it, as on a full disk, in `unwritten`."""
+    try:
+        with folder.noting_failure():
+            yield
+    except Exception as error:  # noqa: BLE001 - noted, or told
+        if not folder.failure() and not isinstance(error, FolderInUse):
+            unwritten.append(messages.explained(error)[1])
 
 
 @contextlib.contextmanager
@@ -234,14 +251,16 @@ def _printing_to(path: Path) -> Iterator[None]:
 def _study(job: Job) -> None:
     from fedbench.tables.studies import STUDIES
 
-    folder = job.folder
-    with contextlib.suppress(Exception), folder, folder.noting_failure():
+    folder, unwritten = job.folder, list[str]()
+    with _noting(folder, unwritten), folder:
         folder.clear()
         if job.study not in STUDIES:
             raise unknown("study", job.study, STUDIES)
         found = STUDIES[job.study](job.config)
         made = {"seed": job.seed, "data": job.data, "code": fingerprint.code_of(job.config)}
         folder.finish({**found, **made})
+    for failure in unwritten:
+        tell(failure)
 
 
 @contextlib.contextmanager

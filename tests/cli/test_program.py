@@ -25,26 +25,18 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return capsys.readouterr().out.split()
 
 
-@pytest.mark.slow
-def test_tables_is_a_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["tables", "--markdown"]) == 0
-    tables = capsys.readouterr().out
-    assert program.main(["list", "tables", "--markdown"]) == 0
-    assert capsys.readouterr().out == tables
-    assert "| fedcollab_t1 |" in tables
-
-
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     for name in program.COMMANDS:
         with contextlib.suppress(SystemExit):  # argparse
             program.main([name, "--help"])
-        explained = {"tables": "list"}.get(name, name)  # which it is short for
-        assert f"python -m fedbench {explained} " in capsys.readouterr().out
+        assert f"python -m fedbench {name} " in capsys.readouterr().out
 
 
 def test_anything_else_is_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert program.main(["metod=local"]) == 2
     assert "nearest: method" in capsys.readouterr().err
+    assert program.main(["reproduse", "table=fedcollab_t1"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown command 'reproduse'; nearest: reproduce")
     monkeypatch.setattr("sys.argv", ["fedbench", "--version"])
     with pytest.raises(SystemExit, match=r"^0$"):
         runpy.run_module("fedbench", run_name="__main__")

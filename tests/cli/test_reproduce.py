@@ -144,7 +144,10 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
         assert "Diverged" in cell.reason
     capsys.readouterr()
     run(tmp_path, *more)
-    assert "0 to do" in capsys.readouterr().out  # it would fail again
+    said = capsys.readouterr()
+    assert "0 to do" in said.out  # it would fail again
+    assert all(line.endswith("; retry=true tries it again") for line in said.err.splitlines() if "failed: " in line)
+    assert "; retry=true tries it again\n" in said.err
     run(tmp_path, *more, "retry=true", "--dry-run")
     assert "3 to do" in capsys.readouterr().out
 
@@ -162,6 +165,10 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
         (["table=fedcollab_t1", "--dry-run", "++seed=3"], "use seeds=[3]"),
         (["table=fedcollab_t1", "--dry-run", "force=true"], "stale=rerun"),
         (["scale=quick"], "table"),
+        (["table=fedcollab_t1", "--dry-run", "jobs=-2"], "jobs=-2: how many runs at once"),
+        (["table=fedcollab_t1", "--dry-run", "jobs=4", "launcher=joblib"], "launcher.n_jobs=4"),
+        (["table=fedcollab_t1", "--dry-run", "launcher=jobib"], "unknown hydra/launcher 'jobib'; nearest: joblib"),
+        (["table=fedcollab_t1", "--dry-run", "launcher=joblib", "launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
     ],
 )
 def test_wrong_requests_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +228,7 @@ def test_seeds_of_a_table_of_seconds_train_apart(timed: bool, monkeypatch: pytes
         (0, True, (), ([], 1)),
         (1, False, (), ([], 1)),
         (3, True, (), (["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"], 3)),
-        (3, False, ("hydra/launcher=ray",), (["hydra/launcher=ray"], 3)),
+        (0, False, ("hydra/launcher=ray",), (["hydra/launcher=ray"], 7)),
     ],
 )
 def test_runs_go_to_the_launcher_that_is_named_or_to_a_process_each(

@@ -14,10 +14,10 @@ import pytest
 import fedbench
 from fedbench.cli import program
 from fedbench.cli.program import main
-from fedbench.cli.runs import comparison_figures, times_to_accuracy
+from fedbench.cli.runs import comparison_figures, find_folders, times_to_accuracy
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_csv
-from fedbench.runs.run import SAME, Run, add_client_measures
+from fedbench.runs.run import SAME, Run, add_client_measures, collect
 from fedbench.tables.measures import Speedup
 
 
@@ -74,11 +74,20 @@ def test_standard_output_is_csv(runs: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_unreadable_parts_are_told_and_left_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(runs / "c", {"method": "third", "seed": 2}, None)
+    write_csv(runs / "c" / "rounds.csv", [{"round": 0}])
     (runs / "b" / "result.json").write_text("{")
     assert main(["collect", str(runs), "--out", str(runs / "x.csv")]) == 0
     assert list(pd.read_csv(runs / "x.csv")["method"]) == ["fedprox", "third"]
     assert "result.json is damaged" in caplog.text
     assert "no readable config.yaml" in caplog.text
+
+
+def test_a_study_is_no_run(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a table's study found lies below the same folder, and has neither a config nor rounds."""
+    run(runs / "studies" / "model_cost" / "d" / "p" / "m" / "seed0", {"macs": 5.0, "seed": 0}, None)
+    assert list(collect([runs], config=True)["method"]) == ["fedprox", "other"]
+    assert caplog.records == []
+    assert find_folders([str(runs)]) == ([runs / "a", runs / "b"], [])
 
 
 @pytest.mark.parametrize(
@@ -138,6 +147,8 @@ def test_rounds_seconds_bytes_and_ratio(tmp_path: Path) -> None:
         ("sosicfl, d, p, seed 0", "10", "10.0", "10.0", "3.0"),
         ("local, d, p, seed 0", "> 20", "-", "-", "-"),
     ]
+    once = run_tta(tmp_path / "d", "fedavg", [math.nan, math.nan, 60])  # protocol.test.once=true
+    assert times_to_accuracy([fast], None, once, "local")[1][0][1:] == ("20", "20.0", "20.0", "1.0")
     _, (row,) = times_to_accuracy([base], 55.0, None, "local")
     assert row[1:] == ("20", "20.0", "20.0", "-")
 
@@ -277,3 +288,8 @@ def test_curves_on_different_test_sets_share_no_figure(tmp_path: Path) -> None:
     (folders[1] / "rounds.csv").write_text(rounds.replace("acc_on_local", "acc_on_global"))
     with pytest.raises(FedbenchError, match="not scored on one test set; acc_on_local is not in all of them"):
         comparison_figures(folders)
+
+
+def test_one_folder_is_drawn_again_not_the_first_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["redraw", "a", "b"]) == 2
+    assert capsys.readouterr().err == "error: redraw takes one folder of results, got a b\n"

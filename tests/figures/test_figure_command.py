@@ -71,6 +71,18 @@ def test_a_figure_that_was_not_made_says_which_command_makes_it(
     assert "python -m fedbench figure fedsac_f7 scale=quick makes them" in capsys.readouterr().err
 
 
+def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else at the one nearest the paper's."""
+    for scale in ("open", "quick"):
+        (tmp_path / scale).mkdir()
+        (tmp_path / scale / "fedsac_f7.json").touch()
+    places = [plan.place_of(tmp_path, "fedsac_f7", *scale) for scale in ([], ["open"], ["quick"])]
+    assert places == [tmp_path / scale / "fedsac_f7" for scale in ("open", "open", "quick")]
+    results = f"results={tmp_path}"
+    assert program.main(["figure", "fedsac_f7", "render=true", "scale=open", results]) == 1
+    assert "python -m fedbench figure fedsac_f7 scale=open makes them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -79,6 +91,7 @@ def test_a_figure_that_was_not_made_says_which_command_makes_it(
         (["fedsac_f9"], "nearest: fedsac_f"),
         (["fedsac_f7", "scale=huge"], "quick"),
         (["fedsac_f7", "seeds=0"], "seeds=0"),
+        (["fedsac_f7", "scale=quick", "--dry-run", "formats=svg,bmp"], "unknown format 'bmp'; nearest: "),
         (["fedsac_f7", "scale=quick", "protocol.round=3"], "protocol.round"),
         (["fedsac_f7", "scale=quick", "--dry-run", "seed=3"], "use seeds=[3]"),
         (["fedsac_f7", "scale=quick", "--dry-run", "force=true"], "stale=rerun"),

@@ -333,6 +333,24 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(
     assert same_models(parts.folder, whole.folder)
 
 
+def test_a_forced_run_goes_on_with_its_own_checkpoint_unless_that_lacks_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that an interruption prints holds force=true again, as does a job that Slurm queues again."""
+    forced = ["method=fedavg", "checkpoint.rounds=1", "force=true"]
+    first = run.execute(config(tmp_path, "method=fedavg"))
+    for record, begins in (("[]", 2), ("[update_variance]", 0)):
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, 2)
+            with pytest.raises(KeyboardInterrupt):
+                run.execute(config(tmp_path, *forced))
+        with monkeypatch.context() as patch:
+            trained = count_rounds(patch)
+            again = run.execute(config(tmp_path, *forced, f"record={record}"))
+        assert trained == [*range(begins, 4)]
+        assert again.row["acc"] == first.row["acc"]
+
+
 def test_a_checkpoint_of_another_config_or_a_damaged_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

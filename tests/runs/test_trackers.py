@@ -103,6 +103,10 @@ def test_tensorboard_has_one_point_a_round_of_a_run_that_goes_on(tmp_path: Path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("acc_on_local")] == [1, 2, 3, 4]
+    tell(made(TensorBoardTracker, tmp_path), rounds=(1, 2))  # force=true
+    again = EventAccumulator(str(tmp_path / "tensorboard"))
+    again.Reload()
+    assert [event.step for event in again.Scalars("acc_on_local")] == [1, 2]
 
 
 @pytest.mark.slow
@@ -171,11 +175,11 @@ class WandbRun:
         self.codes.append(exit_code)
 
 
-@pytest.mark.parametrize(("mode", "resume"), [("online", "allow"), ("offline", None)])
+@pytest.mark.parametrize(("mode", "resume"), [("online", [None, "allow"]), ("offline", [None, None])])
 def test_wandb_goes_on_with_a_run_where_it_can_know_what_was_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, resume: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, resume: list[str | None]
 ) -> None:
-    """A run that is resumed has the id of the one that was stopped."""
+    """A run that is resumed has the id of the one that was stopped; one that begins anew takes the place of that."""
     asked, codes = list[dict[str, Any]](), list[int]()
 
     def init(**given: Any) -> WandbRun:
@@ -185,9 +189,10 @@ def test_wandb_goes_on_with_a_run_where_it_can_know_what_was_logged(
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Settings=dict))
     for resumed in (0, 2):
         tracker = made(WandbTracker, tmp_path, mode=mode)
-        tracker.start(LABELS, 3, resumed)
+        tracker.start(dataclasses.replace(LABELS, protocol=120 * "x", variant=120 * "y"), 3, resumed)
         tracker.close()
-    assert [(given["id"], given["resume"], given["mode"]) for given in asked] == [(KEY, resume, mode)] * 2
+    assert [(given["id"], given["resume"], given["mode"]) for given in asked] == [(KEY, each, mode) for each in resume]
+    assert max(len(given[name]) for given in asked for name in ("name", "group")) <= 128, "or wandb refuses it"
 
 
 def test_a_failure_while_it_logs_is_told_once(

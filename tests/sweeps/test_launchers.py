@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
 
 from fedbench.cli.program import main
+from fedbench.config import sources
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.sweeps import jobs, session
 from fedbench.sweeps.jobs import JobOutcome
@@ -202,6 +204,51 @@ def test_a_grid_is_every_combination_and_has_no_intervals() -> None:
     assert found == [[a, "b=y", c] for a in ("a=1", "a=2") for c in ("c=0", "c=1")]
     with pytest.raises(ConfigError, match=r"method.mu: a grid needs values.*optuna"):
         combinations(parsed("method.mu=interval(0,1)"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "joblib.externals.loky.process_executor:TerminatedWorkerError",
+        "submitit.core.utils:UncompletedJobError",
+        "ray.exceptions:WorkerCrashedError",
+    ],
+)
+def test_a_job_whose_process_died_is_named_in_one_line(kind: str, tmp_path: Path) -> None:
+    module, _, name = kind.partition(":")
+    died = getattr(pytest.importorskip(module), name)
+    launcher = SimpleNamespace(launch=lambda *_, **__: [jobs._dead(died() if "ray" in kind else died("killed"))])
+    (returned,) = jobs.launch(launcher, tmp_path, [["+method.mu=1", "seed=0"]], 0)
+    outcome = session.outcome_of(returned)
+    assert outcome.overrides == {"method.mu": "1", "seed": "0"}
+    assert outcome.failure.startswith("error: +method.mu=1 seed=0: a job ended without a result (the same command goes")
+    assert "\n" not in outcome.failure
+
+
+def test_what_a_job_of_submitit_printed_before_it_died_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / ".sweeps" / "one"
+    config = SimpleNamespace(hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(folder))))
+
+    def results() -> None:
+        raise RuntimeError("killed")
+
+    with session.scratch(config):
+        (tmp_path / "err").write_text("out of memory")
+        job = SimpleNamespace(job_id="7_0", paths=SimpleNamespace(stderr=tmp_path / "err"), results=results)
+        (dead,) = jobs._SubmititJob(job, folder).results()
+    log = folder / "submitit-7_0.log"
+    assert log.read_text() == "out of memory"
+    assert f"what it printed: {log}" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="killed"):
+        _ = dead.return_value
+
+
+def test_two_sweeps_that_begin_in_one_second_have_a_folder_each() -> None:
+    """On two machines their processes may have one number."""
+    sources.register_resolvers()
+    assert len({OmegaConf.create({"name": "${fedbench.unique:}"}).name for _ in range(2)}) == 2
 
 
 def test_the_command_line_takes_the_place_of_an_experiment_s_values() -> None:

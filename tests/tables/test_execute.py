@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import pickle
 import shutil
@@ -50,6 +51,18 @@ def test_a_process_that_died_is_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     execute.run_all([[lost]], ["hydra/launcher=basic"])
     assert lost.failure == "RuntimeError: the worker died"
     assert launcher.launch.call_count == 2, "it was tried once more"
+
+
+def test_a_failure_that_its_folder_cannot_hold_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedbench.runs.folder.write_text", Mock(side_effect=OSError(errno.ENOSPC, "the disk is full")))
+    lost = job(f"runs_dir={tmp_path}", "partition.num_clients=5000")
+    execute.run_all([[lost, dataclasses.replace(lost, study="cost")]], ["hydra/launcher=basic"])
+    run, study = capsys.readouterr().err.splitlines()
+    assert "num_clients=5000" in run
+    assert study.startswith("error: unknown study 'cost'")
+    assert lost.failure == ""
 
 
 def seeds_of(base: Job, count: int) -> list[Job]:
