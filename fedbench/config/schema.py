@@ -368,10 +368,10 @@ class SweepConfig(Component):
     name: str | None = None  # of the folder; None: nothing is kept
     mirrors: str = ""  # the figure or table of a paper, for the title
     folder: str = "results/sweeps"
-    # lines: over x | heatmap: of x and by | curves: over rounds, a line a value of x
+    # lines: over x | heatmap: of x and by | curves: over rounds, a line a value of x, a panel for all other keys
     figure: str = one_of("lines", "heatmap", "curves")
     x: str = ""  # swept key; "": the first one
-    by: str = ""  # second swept key: a line each (lines), the vertical axis (heatmap), a panel each (curves)
+    by: str = ""  # second swept key: a line each (lines), the vertical axis (heatmap)
     y: str = "score"  # column of the result row, or of rounds.csv for curves
 
     def __post_init__(self) -> None:
