@@ -72,9 +72,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
 
 
 def load(*folders: Path | str, config: bool = True) -> pd.DataFrame:
-    """Return all finished runs in or below `folders`, one line each; see fedbench.runs.run.collect.
-
-    The default is where `run` puts them: FEDBENCH_RUNS, or `runs`.
+    """Return all finished runs in or below `folders` (default: as `run`), one line each; see fedbench.runs.run.collect.
 
     `code_changed`: the parts of the code that are not what made it, "" where it was made by today's; so in `sweep`.
 

@@ -70,11 +70,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def refuse_mixed(override: Override) -> None:
-    """Refuse `method=[a,b]`, of which Hydra would merge b into a.
-
-    Raises:
-        ConfigError: says how each has a run.
-    """
+    """Refuse `method=[a,b]`, of which Hydra would merge b into a; the error says how each has a run."""
     key, value = str(override.key_or_group), override.value()
     if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, list) and len(value) > 1:
         names = ",".join(map(str, value))

@@ -159,6 +159,7 @@ class TestCollect:
             checkpoint.save(folder.checkpoint, {}, {})
         broken = tmp_path / "two" / "result.json"
         broken.write_text("{")
+        broken.with_name("config.yaml").touch()
         with caplog.at_level(logging.WARNING, "fedbench"):
             table = collect([tmp_path / "one", tmp_path / "two", tmp_path / "one"])
         told = [each for each in caplog.records if "two/result.json" in each.getMessage()]

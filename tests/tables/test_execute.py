@@ -22,6 +22,7 @@ from fedbench.config.compose import compose
 from fedbench.config.messages import one_line
 from fedbench.core.errors import Stale
 from fedbench.runs.config import from_plain, resolve, run_key
+from fedbench.sweeps.jobs import JobOutcome
 from fedbench.tables import execute
 from fedbench.tables.plan import Job, local_reference
 from tests.helpers.codes import edit
@@ -97,7 +98,7 @@ class Pool:
         with self.jobs[number].folder as folder:
             folder.finish({"seed": number})
         log.unlink(missing_ok=True)
-        return JobReturn(status=JobStatus.COMPLETED)
+        return JobReturn(_return_value=JobOutcome(), status=JobStatus.COMPLETED)
 
 
 @pytest.mark.parametrize("shared", [False, True])
