@@ -125,7 +125,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"fedbench {__version__}")
         return OK
     first = arguments[0] if arguments else ""
-    if "=" not in first and difflib.get_close_matches(first, COMMANDS):
+    if first.replace("-", "").isalnum() and difflib.get_close_matches(first, COMMANDS):
         raise unknown("command", first, COMMANDS)
     return min((outcome.code for outcome in outcomes_of(arguments) if outcome.code != OK), default=OK)
 

@@ -419,7 +419,7 @@ def launcher_of(selection: Selection) -> tuple[list[str], int]:
     jobs = selection.jobs or (1 if torch.cuda.is_available() else available_workers())
     if selection.launcher:
         if selection.jobs:
-            raise ConfigError(f"jobs={jobs} is not for a launcher, which has its own: launcher.n_jobs={jobs}, say")
+            raise ConfigError(f"jobs={jobs} is not for a launcher, which says how many (joblib: launcher.n_jobs)")
         compose(selection.launcher)  # refuses what there is none of, before a step is timed
         return list(selection.launcher), jobs
     return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs

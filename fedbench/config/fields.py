@@ -289,8 +289,9 @@ def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[st
         checked = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
         for key, value in values.items():
-            if typing.get_origin(hints[key]) is tuple and isinstance(value, (str, int, float)):
-                name = f"{getattr(cls, 'section', where)}.{key}".lstrip(".")
+            section = getattr(cls, "section", None)  # of what a command line sets
+            if section is not None and typing.get_origin(hints[key]) is tuple and isinstance(value, (str, int, float)):
+                name = f"{section}.{key}".lstrip(".")
                 raise ConfigError(f"{name} is a list: {name}=[{value}]") from error
         reason = str(error).splitlines()[0]
         full = getattr(error, "full_key", None)

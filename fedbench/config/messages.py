@@ -125,7 +125,8 @@ def _unparsable(error: OverrideParseException) -> str:
     reason = re.sub(r"\s*See https?://\S+.*", "", _flat(error.message), flags=re.DOTALL)
     key, _, value = override.partition("=")
     quoted = shlex.quote(f'{key}="{value}"')
-    plain = value and not {*value} & {*'[]{}"'}  # a text, such as a path, whose signs mean something to Hydra
+    # A text, such as a path, whose signs mean something to Hydra.
+    plain = not {*value} & {*'[]{}"'} and ({*value} & {*"/~()=&#'"} or not value.isascii())
     return f"cannot read {override!r}: {reason}{f'; quote it twice: {quoted}' if plain else ''}"
 
 

@@ -126,15 +126,15 @@ def stratified_fifth(labels: NDArray[Any], name: str) -> NDArray[np.bool_]:
 def reduced(data: Dataset, limit: int) -> Dataset:
     """At most `limit` evenly spread training samples, and the same share of the test samples.
 
-    Spread over the samples in the order of their labels where classes would else be lost, as of labels 0, ..., 9, 0,
-    ... at every tenth sample.
+    Spread over the samples in the order of their labels where half of the classes or more would else be lost, as of
+    labels 0, ..., 9, 0, ... at every tenth sample.
     """
     if limit >= data.num_train:
         return data
     tests = len(data) - data.num_train
     kept = min(tests, max(1, tests * limit // data.num_train))
     order, trained = np.arange(len(data)), data.y[: data.num_train]
-    if len(np.unique(trained[spread(data.num_train, limit)])) < len(np.unique(trained)) <= limit:
+    if 2 * len(np.unique(trained[spread(data.num_train, limit)])) <= len(np.unique(trained)) <= limit:
         order = np.lexsort((data.y, order >= data.num_train))
     index = np.sort(order[np.concatenate([spread(data.num_train, limit), data.num_train + spread(tests, kept)])])
     fields = {name: getattr(data, name) for name in ("x", "y", "domain", "text")}

@@ -148,11 +148,11 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, test: TestConfig, seed
     assignment = spec.assign(pool, numpy_rng(seed, "partition", spec.label))
     train, tests = _train_test(assignment, test, spec.label, seed)
     val: Sequence[Ints] | None = assignment.val
-    if val is None:
+    if val is None and assignment.shared:  # who holds a sample that one client validates on does so too
+        _, (held,) = _split([np.unique(np.concatenate(train))], test.val_fraction, seed, spec.label, "val")
+        train, val = ([part[np.isin(part, held) == kept] for part in train] for kept in (False, True))
+    elif val is None:
         train, val = _split(train, test.val_fraction, seed, spec.label, "val")
-        if assignment.shared:  # what one client validates on, another may hold too: nobody trains on it
-            held = np.concatenate(val)
-            train = [part[~np.isin(part, held)] for part in train]
     partition = Partition(
         label=spec.label,
         seed=seed,
@@ -272,7 +272,9 @@ def _check_test(partition: Partition, assignment: Assignment, dataset: Dataset, 
                 f"partition {partition.label} leaves none of {len(partition)} clients a {name} sample, so nothing can "
                 f"be scored: {'the partition itself gives none' if fixed else way}"
             )
-    if test.whole and not (partition.rotation is None and partition.label_map is None):
+    turned = partition.rotation is not None and partition.rotation.any()
+    renamed = partition.label_map is not None and (partition.label_map != np.arange(partition.classes)).any()
+    if test.whole and (turned or renamed):
         raise ConfigError(
             f"partition {partition.label} alters samples, and those of the global test set would be scored as they "
             "are; use protocol.test.sets=local"

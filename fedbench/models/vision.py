@@ -372,7 +372,7 @@ class TorchvisionModel(LibraryModel):
         from torchvision.models import get_model
 
         plain = {"aux_logits": False, "init_weights": True} if self.architecture in AUXILIARY else {}
-        if plain and self.weights is not None:  # torchvision's are for inputs in [-1, 1]
+        if plain and self.weights is not None and channels == 3:  # torchvision's are for inputs in [-1, 1]
             plain["transform_input"] = True
         net: nn.Module = get_model(str(self.architecture), weights=None, num_classes=classes, **plain)
         convolutions = (item for item in net.named_modules() if isinstance(item[1], nn.Conv2d))

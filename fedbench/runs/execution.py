@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from omegaconf import OmegaConf
 
 from fedbench.config import groups
-from fedbench.core.errors import FedbenchError, FolderInUse, Stale
+from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse, Stale
 from fedbench.core.files import as_csv, as_json, as_npz, write_text
 from fedbench.core.signals import Stopped, asked, held, pause
 from fedbench.data.dataset import Dataset
@@ -188,7 +188,8 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
 
 
 def _status(run: RunConfig, folder: RunFolder) -> Status:
-    if run.settings.force and folder.status() != "partial":  # which the same command goes on with
+    begun = folder.status() == "partial" and not fingerprint.changed(folder.code, fingerprint.code_of(run))
+    if run.settings.force and not begun:  # with what is begun the same command goes on
         return "new"
     return run_status(run, folder)
 
@@ -299,8 +300,13 @@ def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -
     """Return the state that an interrupted run was saved in; None where there is none, or force=true makes another."""
     if folder.status() != "partial":
         return None
-    state = states.load(folder.checkpoint, key, setup.federation.device)
-    if run.settings.force and _lacking(run, state.arrays, state.round):
+    try:
+        state = states.load(folder.checkpoint, key, setup.federation.device)
+    except CheckpointError:
+        if not run.settings.force:
+            raise
+        state = None
+    if state is None or (run.settings.force and _lacking(run, state.arrays, state.round)):
         folder.clear()
         return None
     require(run, folder, state.arrays, state.round)

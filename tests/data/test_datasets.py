@@ -176,6 +176,10 @@ def test_limit_keeps_the_classes_of_labels_that_go_round():
     np.testing.assert_array_equal(small.y, small.x.ravel() % 10)
     fewer = reduced(data, 5)  # than classes: as evenly spread as ever
     np.testing.assert_array_equal(fewer.x.ravel(), [0, 20, 40, 60, 80, 100])
+    y = np.arange(120) // 25
+    y[75] = 0  # so that class 3 is lost, one of four by chance
+    chance = reduced(Dataset("toy", x, y, 100, 5, (0.5,), (0.5,)), 4)
+    np.testing.assert_array_equal(chance.x.ravel(), [0, 25, 50, 75, 100])
 
 
 def test_unknown_names_and_keys_come_with_the_nearest():

@@ -94,6 +94,12 @@ def test_sets_that_a_run_left_empty_count_as_absent(tmp_path):
     assert again.hash == made.hash
 
 
+def test_an_angle_of_nothing_and_a_label_for_itself_alter_nothing(tmp_path):
+    ways = {"rotation": [0.0, 0.0], "label_map": [[*range(10)]] * 2}
+    path = write(tmp_path / "split.npz", train_0=[1, 2], train_1=[3, 4], test_0=[5], test_1=[6], **ways)
+    assert len(make_partition(file(path), data(), Protocol(sets="global"), 0)) == 2
+
+
 @pytest.mark.parametrize("sets", ["global", "both", "common"])
 @pytest.mark.parametrize("way", [{"rotation": [0.0, 90.0]}, {"label_map": [[*range(10)], [*range(9, -1, -1)]]}])
 def test_altered_clients_are_not_scored_on_an_unaltered_test_set(tmp_path, sets, way):

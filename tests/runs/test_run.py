@@ -31,7 +31,7 @@ from fedbench.metrics import Tally
 from fedbench.runs import execution, fingerprint
 from fedbench.runs import execution as run
 from fedbench.runs.config import from_plain, run_key
-from fedbench.runs.folder import RunFolder
+from fedbench.runs.folder import CODE, RunFolder
 from fedbench.runs.run import Reading, summarise
 from tests.helpers.runs import FAST, config, count_rounds, interrupt_after, kill_and_rerun, rows, same_models, stamps
 
@@ -349,6 +349,26 @@ def test_a_forced_run_goes_on_with_its_own_checkpoint_unless_that_lacks_a_record
             again = run.execute(config(tmp_path, *forced, f"record={record}"))
         assert trained == [*range(begins, 4)]
         assert again.row["acc"] == first.row["acc"]
+
+
+@pytest.mark.parametrize("spoiled", ["code", "checkpoint"])
+def test_a_forced_run_begins_anew_over_what_is_of_other_code_or_damaged(
+    spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced = ["method=fedavg", "checkpoint.rounds=1", "force=true", "stale=error"]
+    run.execute(config(tmp_path, "method=local"))
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run.execute(config(tmp_path, *forced))
+    (checkpoint,) = tmp_path.rglob("checkpoint.safetensors")
+    if spoiled == "code":
+        (checkpoint.parent / CODE).write_text("method:0123456789ab engine:0123456789ab\n")
+    else:
+        checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    trained = count_rounds(monkeypatch)
+    run.execute(config(tmp_path, *forced))
+    assert trained == [0, 1, 2, 3]
 
 
 def test_a_checkpoint_of_another_config_or_a_damaged_one_is_refused(
