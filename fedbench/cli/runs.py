@@ -297,7 +297,7 @@ def distinct_names(rows: Sequence[Mapping[str, Any]], finished: Sequence[Run] = 
 def _with_settings(names: Sequence[str], finished: Sequence[Run]) -> list[str]:
     """Return `names` with the settings in which runs of one name differ; one that a run lacks is no difference."""
     hidden = {f"{group}.{key}" for group, keys in NOT_RESULT.items() for key in keys}
-    settings = [flat({group: run.config[group] for group in REGISTRIES}) for run in finished]
+    settings = [flat({group: run.config.get(group, {}) for group in REGISTRIES}) for run in finished]
     values: dict[tuple[str, str], set[str]] = {}
     for name, own in zip(names, settings, strict=True):
         for key in own.keys() - hidden:

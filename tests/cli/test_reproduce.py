@@ -166,7 +166,7 @@ def test_a_failed_cell_has_its_reason_and_does_not_stop_the_others(
         (["table=fedcollab_t1", "--dry-run", "force=true"], "stale=rerun"),
         (["scale=quick"], "table"),
         (["table=fedcollab_t1", "--dry-run", "jobs=-2"], "jobs=-2: how many runs at once"),
-        (["table=fedcollab_t1", "--dry-run", "jobs=4", "launcher=joblib"], "launcher.n_jobs=4"),
+        (["table=fedcollab_t1", "--dry-run", "jobs=4", "launcher=joblib"], "(joblib: launcher.n_jobs)"),
         (["table=fedcollab_t1", "--dry-run", "launcher=jobib"], "unknown hydra/launcher 'jobib'; nearest: joblib"),
         (["table=fedcollab_t1", "--dry-run", "launcher=joblib", "launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
     ],

@@ -284,6 +284,7 @@ def test_curves_on_different_test_sets_share_no_figure(tmp_path: Path) -> None:
     for folder in folders:
         row = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps({**row, "test_set": "local"}))
+        (folder / "config.yaml").write_text("method: {name: fedavg}\n")
     rounds = (folders[1] / "rounds.csv").read_text()
     (folders[1] / "rounds.csv").write_text(rounds.replace("acc_on_local", "acc_on_global"))
     with pytest.raises(FedbenchError, match="not scored on one test set; acc_on_local is not in all of them"):
