@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fedbench.core import trees
-from fedbench.core.errors import CheckpointError
 from fedbench.core.trees import Tree, sent
 from fedbench.engine.hardware import free_bytes
 
@@ -109,13 +108,7 @@ class ClientMemory(Mapping[str, Tensor]):
 
     @classmethod
     def restore(cls, tree: Tree, clients: int, device: torch.device) -> ClientMemory:
-        """Return the memory whose `state` was `tree`.
-
-        Raises:
-            CheckpointError: its rows were in a file of their own, as earlier versions kept many.
-        """
-        if "slots" in tree:
-            raise CheckpointError("the checkpoint is of an earlier version; delete it to start over")
+        """Return the memory whose `state` was `tree`."""
         shared = {k: v.to(device).expand(clients, *v.shape[1:]) for k, v in trees.part(tree, "shared").items()}
         own = trees.map_leaves(lambda v: v.to(device), trees.part(tree, "own"))
         memory = cls({**shared, **own}, clients, device)

@@ -287,10 +287,6 @@ class MemoryModel:
         training, trained = ((taken(large, chunk) - alone) // more for chunk in (len(large), 1))
         return cls(max(0, alone - training), max(1, training), max(0, trained))
 
-    def bytes(self, cohort: int, chunk: int) -> int:
-        """Of a round of `cohort` clients, `chunk` of them at once."""
-        return self.fixed + self.training * chunk + self.trained * (cohort - chunk)
-
     def chunk(self, cohort: int, budget: float) -> int:
         """The most clients at once, of `cohort`, that `budget` bytes hold."""
         left = budget - self.fixed - self.trained * cohort

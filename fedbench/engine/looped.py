@@ -140,7 +140,7 @@ class LoopedTrainer(Engine):
         seen = call.client_view("loss", view)
         for place, stage in enumerate(stages):
             hook = stage.hook
-            order, noise = self.setup.batches(client, stage, view, purpose)
+            order, noise = self.setup.source(self.setup, client, stage, view, purpose)
             moves = moved(stage, work, view.task)
             config = stage.optimizer_or(self.setup.protocol.optimizer)
             kept = trees.part(view.optimizers, str(place))

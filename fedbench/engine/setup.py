@@ -211,10 +211,6 @@ class Setup:
         parts = self.task.among(tree, ids)
         return sum(trees.row_bytes(leaves) * len(ids[chosen]) for chosen, leaves in parts)
 
-    def batches(self, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
-        """One client's stage, `view` as it sees it, from `source`."""
-        return self.source(self, client, stage, view, purpose)
-
     def order(self, client: int, stage: Stage, clock: Clock, purpose: str) -> schedule.Order:
         """The mini-batches of one client's stage in the round of `clock`, whatever the server sent."""
         keys = (clock.round, self.federation.ids[client], stage.order)

@@ -434,7 +434,8 @@ class StackedTrainer(Engine):
     def _plan(self, chunk: Chunk, stage: Stage, purpose: str) -> BatchPlan:
         """The mini-batches that the clients of `chunk` draw; to be replayed, with room for any round's."""
         setup = self.setup
-        drawn = [setup.batches(client, stage, self.view(chunk, row), purpose) for row, client in enumerate(chunk.ids)]
+        views = ((client, self.view(chunk, row)) for row, client in enumerate(chunk.ids))
+        drawn = [setup.source(setup, client, stage, view, purpose) for client, view in views]
         room = (0, 0)
         if self.capture is not None:
             largest = int(setup.population.sizes.max())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
@@ -268,8 +269,7 @@ class WorkersTrainer(Engine):
         self._end()
 
     def dispatch(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str] = ()) -> Outcome:
-        self._share("message", message, spec_of(message))
-        self._share("memory", memory, spec_of(memory))
+        self._share(message=message, memory=memory)
         upload, kept = self._specimen(ids, message, memory, clock)
         self._reserve("upload", spec_of(upload, len(ids)))
         self._reserve("kept", spec_of(kept, len(ids)))
@@ -282,8 +282,7 @@ class WorkersTrainer(Engine):
         )
 
     def dispatch_scoring(self, ids: Tensor, message: Tree, memory: Tree, clock: Clock, score: Sequence[str]) -> Counts:
-        self._share("message", message, spec_of(message))
-        self._share("memory", memory, spec_of(memory))
+        self._share(message=message, memory=memory)
         return stack_counts([counts for _, counts in self._deal("evaluate", ids, clock, score)])
 
     # ---- buffers
@@ -305,10 +304,11 @@ class WorkersTrainer(Engine):
             for link in self._links:
                 _send(link, (name, self._buffers[name]))
 
-    def _share(self, name: str, tree: Tree, spec: Spec) -> None:
-        self._reserve(name, spec)
-        for key, leaf in self._buffers[name].leaves().items():
-            leaf.copy_(tree[key][: leaf.shape[0]])
+    def _share(self, **parts: Tree) -> None:
+        for name, tree in parts.items():
+            self._reserve(name, spec_of(tree))
+            for key, leaf in self._buffers[name].leaves().items():
+                leaf.copy_(tree[key][: leaf.shape[0]])
 
     # ---- dealing
 
@@ -381,8 +381,6 @@ def _dead() -> FedbenchError:
 
 def available_workers() -> int:
     """Cores this process may use."""
-    import os
-
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return multiprocessing.cpu_count()

@@ -33,7 +33,7 @@ from fedbench.engine.contract import Clock, Stage
 from fedbench.engine.hardware import pick_trainer, set_precision
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.schedule import batches
-from fedbench.engine.setup import Setup
+from fedbench.engine.setup import Setup, drawn
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.trainer import Trainer
 from fedbench.engine.workers import WorkersTrainer, available_workers
@@ -264,7 +264,7 @@ def _difference(setup: Setup, trainer: Trainer) -> float:
         model = setup.task.fresh().to(setup.federation.device, setup.federation.dtype)
         model = model.train().requires_grad_(True)
         model.load_state_dict({name: message[name][row] for name in model.state_dict()})
-        order, _ = setup.batches(client, stage, setup.client(client, {}, {}, clock), "batches")
+        order, _ = drawn(setup, client, stage, setup.client(client, {}, {}, clock), "batches")
         owned = setup.federation.indices("train", client)
         descend(setup, model, [owned[positions.to(owned.device)] for positions in order])
         for name, leaf in model.state_dict().items():
