@@ -36,7 +36,7 @@ class Record:
     bytes_up: int  # clients to server, whole federation, cumulative
     bytes_down: int  # server to clients, whole federation, cumulative
     seconds: Mapping[str, float]  # cumulative, by phase (PHASES)
-    train_loss: float = math.nan  # mean over the round's steps, where the method reports it
+    train_loss: float = math.nan  # of the round: mean over clients of that over their steps; nan without any
 
     def primary(self) -> str:
         """Name of the test set the run is judged by."""
