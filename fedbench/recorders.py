@@ -115,8 +115,8 @@ class ClassifierCosine(Recorder):
     several: ClassVar[bool] = True
 
     def look(self, moment: RoundContext) -> Arrays:
-        names = [name for name in moment.setup.task.groups["@head"] if moment.models[name].dim() > 2]
-        rows = torch.cat([moment.models[name].flatten(2) for name in sorted(names)], dim=2)  # [C, K, d]
+        last = moment.setup.task.split(moment.models, ("head.*",))[0].values()
+        rows = torch.cat([leaf.flatten(2) for leaf in last if leaf.dim() > 2], dim=2)  # [C, K, d]
         return {VALUE: moment.square(torch.stack([cosines(each) for each in rows.unbind(1)]))}
 
 
@@ -131,6 +131,12 @@ class ModelCosine(Recorder):
         return {VALUE: moment.square(cosines(trees.flatten(weights)))}
 
 
+def changes(leaves: Tree, message: Tree) -> Tree:
+    """`leaves` less what was sent, where one of each name was: IFCA sends several."""
+    sent = {name: leaf for name, leaf in leaves.items() if name in message and message[name].shape == leaf.shape}
+    return {name: leaf - message[name] for name, leaf in sent.items()}
+
+
 @dataclass(frozen=True)
 class UpdateCosine(Recorder):
     """Cosine of what a round's training changed in two clients' weights, [N, N]."""
@@ -139,9 +145,9 @@ class UpdateCosine(Recorder):
 
     def look(self, moment: RoundContext) -> Arrays:
         weights = moment.setup.task.weights(moment.models)
-        if missing := sorted(set(weights) - set(moment.message)):
-            raise ConfigError(f"the server does not send '{missing[0]}', so its change is not known")
-        change = {name: leaf - moment.message[name] for name, leaf in weights.items()}
+        change = changes(weights, moment.message)
+        if missing := sorted(set(weights) - set(change)):
+            raise ConfigError(f"the server does not send one '{missing[0]}', so its change is not known")
         return {VALUE: moment.square(cosines(trees.flatten(change)))}
 
 
@@ -158,13 +164,9 @@ class UpdateVariance(Recorder):
 
     def look(self, moment: RoundContext) -> Arrays:
         head = moment.setup.task.groups["@head"]
-        moved = {
-            name: leaf - moment.message[name]
-            for name, leaf in moment.uploads.items()
-            if name.rpartition("/")[2] in head and name in moment.message
-        }
-        if not moved:
-            raise ConfigError("its clients are not sent, or do not upload, a classifier")
+        uploads = {name: leaf for name, leaf in moment.uploads.items() if name.rpartition("/")[2] in head}
+        if not (moved := changes(uploads, moment.message)):
+            raise ConfigError("its clients are not sent, or do not upload, one classifier")
         change = trees.flatten(moved).to(torch.float64)
         return {VALUE: (change - change.mean(0)).square().sum().cpu().numpy()}
 

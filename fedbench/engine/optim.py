@@ -120,7 +120,7 @@ def _factor(value: float | Tensor, params: list[Tensor]) -> Any:
 
 def clip(grads: list[Tensor], limit: float, axes: int) -> list[Tensor]:
     """Scale each client's gradient to norm `limit` at most, as torch.nn.utils.clip_grad_norm_ does."""
-    squares = [g.square().flatten(axes).sum(-1) for g in grads]
+    squares = [g.square().reshape(*g.shape[:axes], -1).sum(-1) for g in grads]
     norms = torch.stack(squares).sum(0).sqrt()
     scale = (limit / (norms + 1e-6)).clamp(max=1.0)
     return [g * scale.view(*scale.shape, *[1] * (g.dim() - axes)) for g in grads]

@@ -138,9 +138,9 @@ def _trial(setup: Setup) -> RoundContext:
     message, memory = first_round_inputs(setup, ids, clock)
     server, _ = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
     ended = []
-    for place, client in enumerate(ids.tolist()):
-        view = setup.client(client, trees.row(message, place), trees.row(memory, place), clock)
-        upload, own = setup.method.finish(setup.method.start(view), view)
-        ended.append((upload, own))
-    uploads, kept = (trees.stack(list(each)) for each in zip(*ended, strict=True))
+    for client in ids.tolist():
+        view = setup.client(client, trees.row(message, client), trees.row(memory, client), clock)
+        pair = setup.method.finish(setup.method.start(view), view)
+        ended.append([(ids == client, trees.expand(tree, 1)) for tree in pair])
+    uploads, kept = (trees.spread(each, len(ids)) for each in zip(*ended, strict=True))
     return RoundContext(setup, setup.cohort(ids, clock), message, kept, uploads, setup.federation.placed(server))

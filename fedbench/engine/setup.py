@@ -148,7 +148,7 @@ class Setup:
         count = self.protocol.seen(self.federation.clients)
         federations = [kind.federation.first(count) for kind in self.kinds]
         if isinstance(self.task, JointTask):
-            return joined(self.method, self.task, federations, self.protocol, self.seed)
+            return joined(self.method, self.task.first(count), federations, self.protocol, self.seed)
         return replace(self, federation=federations[0])
 
     @property
@@ -313,7 +313,8 @@ def assemble(
     batch, whole = protocol.local.batch_size, protocol.local.drop_last
     for place, (task, federation) in enumerate(zip(tasks, federations, strict=True)):
         sizes = [int(n) for n in federation.population.sizes[torch.from_numpy(kind == place)]]
-        shortest = min(batch, max(sizes)) if whole else min(n % batch or batch for n in sizes)
+        shortest = batch if whole else min(n % batch or batch for n in sizes)
+        schedule.batches_an_epoch(min(sizes), protocol.local)  # which refuses a client of no whole batch
         check_input(task, shortest, shortest < batch <= min(sizes))
     if len(tasks) == 1:
         return Setup(method, tasks[0], federations[0], protocol, seed)

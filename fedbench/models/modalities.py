@@ -293,6 +293,11 @@ class JointTask(Task):
     def __reduce__(self) -> tuple[type[Task], tuple[object, ...]]:
         return JointTask, self._given
 
+    def first(self, count: int) -> JointTask:
+        """The same networks, of the first `count` clients."""
+        tasks, names, kind = self._given
+        return JointTask(tasks, names, kind[:count])
+
     def _check_heads(self) -> None:
         shapes = [
             {n: tuple(p.shape) for n, p in task.fresh().get_submodule("head").named_parameters()}

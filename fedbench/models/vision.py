@@ -163,6 +163,8 @@ class Vision(Model):
         """The weights, where they are wanted, are not there and may not be downloaded."""
         if not self.pretrained or self._file().is_file() or (self.download and not self.weights):
             return ""
+        if self.weights:
+            return f"model.weights={self.weights}: there is no such file"
         return (
             f"the ImageNet weights of {self.architecture} are not at {self._file()}; "
             "set model.download=true, model.weights=FILE or model.pretrained=false"

@@ -16,11 +16,14 @@ from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
 from fedbench.engine import checkpoint
 from fedbench.engine.recording import Recorder, RoundContext, check
 from fedbench.methods.fedavg import FedAvg
+from fedbench.methods.ifca import IFCA
 from fedbench.methods.parts import features
+from fedbench.models.small import LeNet5
 from fedbench.recorders import RECORDERS, kernel, outputs, parse
 from fedbench.runs import execution
 from fedbench.runs.config import run_key
 from fedbench.runs.folder import ARRAYS, files_of
+from tests.helpers.pair import pair
 from tests.helpers.runs import config
 from tests.methods.toys import federation, setup
 
@@ -112,6 +115,24 @@ def test_cosines_of_weights_updates_and_classifiers(seen: RoundContext) -> None:
     rows = seen.models["head.weight"]
     expected = [float(cosine_similarity(rows[0, c], rows[2, c], dim=0)) for c in range(10)]
     assert value("classifier_cosine", seen)[:, i, j] == pytest.approx(expected, abs=1e-6)
+
+
+def test_of_a_classifier_of_several_layers_the_last_has_rows_of_classes(seen: RoundContext) -> None:
+    chosen = setup(FedAvg(), federation((9, 9), (1, 16, 16)), LeNet5(classifier="linear"))
+    assert len(chosen.task.groups["@head"]) == 6
+    check(only("classifier_cosine"), chosen)
+
+
+def test_what_a_server_sends_several_of_has_no_change() -> None:
+    chosen = setup(IFCA(), federation((9, 9)))
+    for name, reason in (("update_cosine", "does not send one 'fc.0.bias'"), ("update_variance", "one classifier")):
+        with pytest.raises(ConfigError, match=f"record={name} does not fit IFCA: .*{reason}"):
+            check(only(name), chosen)
+
+
+def test_the_clients_a_recorder_is_tried_on_may_be_of_two_kinds() -> None:
+    for name in ("classifier_cosine", "update_variance"):
+        check(only(name), pair(FedAvg(), sizes=(9, 8, 7), kind=(0, 1, 1)))
 
 
 def test_variance_of_updates_is_eq_10(seen: RoundContext) -> None:

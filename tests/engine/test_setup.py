@@ -125,8 +125,12 @@ def test_a_network_is_tried_on_the_shortest_batch(
         whole = assemble(FedAvg(), model, source, partition, made.protocol, 0, bf16=bf16)
         assert tried.pop() == (whole.task, smallest, droppable)
         assert whole.task.bf16 is bf16
-        whole = assemble(FedAvg(), model, source, partition, whole_batches, 0, bf16=bf16)
-        assert tried.pop() == (whole.task, min(8, max(sizes)), False)
+        if min(sizes) >= 8:
+            whole = assemble(FedAvg(), model, source, partition, whole_batches, 0, bf16=bf16)
+            assert tried.pop() == (whole.task, 8, False)
+            continue
+        with pytest.raises(ConfigError, match=f"a client with {min(sizes)} training samples in batches of 8"):
+            assemble(FedAvg(), model, source, partition, whole_batches, 0, bf16=bf16)
     with pytest.raises(ConfigError, match=r"protocol.cohort=3 is more than the 2 clients"):
         assemble(FedAvg(), model, source, partition, protocol, 0)
     assert not tried
@@ -189,6 +193,10 @@ def test_a_lone_leaf_moves_as_a_row_of_a_program() -> None:
     params = {"a": torch.ones(2, 3)}
     optim.Optimizer(OptimizerConfig(name="adam", lr=0.5), params, axes=1).step([torch.ones(2, 3)], 2)
     assert torch.allclose(params["a"], torch.full((2, 3), 0.5))
+    numbers = {"scale": torch.ones(2), "a": torch.zeros(2, 2)}  # of each client a number, and a leaf of two
+    grads = [torch.tensor([3.0, 0.3]), torch.tensor([[0.0, 4.0], [0.4, 0.0]])]
+    optim.Optimizer(OptimizerConfig(lr=1.0, clip=1.0), numbers, axes=1).step(grads, 2)
+    assert torch.allclose(numbers["scale"], torch.tensor([0.4, 0.7]))
     optim.Optimizer(OptimizerConfig(name="adam"), {}, axes=1).step([], 2)
 
 

@@ -131,9 +131,10 @@ def test_what_is_lacking_and_where_it_is_looked_for(hub: Path, tmp_path: Path) -
             own, chosen = each["weights"] is not None, {**each, "download": bool(each["download"])}
             model = build("resnet18", **{**chosen, "weights": str(mine) if own else None})
             found = ("mine" if own else "hub") in there or not each["pretrained"] or (each["download"] and not own)
-            file = mine if own else hub / "resnet18-f37072fd.pth"
             end = "set model.download=true, model.weights=FILE or model.pretrained=false"
-            said = f"the ImageNet weights of resnet18 are not at {file}; {end}"
+            said = f"the ImageNet weights of resnet18 are not at {hub / 'resnet18-f37072fd.pth'}; {end}"
+            if own:  # which no download would be looked for beside
+                said = f"model.weights={mine}: there is no such file"
             assert model.lacking() == ("" if found else said)
     assert build("resnet18", pretrained=False).begin() == {}
 
