@@ -134,6 +134,8 @@ def test_what_a_run_lacks(runs: Path) -> None:
     assert local.arrays == {}
     with pytest.raises(FedbenchError, match="save_models=true"):
         _ = local.models
+    with pytest.raises(FedbenchError, match="made without save_models=true; force=true makes it again"):
+        fedbench.run("method=local", *SHORT, runs_dir=runs, save_models=True)
 
 
 def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
