@@ -142,7 +142,7 @@ def plot_command(arguments: Sequence[str]) -> int:
     runs, tables = find_folders(paths)
     lost = []
     for index, folder in enumerate([*runs, *tables]):
-        name = "-".join(folder.parts[-3:]) if index < len(runs) else folder.name
+        name = "-".join(folder.resolve().parts[-3 if index < len(runs) else -1 :])
         try:
             with style.styled(name):
                 figures = run_figures(folder) if index < len(runs) else table_figures(folder)
