@@ -129,10 +129,15 @@ def labels_of(run: RunConfig) -> Labels:
 
 def lacking(run: RunConfig, arrays: Arrays | None = None, completed: int | None = None) -> list[str]:
     """Return the recorders that `run` asks for and `arrays` lack after `completed` rounds; if not given, at its end."""
-    found = Run(folder_of(run).path).arrays if arrays is None else arrays
+    found = kept(folder_of(run)) if arrays is None else arrays
     rounds = run.protocol.rounds
     done = rounds if completed is None else completed
     return [each.name for each in run.recorders if each.lacks(found, done, rounds)]
+
+
+def kept(folder: RunFolder) -> Arrays:
+    """Return what a finished run keeps in arrays.npz."""
+    return Run(folder.path).arrays
 
 
 def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -> None:
@@ -169,7 +174,7 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
                 if (status := _status(run, folder)) != "finished":
                     row = experiment(run, key, folder, observer, make_proxy, purpose)
         if status == "finished":
-            require(run, folder, Run(folder.path).arrays, run.protocol.rounds)
+            require(run, folder, kept(folder), run.protocol.rounds)
             if run.settings.save_models and not (folder.path / MODEL).is_file():
                 raise FedbenchError(f"{folder.path} was made without save_models=true; force=true makes it again")
             row = folder.result()
