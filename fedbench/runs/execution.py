@@ -176,7 +176,7 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
         if status == "finished":
             require(run, folder, kept(folder), run.protocol.rounds)
             if run.settings.save_models and not (folder.path / MODEL).is_file():
-                raise FedbenchError(f"{folder.path} was made without save_models=true; force=true makes it again")
+                fingerprint.warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
             row = folder.result()
             if not folder.data:
                 fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
@@ -354,7 +354,13 @@ def write(
         local_key=local_key,
         kinds=kinds,
         prepared=state.prepared,
-        versions={**_made(run), "code": folder.code, **versions()},
+        versions={
+            "data": fingerprint.content(run.dataset),
+            "scored": run.protocol.score,
+            **({} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}),
+            "code": folder.code,
+            **versions(),
+        },
     )
     if run.protocol.unseen:
         row |= {"unseen": run.protocol.unseen, "unseen_note": unseen.note}
@@ -367,12 +373,6 @@ def _kinds(run: RunConfig, setup: Setup) -> list[str]:
     """Return the kind of each client; nothing where there is one."""
     names = list(run.model.networks)
     return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []
-
-
-def _made(run: RunConfig) -> dict[str, str]:
-    """Return which samples made the run, which models count, and the precision where it is not float32."""
-    coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
-    return {"data": fingerprint.content(run.dataset), "scored": run.protocol.score, **coarse}
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:

@@ -168,12 +168,8 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[Text]]:
             )
             for name in COLUMNS
         ]
-        lines.append([Text(_label(runs[0])), Text(count), *cells])
+        lines.append([Text(" ".join(filter(None, method))), Text(count), *cells])
     return lines
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    return " ".join(str(row[name]) for name in ("method", "variant") if row.get(name))
 
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:

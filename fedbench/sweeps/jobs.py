@@ -160,7 +160,8 @@ def _outcome(config: DictConfig) -> JobOutcome:
             code_changed=result.code_changed,
         )
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
-        code, failure = messages.explained(error, _sweep_job())
+        job = "" if alone else " ".join(override.lstrip("+") for override in _task())
+        code, failure = messages.explained(error, job)
         if here:
             tell(failure)
         return JobOutcome(_overrides(), plain=plain, code=code, failure=failure, shown=here)
@@ -187,13 +188,6 @@ def _overrides() -> dict[str, str]:
     """Return the overrides of the running job."""
     pairs = (override.lstrip("+").partition("=") for override in _task())
     return {key: value for key, _, value in pairs}
-
-
-def _sweep_job() -> str:
-    """Return the overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
-    if HydraConfig.get().mode != RunMode.MULTIRUN:
-        return ""
-    return " ".join(override.lstrip("+") for override in _task())
 
 
 def _task() -> list[str]:
