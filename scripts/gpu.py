@@ -48,7 +48,7 @@ NETWORKS = {
 
 def comparisons(names: Sequence[str], device: str) -> Iterator[Line]:
     """Yield a line for each preset of `names`, or of all, by each engine; without names also for networks and kinds."""
-    presets = sorted(file.stem for file in (groups.conf_dir() / "method").glob("*.yaml"))
+    presets = groups.names("method")
     for dtype in (torch.float64, torch.float32):
         for name in names or presets:
             subject = Subject.of(name)

@@ -2,11 +2,12 @@
 
     python scripts/same_numbers.py COMMIT "what was changed"
 
-Runs every method, each method inside those that take one, every model and every partition for a few rounds on
-procedural data, with the code of COMMIT and with today's. Where a part's code (method, model, partition, engine)
-differs and every run that it took part in is equal to the bit, models, scores, bytes and arrays, a line is appended to
-fedbench/runs/same_numbers.csv. Other parts are printed with the runs that differ. Runs are one client at a time, the
-plain loop that tests hold the other engines to. Lines that lead from no code of a result under results/ are dropped.
+Runs every method, also with validation samples and inside those that take one, every model, partition and protocol for
+a few rounds on procedural data, with the code of COMMIT and with today's. Where a part's code (method, model,
+partition, engine) differs and every run that it took part in is equal to the bit, models, scores, bytes and arrays, a
+line is appended to fedbench/runs/same_numbers.csv. Other parts are printed with the runs that differ. Runs are one
+client at a time, the plain loop that tests hold the other engines to. Lines that lead from no code of a result under
+results/ are dropped.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from fedbench.config import groups
 from fedbench.config.compose import compose
-from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError
 from fedbench.engine.hardware import pick_trainer
 from fedbench.runs import fingerprint
@@ -49,7 +50,6 @@ WIDE = ("dataset.channels=3", "dataset.size=32")  # as networks for pictures nee
 MANY = ("dataset=synthetic", "dataset.size=6", "dataset.train=16000", "dataset.test=4000")
 SHORT = ("method=fedavg", "protocol.rounds=1")
 SHORTER = ("method.discriminator.rounds=3", "model.pretrained=false")  # where there is such a setting
-GROUPS = ("method", "model", "partition")
 # Key -> (the run, its code by part, the hash of its numbers).
 Found = dict[str, tuple[str, dict[str, str], str]]
 Change = tuple[str, str, str]  # part, old code, new code
@@ -59,16 +59,18 @@ CODE = re.compile(r"\b(method|model|partition|engine):([0-9a-f]{12})\b")
 
 def runs() -> Iterator[list[str]]:
     """The overrides of each run; some are refused, as those of a network that needs a file of weights."""
-    names = {group: sorted(each.stem for each in (conf_dir() / group).glob("*.yaml")) for group in GROUPS}
-    for method in names["method"]:
+    for method in groups.names("method"):
         yield from ([*SMALL, f"model={model}", f"method={method}"] for model in ("mlp", "lenet5_bn"))
+        yield [*SMALL, "protocol.test.val_fraction=0.2", "model=mlp", f"method={method}"]
         yield [*CAPTIONED, "model=small_pair", f"method={method}"]
         if "base" in compose([f"method={method}"]).method:
-            yield from ([*SMALL, f"method={method}", f"method/base={base}"] for base in names["method"])
-    for model in names["model"]:
+            yield from ([*SMALL, f"method={method}", f"method/base={base}"] for base in groups.names("method"))
+    for model in groups.names("model"):
         yield from ([*where, f"model={model}", *SHORT] for where in ((*SMALL, *WIDE), CAPTIONED))
-    for partition in names["partition"]:
+    for partition in groups.names("partition"):
         yield [*MANY, *ROUNDS, f"partition={partition}", *SHORT]
+    for protocol in groups.names("protocol"):
+        yield [*SAMPLES, *CLIENTS, f"protocol={protocol}", *ROUNDS[1:], "model=mlp", "method=fedavg"]
     yield ["dataset=fashion_mnist", *ROUNDS, "partition=fedcollab_label_shift_seed0", *SHORT]
 
 
@@ -93,11 +95,7 @@ def numbers(overrides: list[str]) -> tuple[str, dict[str, str], str]:
     for name, leaf in sorted(everything(simulate(setup, pick_trainer(setup, run.hardware))).items()):
         digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
         digest.update(leaf.contiguous().numpy().tobytes())
-    return (
-        run_key(run),
-        dict(part.split(":") for part in fingerprint.code_of(run).split()),
-        digest.hexdigest(),
-    )
+    return run_key(run), dict(part.split(":") for part in fingerprint.code_of(run).split()), digest.hexdigest()
 
 
 def write_numbers(path: Path) -> None:

@@ -128,12 +128,14 @@ def test_a_run_shows_itself(finished: fedbench.Run) -> None:
         assert text in shown
 
 
-def test_what_a_run_lacks(runs: Path) -> None:
+def test_what_a_run_lacks(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     local = fedbench.run("method=local", *SHORT, runs_dir=runs)
     assert local.W is None
     assert local.arrays == {}
     with pytest.raises(FedbenchError, match="save_models=true"):
         _ = local.models
+    fedbench.run("method=local", *SHORT, runs_dir=runs, save_models=True)
+    assert "made without save_models=true; force=true makes it again" in caplog.text
 
 
 def test_a_damaged_run_is_refused(tmp_path: Path) -> None:

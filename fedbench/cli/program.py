@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, or the runs that the arguments describe; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in COMMANDS:
-        return end(f"python -m fedbench {given[0]}", given[1:], partial(_command, given[0]))
+        command = COMMANDS[given[0]]
+        return end(f"python -m fedbench {given[0]}", given[1:], lambda rest: int(pkgutil.resolve_name(command)(rest)))
     if len(given) > 1 and given[0] in COMPLETION and given[1].startswith("query="):
         before, typed = _typed()
         if len(before) > 1 and before[1] in COMMANDS:
@@ -60,11 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(before) == 1:
             print(*(name for name in COMMANDS if name.startswith(typed)), sep="\n")
     return end("python -m fedbench", given, _run)
-
-
-def _command(name: str, arguments: Sequence[str]) -> int:
-    code: int = pkgutil.resolve_name(COMMANDS[name])(arguments)
-    return code
 
 
 # What follows a command: KEY=VALUE arguments, and the words that a shell offers to complete.

@@ -81,10 +81,8 @@ def collect_command(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--margin {given.margin:g}: points of accuracy lie in 0 to 100")
     if given.out is not None and given.out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--out {given.out}: the name must end in .csv or .parquet")
-    return _collect(given)
-
-
-def _collect(given: argparse.Namespace) -> int:
+    if given.out is not None and not given.out.parent.is_dir():
+        raise FedbenchError(f"--out {given.out}: there is no folder {given.out.parent}")
     from fedbench.runs.execution import changed_since
 
     table, out = collect(given.runs, config=not given.no_config), given.out
@@ -100,8 +98,6 @@ def _collect(given: argparse.Namespace) -> int:
     if out is None:
         table.to_csv(sys.stdout, index=False)
         return 0
-    if not out.parent.is_dir():
-        raise FedbenchError(f"--out {out}: there is no folder {out.parent}")
     write(table, out)
     print(f"{out}: {len(table)} runs, {len(table.columns)} columns")
     return 0
@@ -142,7 +138,7 @@ def plot_command(arguments: Sequence[str]) -> int:
     runs, tables = find_folders(paths)
     lost = []
     for index, folder in enumerate([*runs, *tables]):
-        name = "-".join(folder.parts[-3:]) if index < len(runs) else folder.name
+        name = "-".join(folder.resolve().parts[-3 if index < len(runs) else -1 :])
         try:
             with style.styled(name):
                 figures = run_figures(folder) if index < len(runs) else table_figures(folder)

@@ -30,7 +30,7 @@ from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.fingerprint import environment, versions
-from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, RESULT, RunFolder, Status, files_of
+from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, MODEL, RESULT, RunFolder, Status, files_of
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, summarise
 
@@ -44,7 +44,8 @@ def observers(run: RunConfig, key: str, folder: RunFolder) -> Observer:
     if trackers := run.settings.trackers:
         from fedbench.runs.trackers import TRACKERS  # which most runs do without
 
-        chosen += [TRACKERS[name](key, folder.path, run.plain, **options) for name, options in trackers.items()]
+        own = f"{key}-{folder.data[:6]}"  # as the folder is called: other samples make another run
+        chosen += [TRACKERS[name](own, folder.path, run.plain, **options) for name, options in trackers.items()]
     return Observers(chosen)
 
 
@@ -92,10 +93,11 @@ def changed_since(folder: Path) -> list[str]:
     try:
         code = str(files.json(RESULT).get("code") or "")
         files.read(CONFIG)  # it is as it was written
-        config = groups.load_yaml(folder / CONFIG)
-        config["hardware"] = {}  # which may have settings of its time, and is no part of the code
+        saved = groups.load_yaml(folder / CONFIG)
     except FedbenchError:
         return []
+    # The rest is no part of the code, and may have settings that are gone.
+    config = OmegaConf.create({part: saved.get(part) for part in groups.REGISTRIES} | {"protocol": {}, "hardware": {}})
     try:
         return fingerprint.changed(code, fingerprint.code_of(resolve(config)))
     except FedbenchError:
@@ -125,9 +127,12 @@ def labels_of(run: RunConfig) -> Labels:
 # Whether a run has what its config asks to be recorded; it may have been made without, as its key does not tell.
 
 
-def lacking(run: RunConfig) -> list[str]:
-    """Return the recorders that `run`, which is finished, asks for and was made without."""
-    return _lacking(run, kept(folder_of(run)), run.protocol.rounds)
+def lacking(run: RunConfig, arrays: Arrays | None = None, completed: int | None = None) -> list[str]:
+    """Return the recorders that `run` asks for and `arrays` lack after `completed` rounds; if not given, at its end."""
+    found = kept(folder_of(run)) if arrays is None else arrays
+    rounds = run.protocol.rounds
+    done = rounds if completed is None else completed
+    return [each.name for each in run.recorders if each.lacks(found, done, rounds)]
 
 
 def kept(folder: RunFolder) -> Arrays:
@@ -141,12 +146,8 @@ def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -
     Raises:
         FedbenchError: says how to make the run again.
     """
-    if lost := _lacking(run, arrays, completed):
+    if lost := lacking(run, arrays, completed):
         raise FedbenchError(f"{folder.path} was made without record={lost[0]}; force=true makes it again")
-
-
-def _lacking(run: RunConfig, arrays: Arrays, completed: int) -> list[str]:
-    return [each.name for each in run.recorders if each.lacks(arrays, completed, run.protocol.rounds)]
 
 
 ResultT = TypeVar("ResultT")
@@ -171,11 +172,11 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
         if (status := _status(run, folder)) != "finished":
             with folder:  # which another process may have held until it had finished the run
                 if (status := _status(run, folder)) != "finished":
-                    if status == "new":
-                        folder.clear()
                     row = experiment(run, key, folder, observer, make_proxy, purpose)
         if status == "finished":
             require(run, folder, kept(folder), run.protocol.rounds)
+            if run.settings.save_models and not (folder.path / MODEL).is_file():
+                fingerprint.warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
             row = folder.result()
             if not folder.data:
                 fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
@@ -215,16 +216,17 @@ def experiment(
     check_rounds(run, setup)
     newcomers = Newcomers(whole, setup) if run.protocol.unseen else None
 
-    # What the result is compared with, and what says how it was made.
+    # What the result is compared with.
     local, local_key = local_reference(run)
-    describe(run, folder, setup, run.model.dealt(partition)[0], dataset)
 
-    # The engine that trains clients, and the loop over rounds, which goes on where an interrupted one was saved.
+    # The engine that trains clients, what says how the run is made, and the loop over rounds, which goes on where an
+    # interrupted one was saved.
     trainer = pick_trainer(setup, run.hardware)
     trainer = trainer if make_proxy is None else make_proxy(trainer)
     try:
         simulation = Simulation(setup, trainer, observer, run.recorders)
         saved_state = load_checkpoint(run, key, folder, setup)
+        describe(run, folder, setup, run.model.dealt(partition)[0], dataset)
         if saved_state is None:
             folder.begin(fingerprint.code_of(run))
         done = 0 if saved_state is None else saved_state.round
@@ -297,8 +299,12 @@ def describe(run: RunConfig, folder: RunFolder, setup: Setup, partition: Partiti
 
 
 def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -> State | None:
-    """Return the state that an interrupted run was saved in; None where there is none, or force=true makes another."""
-    if folder.status() != "partial":
+    """Return the state that an interrupted run was saved in; None where the run begins anew, and an earlier one goes.
+
+    Not before: until here the run may have been refused.
+    """
+    if _status(run, folder) == "new":
+        folder.clear()
         return None
     try:
         state = states.load(folder.checkpoint, key, setup.federation.device)
@@ -306,7 +312,7 @@ def load_checkpoint(run: RunConfig, key: str, folder: RunFolder, setup: Setup) -
         if not run.settings.force:
             raise
         state = None
-    if state is None or (run.settings.force and _lacking(run, state.arrays, state.round)):
+    if state is None or (run.settings.force and lacking(run, state.arrays, state.round)):
         folder.clear()
         return None
     require(run, folder, state.arrays, state.round)
@@ -348,7 +354,13 @@ def write(
         local_key=local_key,
         kinds=kinds,
         prepared=state.prepared,
-        versions={**_made(run), "code": folder.code, **versions()},
+        versions={
+            "data": fingerprint.content(run.dataset),
+            "scored": run.protocol.score,
+            **({} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}),
+            "code": folder.code,
+            **versions(),
+        },
     )
     if run.protocol.unseen:
         row |= {"unseen": run.protocol.unseen, "unseen_note": unseen.note}
@@ -361,12 +373,6 @@ def _kinds(run: RunConfig, setup: Setup) -> list[str]:
     """Return the kind of each client; nothing where there is one."""
     names = list(run.model.networks)
     return [names[kind] for kind in setup.task.kind_of(setup.everyone).tolist()] if len(names) > 1 else []
-
-
-def _made(run: RunConfig) -> dict[str, str]:
-    """Return which samples made the run, which models count, and the precision where it is not float32."""
-    coarse = {} if run.hardware.precision == "float32" else {"precision": run.hardware.precision}
-    return {"data": fingerprint.content(run.dataset), "scored": run.protocol.score, **coarse}
 
 
 def local_reference(run: RunConfig) -> tuple[Floats | None, str]:

@@ -75,6 +75,11 @@ def mean_std(values: Sequence[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
+def title(labels: Labels) -> str:
+    """What a run is called in a list."""
+    return " ".join(part for part in (labels.method, labels.variant, f"seed {labels.seed}") if part)
+
+
 def remark(parts: Iterable[str]) -> str:
     """What stands under a table with marked rows, given the parts of the code that changed; "" if there are none."""
     if names := sorted(set(parts)):
@@ -163,12 +168,8 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[Text]]:
             )
             for name in COLUMNS
         ]
-        lines.append([Text(_label(runs[0])), Text(count), *cells])
+        lines.append([Text(" ".join(filter(None, method))), Text(count), *cells])
     return lines
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    return " ".join(str(row[name]) for name in ("method", "variant") if row.get(name))
 
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:
@@ -221,7 +222,7 @@ class Progress(Observer):
         self._rounds, self._began = rounds, self._clock()
         self._first = self._done = self._shown = resumed_from
         self._phase = self._accuracy = ""
-        name = " ".join(part for part in (labels.method, labels.variant, f"seed {labels.seed}") if part)
+        name = title(labels)
         if self._mode == "lines":
             where = f"{labels.dataset}, {labels.partition}, {labels.model}"
             resumed = f", resumed after round {resumed_from}" if resumed_from else ""

@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 
 from fedbench.core.files import short_name
 from fedbench.engine.history import Labels, Observer, Record, record_row
-from fedbench.runs.progress import number
+from fedbench.runs.progress import COLUMNS, number, title
 from fedbench.runs.run import flat
 
 log = logging.getLogger("fedbench")
-FINAL = ("acc", "acc_pooled", "ipr", "rsd")  # of the result row, for trackers that take numbers only
 PATIENCE = 20.0  # seconds that a tracker may take for one thing
 OPENING = 60.0  # and to begin, when it may have to make a data base
 MLFLOW = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}  # unless they are set
@@ -40,7 +39,7 @@ class Tracker(Observer):
     library: ClassVar[str]
 
     def __init__(self, key: str, folder: Path, config: Mapping[str, Any], **options: Any) -> None:
-        """`key` is the run's key, under which a resumed run goes on, `folder` the run's, `config` a nested mapping.
+        """`key` tells the run from all others, and is what it goes on under; `folder` is its own; `config` is nested.
 
         `options` are the tracker's own in a config, without `enabled`: see fedbench.config.schema.
         """
@@ -63,8 +62,8 @@ class Tracker(Observer):
                 self.scalar(name, known, round_)
 
     def summarise(self, result: Mapping[str, Any]) -> None:
-        """The result row."""
-        for name in FINAL:
+        """The result row; of numbers those of a closing table."""
+        for name in COLUMNS:
             if (known := number(result.get(name))) is not None:
                 self.scalar(name, known)
 
@@ -134,11 +133,6 @@ def _within(seconds: float | None, action: Callable[[], object]) -> None:
         raise raised[0]
 
 
-def title(labels: Labels) -> str:
-    """What a run is called in a tracker's list."""
-    return " ".join(part for part in (labels.method, labels.variant, f"seed {labels.seed}") if part)
-
-
 def setting(labels: Labels) -> str:
     """What runs that may be compared share."""
     return f"{labels.dataset}/{labels.partition}/{labels.model}/{labels.protocol}"
@@ -158,7 +152,7 @@ class WandbTracker(Tracker):
         goes_on = self.options["mode"] == "online" and resumed_from > 0
         self._run = wandb.init(
             **self.options,
-            id=self.key[:32],
+            id=self.key,
             dir=str(self.folder),
             config=dict(self.config),
             name=short_name(title(labels), WANDB_NAME),
@@ -222,10 +216,13 @@ class MlflowTracker(Tracker):
         self._client, name = MlflowClient(tracking_uri=self.options["uri"]), self.options["experiment"]
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name)
-        if resumed_from:
-            before = self._client.search_runs([experiment], f"tags.key = '{self.key}'", max_results=1)
-            self._run = before[0].info.run_id if before else ""
-        if not self._run:
+        before = self._client.search_runs([experiment], f"tags.key = '{self.key}'")  # the last that began first
+        if resumed_from and before:
+            self._run = before[0].info.run_id
+        else:
+            for each in before:  # as with force=true: a run that begins anew takes the place of what its folder held
+                if each.data.tags.get("folder") == str(self.folder):
+                    self._client.delete_run(each.info.run_id)
             tags = {"key": self.key, "setting": setting(labels), "folder": str(self.folder)}
             made = self._client.create_run(experiment, tags=tags, run_name=title(labels))
             self._run = made.info.run_id

@@ -45,8 +45,11 @@ class SweepCount:
 
 @contextmanager
 def counted(first: int, jobs: int) -> Iterator[None]:
-    """Have jobs that run in this process say which of how many they are, and how long the rest takes."""
-    token = _count.set(SweepCount(first, jobs))
+    """Have jobs that run in this process say which of how many they are, and how long the rest takes.
+
+    Those of an outer block go on counting: a tuning launches its runs a few at a time.
+    """
+    token = _count.set(_count.get() or SweepCount(first, jobs))
     try:
         yield
     finally:
@@ -145,7 +148,7 @@ def _outcome(config: DictConfig) -> JobOutcome:
             raise ConfigError(f"sweep.name={name} is of several runs; add -m: python -m fedbench -m ...")
         if not here and run.settings.progress == "auto":  # several bars on one terminal would overwrite each other
             run = run.changed(progress="lines")
-        result = _counted(run)
+        result = _execute(run)
         if here and alone and run.settings.progress != "none":
             print(f"folder: {result.folder}")
         return JobOutcome(
@@ -157,46 +160,34 @@ def _outcome(config: DictConfig) -> JobOutcome:
             code_changed=result.code_changed,
         )
     except Exception as error:  # noqa: BLE001 - told, and the exit code tells
-        code, failure = messages.explained(error, _sweep_job())
+        job = "" if alone else " ".join(override.lstrip("+") for override in _task())
+        code, failure = messages.explained(error, job)
         if here:
             tell(failure)
         return JobOutcome(_overrides(), plain=plain, code=code, failure=failure, shown=here)
 
 
-def _counted(run: RunConfig) -> Run:
-    """Return the run's result; say which job of a sweep it is, and note its time unless it only read what was there."""
-    count = _count.get()
-    if count is not None and run.settings.progress != "none":
-        print(count.line(HydraConfig.get().job.num), flush=True)
-    begin = time.monotonic()
-    result = _execute(run)
-    if count is not None and not result.earlier:
-        count.made.append(time.monotonic() - begin)
-    return result
-
-
 def _execute(run: RunConfig) -> Run:
-    """Return the run's result; in a sweep, that of another process that is at the same run, as soon as it has one."""
+    """Return the run's result; in a sweep say which job it is, and wait for another process that is at the same run."""
     from fedbench.runs import execution
 
     if HydraConfig.get().mode != RunMode.MULTIRUN:
         return execution.execute(run)
-    return execution.wait_while_in_use(
+    count, begin = _count.get(), time.monotonic()
+    if count is not None and run.settings.progress != "none":
+        print(count.line(HydraConfig.get().job.num), flush=True)
+    result = execution.wait_while_in_use(
         lambda: execution.execute(run), lambda error: tell(f"waiting for another process: {error}")
     )
+    if count is not None and not result.earlier:  # what is only read takes no time
+        count.made.append(time.monotonic() - begin)
+    return result
 
 
 def _overrides() -> dict[str, str]:
     """Return the overrides of the running job."""
     pairs = (override.lstrip("+").partition("=") for override in _task())
     return {key: value for key, _, value in pairs}
-
-
-def _sweep_job() -> str:
-    """Return the overrides that make the running job of a sweep, on one line; nothing outside a sweep."""
-    if HydraConfig.get().mode != RunMode.MULTIRUN:
-        return ""
-    return " ".join(override.lstrip("+") for override in _task())
 
 
 def _task() -> list[str]:
@@ -307,9 +298,7 @@ def launch_on_ray(
 
 def _result_on_ray(ray: Any, reference: Any) -> JobReturn:
     try:
-        returned = ray.get(reference)
+        returned: JobReturn = ray.get(reference)
     except ray.exceptions.RayError as error:
         return _dead(error)
-    if not isinstance(returned, JobReturn):
-        raise TypeError(f"a job returned {type(returned).__name__}")
     return returned

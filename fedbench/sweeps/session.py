@@ -166,10 +166,12 @@ def draw(config: SweepConfig, runs: pd.DataFrame, keys: Sequence[str]) -> Any:
     x = config.x or (keys[0] if keys else "seed")
     by = config.by if config.by in keys else next((key for key in keys if key != x), "")
     title = ", ".join(part for part in (config.name or "", config.mirrors) if part)
-    if config.figure == "curves":
-        return plots.sweep_curves(curves(labelled(runs, [key for key in keys if key != x]), x), config.y, title)
-    if config.y not in runs.columns:
-        raise unknown("sweep.y", config.y, [str(column) for column in runs.columns])
+    drawn = curves(labelled(runs, [key for key in keys if key != x]), x) if config.figure == "curves" else []
+    columns = dict.fromkeys(name for run in drawn for name in run["rounds"][0]) or [str(name) for name in runs.columns]
+    if config.y not in columns:
+        raise unknown("sweep.y", config.y, columns)
+    if drawn:
+        return plots.sweep_curves(drawn, config.y, title)
     shape = plots.sweep_heatmap if config.figure == "heatmap" and by else plots.sweep_lines
     others = [key for key in keys if key not in (x, by)]
     return shape(labelled(runs, others), x, by, config.y, title)
@@ -219,9 +221,7 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     keys = swept(outcomes, (config.x, config.by))
     folder = Path(config.folder) / folder_name(config.name or "", outcomes, keys)
     runs = tidy(finished, keys)
-    _make_way(folder, {identity(run) for run in runs.to_dict("records")})
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "runs.csv", runs.to_csv(index=False))
+    write_runs(folder, runs)
     lines = table(runs, keys, config.y)
     write_text(folder / "table.csv", lines.to_csv(index=False))
     write_text(folder / "table.md", markdown(lines, keys, fixed(outcomes, keys)))
@@ -229,22 +229,21 @@ def write_table(outcomes: Sequence[JobOutcome]) -> Path:
     return folder
 
 
-def _make_way(folder: Path, runs: set[tuple[str, str]]) -> None:
-    """Move what is in `folder` aside if it is of other runs altogether, or cannot be read, and say so."""
+def write_runs(folder: Path, runs: pd.DataFrame) -> None:
+    """Write runs.csv; what is in `folder` goes aside if it is of other runs altogether, or cannot be read."""
     import pandas as pd
 
-    file = folder / "runs.csv"
-    if not file.is_file():
-        return
-    with suppress(OSError, ValueError):  # damaged
+    file, known = folder / "runs.csv", set[tuple[str, str]]()
+    with suppress(OSError, ValueError):  # none, or damaged
         before = pd.read_csv(file, usecols=["key", "data"], dtype=str, keep_default_na=False)
-        if runs & {identity(run) for run in before.to_dict("records")}:
-            return
-    free = next(
-        path for n in itertools.count(1) if not (path := folder.with_name(f"{folder.name}-before-{n}")).exists()
-    )
-    folder.rename(free)
-    print(f"{folder} held another sweep; it is in {free} now")
+        known = {identity(run) for run in before.to_dict("records")}
+    if file.is_file() and not known & {identity(run) for run in runs.to_dict("records")}:
+        places = (folder.with_name(f"{folder.name}-before-{n}") for n in itertools.count(1))
+        free = next(path for path in places if not path.exists())
+        folder.rename(free)
+        print(f"{folder} held another sweep; it is in {free} now")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(file, runs.to_csv(index=False))
 
 
 def swept(outcomes: Sequence[JobOutcome], axes: Sequence[str] = ()) -> list[str]:

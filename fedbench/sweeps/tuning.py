@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.table import Table
 
-from fedbench.config.fields import typed
-from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.config.fields import Component, at_least, one_of, typed
+from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.core.files import write_text
 from fedbench.runs.progress import Output, decimals
 from fedbench.sweeps import jobs, session
@@ -20,7 +20,6 @@ from fedbench.sweeps.jobs import JobOutcome
 from fedbench.sweeps.session import SEEDS
 
 if TYPE_CHECKING:
-    import pandas as pd
     from hydra.core.override_parser.types import Override
 
 
@@ -65,19 +64,15 @@ def distribution(override: Override, distributions: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Component):
     """Fields of conf/hydra/sweeper/optuna.yaml."""
 
-    trials: int = 20
-    at_once: int = 1
-    sampler: str = "tpe"
-    seed: int = 0
+    section: ClassVar[str] = "hydra.sweeper"
 
-    def __post_init__(self) -> None:
-        if self.sampler not in ("tpe", "random"):
-            raise unknown("hydra.sweeper.sampler", self.sampler, ("tpe", "random"))
-        if self.trials < 1 or self.at_once < 1:
-            raise ConfigError("hydra.sweeper.trials and at_once must be at least 1")
+    trials: int = at_least(1, 20)
+    at_once: int = at_least(1, 1)
+    sampler: str = one_of("tpe", "random")
+    seed: int = at_least(0, 0)
 
 
 @dataclass
@@ -118,7 +113,7 @@ def tune(sweeper: Any, overrides: Sequence[Override], settings: Mapping[str, Any
         import optuna
     except ImportError as error:
         raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'fedbench-harness[optuna]'") from error
-    if not sweeper.config.protocol.test.val_fraction > 0:
+    if sweeper.config.protocol.test.val_fraction == 0:  # what is no share of samples, each run refuses
         raise ConfigError("tuning needs validation samples, never the test set: add protocol.test.val_fraction=0.2")
     fixed, repeats, space = split(overrides, optuna.distributions)
     if not space:
@@ -127,30 +122,16 @@ def tune(sweeper: Any, overrides: Sequence[Override], settings: Mapping[str, Any
     samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
     study = optuna.create_study(direction="maximize", sampler=samplers[tuning.sampler](seed=tuning.seed))
     trials: list[Trial] = []
-    while len(trials) < tuning.trials:
-        count = min(tuning.at_once, tuning.trials - len(trials))
-        asked = [study.ask(space) for _ in range(count)]
-        batch = [Trial(each.number, dict(each.params)) for each in asked]
-        _run(sweeper, batch, fixed, repeats, len(trials) * len(repeats))
-        for each, trial in zip(asked, batch, strict=True):
-            known = trial.score == trial.score  # not nan
-            study.tell(each, trial.score if known else None, None if known else optuna.trial.TrialState.FAIL)
-        trials += batch
+    with jobs.counted(0, tuning.trials * len(repeats)):
+        while len(trials) < tuning.trials:
+            asked = [study.ask(space) for _ in range(min(tuning.at_once, tuning.trials - len(trials)))]
+            batch = [Trial(each.number, dict(each.params)) for each in asked]
+            _run(sweeper, batch, fixed, repeats, len(trials) * len(repeats))
+            for each, trial in zip(asked, batch, strict=True):
+                known = trial.score == trial.score  # not nan
+                study.tell(each, trial.score if known else None, None if known else optuna.trial.TrialState.FAIL)
+            trials += batch
     return _conclude(trials, list(space))
-
-
-def trials_table(trials: Sequence[Trial], params: Sequence[str]) -> pd.DataFrame:
-    """Return one line a trial: its values, the validation accuracy `val` (nan: failed), and the number of seeds."""
-    import pandas as pd
-
-    lines = [
-        {"trial": trial.number}
-        | {key: trial.values[key] for key in params}
-        | {"val": trial.score, "seeds": len(trial.outcomes)}
-        for trial in trials
-    ]
-    frame: pd.DataFrame = pd.DataFrame(lines)
-    return frame
 
 
 def _run(
@@ -191,16 +172,26 @@ def _conclude(trials: Sequence[Trial], params: Sequence[str]) -> dict[str, Any]:
 
 
 def _write(trials: Sequence[Trial], best: Trial, params: Sequence[str]) -> Path:
-    """Write trials.csv, best.txt (the best's overrides), figure.svg and figure.png."""
+    """Write best.txt (the best's overrides), the runs, figure.svg and figure.png.
+
+    And trials.csv, a line a trial: its values, the validation accuracy `val` (nan: failed), and the number of seeds.
+    """
+    import pandas as pd
+
     from fedbench.plots.runs import tuning_trials
 
-    frame = trials_table(trials, params)
+    lines = [
+        {"trial": trial.number, **{key: trial.values[key] for key in params}}
+        | {"val": trial.score, "seeds": len(trial.outcomes)}
+        for trial in trials
+    ]
+    frame = pd.DataFrame(lines)
     finished = [outcome for trial in trials for outcome in trial.outcomes if outcome.row is not None]
     sweep = best.outcomes[0].plain["sweep"]
     name = str(sweep["name"])
-    kept = session.folder_name(f"{name}-optuna", finished, [key.lstrip("+") for key in params])
-    folder = Path(str(sweep["folder"])) / kept
-    folder.mkdir(parents=True, exist_ok=True)
+    keys = [key.lstrip("+") for key in params]
+    folder = Path(str(sweep["folder"])) / session.folder_name(f"{name}-optuna", finished, keys)
+    session.write_runs(folder, session.tidy(finished, keys))
     write_text(folder / "trials.csv", frame.to_csv(index=False))
     write_text(folder / "best.txt", f"{best.overrides(params)}\n")
     session.write_picture(tuning_trials(frame, params, name), folder)

@@ -132,6 +132,15 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
     assert len(written) == 5
 
 
+def test_the_folder_one_stands_in_may_be_drawn(two_runs: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    first = runs.find_folders([str(two_runs)])[0][0]
+    monkeypatch.chdir(first)
+    assert program.main(["plot", ".", f"out={tmp_path}/pictures", "formats=svg"]) == 0
+    drawn = [Path(line) for line in capsys.readouterr().out.split()]
+    assert {path.parent for path in drawn} == {tmp_path / "pictures"}
+    assert any(path.name.startswith("-".join(first.parts[-3:])) for path in drawn)
+
+
 def test_a_damaged_run_is_left_out_and_stops_no_other(
     two_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

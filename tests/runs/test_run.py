@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from fedbench.cli.program import main
 from fedbench.config.schema import CheckpointConfig
 from fedbench.config.schema import TestConfig as Protocol
-from fedbench.core.errors import CheckpointError, ConfigError, FedbenchError, FolderInUse
+from fedbench.core.errors import CheckpointError, ConfigError, DataMissing, FedbenchError, FolderInUse
 from fedbench.data.datasets.synthetic import Synthetic
 from fedbench.data.partition import Partition, make_partition
 from fedbench.data.partitions.label import Homogeneous
@@ -162,6 +162,18 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(FedbenchError):
             run.execute(config(tmp_path, "method=fedavg", *overrides))
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_a_forced_run_that_is_refused_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run.execute(config(tmp_path, "method=local"))
+
+    def gone(_: object) -> None:
+        raise DataMissing("gone")
+
+    monkeypatch.setattr(fingerprint, "load", gone)
+    with pytest.raises(DataMissing):
+        run.execute(config(tmp_path, "method=local", "force=true"))
+    assert run.execute(config(tmp_path, "method=local")).row == first.row
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedcollab"])

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.config.schema import SettingsConfig
-from fedbench.engine.history import Labels, Record
+from fedbench.config.schema import MlflowConfig, SettingsConfig
+from fedbench.engine.history import Labels, Observer, Record
 from fedbench.metrics import Tally
-from fedbench.runs import trackers
+from fedbench.runs import execution, trackers
 from fedbench.runs.trackers import MlflowTracker, TensorBoardTracker, Tracker, WandbTracker
 from tests.runs.toys import KEY, LABELS
 
@@ -134,6 +134,49 @@ def test_mlflow_runs(tmp_path: Path) -> None:
         (1, pytest.approx(42.5)),
         (2, pytest.approx(55.0)),
     ]
+
+
+def test_a_run_that_begins_anew_takes_the_place_of_its_folder_s_in_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = dict[str, Any]()
+
+    def create_run(_: str, tags: dict[str, str], run_name: str) -> Any:
+        number = f"{len(kept)}-{tags['folder']}"
+        kept[number] = types.SimpleNamespace(
+            info=types.SimpleNamespace(run_id=number), data=types.SimpleNamespace(tags=tags)
+        )
+        return kept[number]
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    client = types.SimpleNamespace(
+        get_experiment_by_name=lambda _: types.SimpleNamespace(experiment_id="1"),
+        search_runs=lambda _, query: [each for each in reversed(kept.values()) if each.data.tags["key"] in query],
+        create_run=create_run, delete_run=kept.pop, log_param=nothing, log_metric=nothing, set_terminated=nothing,
+    )  # fmt: skip
+    library = types.SimpleNamespace(MlflowClient=lambda **_: client)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", library)
+    for folder, resumed, left in (
+        ("a", 0, ["0-a"]),
+        ("b", 0, ["0-a", "1-b"]),
+        ("b", 1, ["0-a", "1-b"]),
+        ("a", 0, ["1-b", "1-a"]),
+    ):
+        tell(made(MlflowTracker, Path(folder)), resumed=resumed)
+        assert list(kept) == left
+
+
+def test_a_run_of_other_samples_has_a_record_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(trackers, "TRACKERS", {"mlflow": lambda key, *_, **__: asked.append(key) or Observer()})
+    settings = SettingsConfig(progress="none", mlflow=MlflowConfig(enabled=True))
+    chosen: Any = types.SimpleNamespace(settings=settings, plain={})
+    for data in ("0123456789", "abcdefghij"):
+        folder: Any = types.SimpleNamespace(path=tmp_path, data=data)
+        execution.observers(chosen, KEY, folder)
+    assert asked == [f"{KEY}-012345", f"{KEY}-abcdef"]
 
 
 def _has(module: str) -> bool:

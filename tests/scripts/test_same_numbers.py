@@ -21,6 +21,9 @@ def test_the_list_has_each_method_alone_and_inside_others_each_model_and_partiti
     }
     assert {"resnet18", "small_pair", "textcnn"} <= {each.get("model") for each in chosen}
     assert {"fold_code", "label_shift"} <= {each.get("partition") for each in chosen}
+    assert {"fedrema_code", "pfedsim"} <= {each.get("protocol") for each in chosen}
+    validated = [each for each in chosen if "protocol.test.val_fraction" in each]
+    assert {"fedfomo", "fedcollab"} <= {each["method"] for each in validated}, "which read validation samples"
 
 
 def test_a_run_has_the_same_hash_again_and_another_once_an_equation_is_changed(

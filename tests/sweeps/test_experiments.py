@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from fedbench.cli.program import main
 from fedbench.config import compose, groups
 from fedbench.config.schema import SweepConfig
+from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve
 from fedbench.sweeps import session
@@ -210,6 +211,13 @@ def test_curves_pool_seeds_alone_and_go_forward(monkeypatch: pytest.MonkeyPatch)
         for line, start in zip(axis.lines, (20 * place, 20 * (place + 4)), strict=True):
             assert line.get_xdata().tolist() == [1, 3, 5]
             assert line.get_ydata().tolist() == [start + 6.5, start + 13, start + 10.5]
+    with pytest.raises(UnknownName, match=r"unknown sweep\.y 'score'; nearest: acc, round"):
+        session.draw(SweepConfig(figure="curves"), runs, ["method.C"])
+
+
+def test_curves_have_no_second_key() -> None:
+    with pytest.raises(ConfigError, match=r"sweep\.by=seed is for lines and heat maps"):
+        SweepConfig(figure="curves", by="seed")
 
 
 def test_categories_are_dots_with_their_spread_and_every_run() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -84,7 +85,8 @@ def test_tuning_repeats_seeds_and_needs_validation_samples(elsewhere: Path, caps
         trials = list(csv.DictReader(file))
     assert [(row["trial"], row["seeds"]) for row in trials] == [("0", "2"), ("1", "2"), ("2", "2")]
     assert len({row["method.mu"] for row in trials}) == 3
-    assert {file.name for file in folder.iterdir()} == {"trials.csv", "best.txt", "figure.svg", "figure.png"}
+    written = {"trials.csv", "best.txt", "runs.csv", "figure.svg", "figure.png"}
+    assert {file.name for file in folder.iterdir()} == written
 
 
 def test_a_trial_is_judged_by_validation_accuracy_only() -> None:
@@ -117,6 +119,29 @@ def test_the_best_trial_has_the_highest_validation_accuracy(capsys: pytest.Captu
         _conclude([judged(0, None)], ["+method.mu"])
 
 
+def test_a_tuning_of_other_runs_with_the_same_name_is_moved_aside(tmp_path: Path, capsys: Any) -> None:
+    for key, trial in (("k1", 40.0), ("k1", 50.0), ("k2", 60.0)):
+        found = judged(1, trial)
+        (outcome,) = found.outcomes
+        sweep = {"sweep": {"name": "mine", "folder": str(tmp_path)}}
+        row = {**(outcome.row or {}), "key": key, "data": ""}
+        found.outcomes = [replace(outcome, row=row, plain=sweep)]
+        _conclude([found], ["+method.mu"])
+    assert capsys.readouterr().out.count("held another sweep") == 1
+    kept = {path.parent.name: path.read_text().splitlines()[1] for path in tmp_path.rglob("trials.csv")}
+    assert kept == {"mine-optuna": "1,0.1,60.0,1", "mine-optuna-before-1": "1,0.1,50.0,1"}
+
+
+def test_what_is_no_share_is_left_to_the_runs_to_refuse() -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    sweeper = OmegaConf.create({"config": {"protocol": {"test": {"val_fraction": "abc"}}}})
+    with pytest.raises(ConfigError, match="nothing to tune"):
+        tune(sweeper, [], {})
+    sweeper.config.protocol.test.val_fraction = 0
+    with pytest.raises(ConfigError, match="needs validation samples"):
+        tune(sweeper, [], {})
+
+
 def test_trials_that_run_at_once_get_the_outcomes_of_their_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -137,7 +162,7 @@ def test_trials_that_run_at_once_get_the_outcomes_of_their_own_runs(monkeypatch:
 def test_a_sampler_is_told_validation_accuracies_to_raise_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five trials of two seeds, two trials at once, of which the second fails."""
     optuna = pytest.importorskip("optuna", reason="optuna is not installed")
-    studies, asked, create = list[Any](), list[Any](), optuna.create_study
+    studies, asked, told, create = list[Any](), list[Any](), list[str](), optuna.create_study
 
     def create_study(**given: Any) -> Any:
         studies.append(create(**given))
@@ -145,6 +170,7 @@ def test_a_sampler_is_told_validation_accuracies_to_raise_and_failures(monkeypat
 
     def launched(_: Any, batch: Sequence[Sequence[str]], first: int) -> list[JobOutcome]:
         asked.append((first, len(batch)))
+        told.append(cast("Any", jobs._count.get()).line(first))
         rates = [float(dict(text.split("=") for text in each)["method.mu"]) for each in batch]
         rows = [{"acc_on_val": 100 * rate, "score": -rate} for rate in rates]
         return [JobOutcome(row=None if first + index == 3 else row) for index, row in enumerate(rows)]
@@ -157,6 +183,7 @@ def test_a_sampler_is_told_validation_accuracies_to_raise_and_failures(monkeypat
     given = OverridesParser.create().parse_overrides(["method.mu=interval(0.0,1.0)", "seed=0,1"])
     best = tune(sweeper, given, {"trials": 5, "at_once": 2, "sampler": "random"})
     assert asked == [(0, 4), (4, 4), (8, 2)]
+    assert told == ["run 1 of 10", "run 5 of 10", "run 9 of 10"]
     (study,) = studies
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", *["COMPLETE"] * 3]
     rates = [trial.params["method.mu"] for trial in study.trials if trial.state.name == "COMPLETE"]

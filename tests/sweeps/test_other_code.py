@@ -13,6 +13,7 @@ from fedbench.cli.program import main
 from fedbench.config import groups
 from fedbench.core.errors import ConfigError
 from fedbench.runs import execution
+from fedbench.runs.folder import CONFIG, files_of
 from fedbench.runs.progress import STALE
 from tests.helpers.codes import edit
 
@@ -102,6 +103,14 @@ def test_a_run_whose_settings_its_method_no_longer_takes_is_marked(
     values = groups.load_yaml(run.folder / "config.yaml")[part]
     monkeypatch.setattr(groups.registry(part).get(values["name"]), "__init__", refuse)
     assert execution.changed_since(run.folder) == there
+
+
+def test_a_setting_that_is_gone_hides_no_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fedbench.run(*SHORT, method="local")
+    saved = files_of(run.folder)
+    saved.write({CONFIG: saved.read(CONFIG) + b"ranks: 1\n"})
+    edit(monkeypatch, "method")
+    assert execution.changed_since(run.folder) == ["method"]
 
 
 @pytest.mark.slow
