@@ -5,7 +5,7 @@ cluster is near a stationary point but some client is not, ||sum_i n_i / n_c d_i
 is cut in two such that the largest cosine similarity across, alpha, is least (Algorithm 1: single linkage), provided
 that sqrt((1 - alpha) / 2) > gamma_max. The halves go on from the averages of their own clients.
 The authors' code differs: complete linkage (`linkage: complete`), unweighted means (`uniform`), no cut of fewer than
-three (`smallest: 3`), no gamma_max, no cut before round 20 (`warmup`). pFedGraph's code, which made FedSaC's row too,
+three (`smallest: 3`), no gamma_max, no cut in 20 rounds (`warmup: 20`). pFedGraph's code, which made FedSaC's row too,
 is that without the warm-up. eps1 = .4 and eps2 = 1.6 are the authors'; lengths of updates, they depend on data, network
 and local work: where updates stay shorter than eps2 nothing is ever cut, and the method is FedAvg. `relative` (our
 addition) counts both in the largest mean update that the cluster's members have had so far, which every federation

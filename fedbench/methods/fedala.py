@@ -4,11 +4,11 @@ Algorithm 1, lines 6 to 16: a client starts from w = w^k + (w^g - w^k) * A in th
 w^g the received one, A a weight in [0, 1] for each entry, at first 1; below them w = w^g. Before it trains, and before
 it is scored, it learns A on s % of its samples, all else held: A <- clip(A - eta dF/dw * (w^g - w^k), 0, 1). The server
 averages as FedAvg does.
-Deviations: the first learning, in the second round, is `start_epochs` long for all clients; the authors go on until the
-standard deviation of the losses of the last ten epochs is below a threshold (.01 by their README, .1 in their code),
-which is no sooner than after 11. Of each mini-batch the first s % are learned from; the authors draw a contiguous
-stretch of the samples in each round. A client outside a round forgets the A and the mixture that it is scored with;
-theirs keeps both, the mixture as its local model.
+Deviations: learning takes `start_epochs` in the second round and one in later ones, also where it is a client's first;
+the authors' first goes on until the standard deviation of the losses of its last ten epochs is below a threshold (.01
+by their README, .1 in their code): no less than 11. Of each mini-batch the first s % are learned from; the authors draw
+a contiguous stretch of the samples in each round. A client outside a round forgets the A and the mixture that it is
+scored with; theirs keeps both, the mixture as its local model.
 Batch normalisation: running statistics stay local, as in the authors' code; learning A does not move them.
 """
 

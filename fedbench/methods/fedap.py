@@ -5,10 +5,11 @@ batch-normalisation statistics. With mean mu and deviation sigma of layer l's in
 d_ij = sum_l sqrt(|mu_il - mu_jl|^2 + |sigma_il - sigma_jl|^2) (2-Wasserstein between normal distributions, a layer),
 W_ii = mu and W_ij = (1 - mu) d_ij^-1 / sum_{h != i} d_ih^-1.
 From then on client i receives sum_j W_ij theta_j over all clients' latest models, selected or not. pFedSim's
-Appendix sets warmup and mu to .5. Deviation: the warm-up averages by n_k / n; the authors count clients alike.
-Batch normalisation: affine parameters and running statistics are private throughout; the statistics behind d are the
-running ones, uploaded in each warm-up round. A network without such layers is compared by its features' mean and
-variance before the classifier, over the client's training samples (a deviation that lets FedAP run on any network).
+Appendix sets warmup and mu to .5. Deviations: the warm-up averages by n_k / n (the authors count clients alike); the
+statistics behind d are the running ones, uploaded in each warm-up round (the authors' code and FL-bench's take those of
+the layers' inputs over each client's training samples after the warm-up); a network without batch normalisation is
+compared by its features' mean and variance before the classifier, over the client's training samples.
+Batch normalisation: affine parameters and running statistics are private throughout.
 """
 
 from __future__ import annotations

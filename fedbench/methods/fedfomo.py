@@ -11,10 +11,11 @@ Server: P_in adds up the w_n that i reports of others; the M of highest P_in are
 candidate ranks by lot instead with probability epsilon, which falls by `decay` a round. Candidates are all clients, by
 their latest upload. Validation samples: the protocol's (protocol.test.val_fraction; pFedSim's comparison: .2), else the
 training samples, on which a client that fits its own finds nobody better and stays alone. They are held out once and
-never trained on, as in the authors' code. (FL-bench draws them anew each round, so that in time all are trained on; it
-does not explore, and a client's own model takes one of the M places: baseline=trained, epsilon=0, M=4.) Scored is a
-client's own latest trained model. M models cross the network downwards, one upwards; where fewer others exist, copies
-of its own take their place, and weigh nothing. Others' models get the `private` leaves that the client trained last.
+never trained on, as in the authors' code and the version of FL-bench that pFedSim was run with (9382b2c; a later one
+draws them anew each round). FL-bench does not explore (epsilon=0); its candidates are the clients of the round before,
+the client itself among them if it took part. Scored is a client's own latest trained model. M models cross the network
+downwards, one upwards; where fewer others exist, copies of its own take their place, and weigh nothing. Others' models
+get the `private` leaves that the client trained last.
 Batch normalisation: statistics are combined like weights, but are not in the norm.
 """
 
@@ -37,28 +38,7 @@ from fedbench.methods.parts import features
 from fedbench.methods.parts.mixing import client_models
 from fedbench.models.task import Task
 
-# FedFomo's choices: whose models a client receives, and how it weighs them (Zhang et al., ICLR 2021).
-
 SMALLEST = 1e-12  # squared distance below which two models are the same: no weight
-
-
-def peers(P: Tensor, cohort: Cohort, M: int, epsilon: float) -> Tensor:
-    """Return the ids [C, M] of the highest in the cohort's rows of P [N, N]; a client's own where there are no others.
-
-    Ties are broken by lot, and with probability `epsilon` a candidate's rank is drawn.
-    """
-    shape = (len(cohort.ids), len(P))
-    lot = torch.rand(shape, generator=cohort.generator, dtype=torch.float64)
-    explored = torch.rand(shape, generator=cohort.generator) < epsilon
-    shuffled = lot.argsort(1)
-    order = P[cohort.ids].gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
-    rank = shuffled.gather(1, order).argsort(1).to(torch.float64)
-    rank = torch.where(explored, lot * len(P), rank)
-    served = torch.zeros(len(P), dtype=torch.bool).index_fill(0, cohort.served, True)
-    own = cohort.ids.unsqueeze(1)
-    rank = rank.masked_fill(~served | (torch.arange(len(P)) == own), torch.inf)
-    best = rank.topk(min(M, len(P) - 1), dim=1, largest=False)
-    return torch.where(best.values.isinf(), own, best.indices)
 
 
 def client_weights(own: Tree, models: Tree, data: Batch, task: Task) -> Tensor:
@@ -145,8 +125,23 @@ class FedFomo(Method):
         return {**trees.join(peer=models), "reported/peers": sent(peers, server["P"].device)}
 
     def peers(self, P: Tensor, cohort: Cohort) -> Tensor:
-        """Return the ids [C, M] of the clients whose models are sent."""
-        return peers(P, cohort, self.M, self.epsilon - self.decay * cohort.clock.round)
+        """Return the ids [C, M] of the highest in the cohort's rows of P [N, N], its own where there are no others.
+
+        Ties are broken by lot, and with probability epsilon a candidate's rank is drawn.
+        """
+        shape = (len(cohort.ids), len(P))
+        lot = torch.rand(shape, generator=cohort.generator, dtype=torch.float64)
+        epsilon = self.epsilon - self.decay * cohort.clock.round
+        explored = torch.rand(shape, generator=cohort.generator) < epsilon
+        shuffled = lot.argsort(1)
+        order = P[cohort.ids].gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
+        rank = shuffled.gather(1, order).argsort(1).to(torch.float64)
+        rank = torch.where(explored, lot * len(P), rank)
+        served = torch.zeros(len(P), dtype=torch.bool).index_fill(0, cohort.served, True)
+        own = cohort.ids.unsqueeze(1)
+        rank = rank.masked_fill(~served | (torch.arange(len(P)) == own), torch.inf)
+        best = rank.topk(min(self.M, len(P) - 1), dim=1, largest=False)
+        return torch.where(best.values.isinf(), own, best.indices)
 
     def aggregate(self, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Store the models, add the reported weights to P."""

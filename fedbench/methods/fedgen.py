@@ -7,9 +7,9 @@ From the authors' code: beta KL(g(G_w(y_i, eps)) || h(x_i)) on the client's own 
 decayed each round, and a term of the generator's that keeps its features apart where its noise is,
 exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|_1), both distances means over dimensions; zero for the paper's equations.
 Deviations: the generator is one hidden ReLU layer without batch normalisation; its optimiser starts anew each round;
-for the generator clients count alike, as in the paper (the code weighs them by their share of y). The code also leaves
-both terms of alpha and beta out of round 1, scales alpha's by generated over own samples a step, draws y uniformly and
-eps from U[0, 1), here p(y) and N(0, 1), and decays the generator's weights by 1e-2.
+for the generator clients' logits are averaged alike, as in the paper (the code adds cross-entropies, weighed by shares
+of y). The code also leaves both terms out of round 1, scales alpha's by generated over own samples a step, draws y
+uniformly and eps from U[0, 1), here p(y) and N(0, 1), and decays the generator's weights by 1e-2.
 Batch normalisation: running statistics of the model are shared and averaged.
 """
 

@@ -29,6 +29,7 @@ from fedbench.engine.contract import Client, Clock, Cohort, Conformance, Prepara
 from fedbench.engine.method import Method
 from fedbench.engine.optim import fit
 from fedbench.methods.parts import features
+from fedbench.methods.parts.layers import linear
 from fedbench.models.task import Task
 
 
@@ -65,10 +66,8 @@ class FedIoT(Method):
         server = task.init(generator)
         for kind in task.kinds:
             wide, narrow = math.prod(kind.shape_before(kind.boundary)), kind.tokens or math.prod(kind.shape)
-            bound = 1 / math.sqrt(wide)  # torch.nn.Linear's
-            for name, shape in (("weight", (narrow, wide)), ("bias", (narrow,))):
-                drawn = torch.rand(shape, generator=generator)
-                server[f"decoder/{kind.prefix}{name}"] = bound * (2 * drawn - 1)
+            decoder = linear("decoder", wide, narrow, generator)
+            server |= {name.replace(".", f"/{kind.prefix}"): leaf for name, leaf in decoder.items()}
         return server, {}
 
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:

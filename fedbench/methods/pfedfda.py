@@ -12,8 +12,8 @@ the identity may be meant; its pull to the nearest positive definite matrix then
 default follows it, chosen after a look: with a ridge of 1e-4 and no shift training diverged on digits.
 Deviations: features are those of the trained body in evaluation mode (the code keeps those of training steps); b is
 found on a grid of tenths, then of fiftieths around the best (the code: ten steps of L-BFGS from .5); folds alternate
-in the order of a class's samples; the protocol draws clients, also in the last round. Solving for S takes d^3: slow
-where features are wider than about 512.
+in the order of a class's samples; a client scored has a mean of its own for each class it has (the code: from three
+samples on); the protocol draws clients, also in the last round. Solving for S takes d^3: slow beyond a width of 512.
 Batch normalisation: running statistics are shared and averaged.
 """
 

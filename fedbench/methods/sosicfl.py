@@ -22,10 +22,10 @@ It was published as Floco: Grinwald et al., Federated Learning over Connected Mo
 SosicFL+ (Section 3.6) is Ditto on the solution simplex: beside its share in SosicFL's endpoints, client k keeps
 endpoints of its own that minimise
 E_{alpha in R_k} F_k(sum_m alpha_m theta_m) + lambda/2 sum_m ||theta_m - theta_m^t||^2; it is scored by these at the
-centre of R_k. The paper applies Ditto "after SosicFL training"; here, as in Ditto
-(Algorithm 1), a round ends with it. lambda is not stated (Ditto's 1); Omega_tr = 10 draws of alpha a round for its own
-endpoints (Appendix A, which is not followed for the shared ones). The global model is SosicFL's, as Ditto's is
-FedAvg's: their curves are the same, while the published ones differ.
+centre of R_k (the code draws from the whole simplex and scores at its middle). The paper applies Ditto "after SosicFL
+training"; here, as in Ditto (Algorithm 1), a round ends with it. lambda is not stated (Ditto's 1); Omega_tr = 10 draws
+of alpha a round for its own endpoints (Appendix A, which is not followed for the shared ones). The global model is
+SosicFL's, as Ditto's is FedAvg's: their curves are the same, while the published ones differ.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ validation accuracy a gives the distance D_ij. As a plain loop:
             w_j = w - lr * gradient of the logistic loss at w on a batch of j's training samples, all of class 0
             w = (w_i + w_j) / 2
         a = (share of i's validation samples that w calls class 1 + share of j's that it calls class 0) / 2
-        D_ij = D_ji = max(0, 2 a - 1)
+        D_ij = D_ji = max(0, 2 a - 1)  # not below 0: the solver of the authors' code
 
 Here `train_discriminators` takes the pairs in chunks, `_train_chunk` has the rounds, and `Discriminators.step` is the
 two clients' steps and their mean for all pairs of a chunk as one product.

@@ -92,7 +92,7 @@ class CosineMixing(Mixing):
     - `attract`: the text subtracts lambda cos, the code adds it, which pushes away from the mixture;
     - `reference`: theta_tilde ("mixed"), or the code's sum_j W_ij theta_j / |theta_j| ("directions", a second model in
       the message), whose own length the code leaves in: lambda <reference, theta> / |theta|;
-    - `from_round`: the code has no term in the first round;
+    - `from_round`: the code has no term in the first round, nor for a client that was not in the one before;
     - `similarity`: FedSaC prints cosines of "parameters" (Eq. 4), in line with Ye et al. (appendix A.2); the code of
       either has "updates" since theta_0, the default here;
     - `snap`: the code takes a cosine above .9 for 1, the default too; neither text says so.
