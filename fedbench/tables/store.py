@@ -137,6 +137,7 @@ MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 JUDGING = ("published_seeds", "published_over_k", "clients", "margins", "groups", "exploratory", "notes", "findings")
 JUDGING_LINE = ("exploratory", "exploratory_with", "note")  # the same of a row or column
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
+BASELINE = f"{SEPARATOR}baseline"  # behind a row's label in rows.csv: a run that its own are held against
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
@@ -443,11 +444,12 @@ def load(folder: Path) -> tuple[TableResult, RunCounts]:
     marks: dict[tuple[str, str], dict[str, None]] = {}  # in the order in which they are met
     changed = 0
     for row in rows:
-        place, code = (row["row"], row["column"]), row.get("code")
-        parts = fingerprint.changed(code, now) if code and (now := today(*place)) else []
+        code, (label, held, _) = row.get("code"), row["row"].partition(BASELINE)
+        parts = fingerprint.changed(code, now) if code and (now := today(row["row"], row["column"])) else []
         changed += bool(parts)
+        parts = [f"{part} of the baseline" for part in parts] if held else parts
         if found := [*parts, *([LOCAL] if row["key"] in apart else [])]:
-            marks.setdefault(place, {}).update(dict.fromkeys(found))
+            marks.setdefault((label, row["column"]), {}).update(dict.fromkeys(found))
     stale = {place: tuple(found) for place, found in marks.items()}
     count = RunCounts(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
     return dataclasses.replace(table, stale=stale), count
@@ -459,9 +461,11 @@ def _today(table: TableResult, row: str, column: str) -> str:
     overrides = (*made.changed, *made.varied)
     selection = Selection(scale=made.scale, substitute=made.substitute, overrides=overrides)
     try:
-        chosen = table.spec.only([row], [column])
-        own = (*chosen.rows[0].overrides, *chosen.columns[0].own(row))
-        _, plain = compose_cell(table.spec, chosen.columns[0], own, selection)
+        label, held, _ = row.partition(BASELINE)
+        chosen = table.spec.only([label], [column])
+        (line,), (place,) = chosen.rows, chosen.columns
+        own = line.baseline if held else (*line.overrides, *place.own(label))
+        _, plain = compose_cell(table.spec, place, own, selection)
         return fingerprint.code_of(from_plain(plain))
     except FedbenchError:  # a file of weights that is not here, a row that went
         return ""
