@@ -114,7 +114,7 @@ def _seeds(given: Any) -> list[int]:
     listed = list(range(given)) if type(given) is int else given
     if not isinstance(listed, list) or not listed or not all(type(each) is int and each >= 0 for each in listed):
         raise ConfigError(f"seeds={given}: how many (seeds=5, at least 1), or which (seeds=[0,3])")
-    return listed
+    return sorted({*listed})
 
 
 def _of_every_run(override: str) -> str:
@@ -298,7 +298,7 @@ def conclude(plan: Plan, folder: Path, made: int) -> int:
     cells = [cell for cell in plan.cells if cell.selected]
     identities = {job.identity for job in lacking}
     counts = {
-        "cannot be run here": sum(not cell.jobs for cell in cells),
+        "cannot be run here": sum(bool(cell.reason) for cell in cells),
         "failed or not finished": sum(
             any(job.identity in identities for job in (*cell.jobs, *cell.baselines)) for cell in cells
         ),
@@ -329,6 +329,8 @@ def figure_command(arguments: Sequence[str]) -> int:
     for kind in selection.formats:
         if kind not in style.FORMATS:
             raise unknown("format", kind, style.FORMATS)
+    if selection.scale not in plan.SETTINGS:
+        raise unknown("scale of figures", selection.scale, plan.SETTINGS)
     if not names:
         raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
     specs = plan.ordered_specs() if "all" in names else [plan.load_spec(name) for name in names]

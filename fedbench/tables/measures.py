@@ -117,7 +117,7 @@ class Speedup(Measure):
         """Return the number; nan if this run never gets there (censored)."""
         if baseline is None:
             raise ConfigError("the measure 'speedup' needs a row with a baseline")
-        reference = max(baseline.curve(self.test_set))
+        reference = float(np.nanmax(baseline.curve(self.test_set)))
         times = [reaches(each, reference, self.test_set) for each in (baseline, run)]
         ratio = improvement(times[0], times[1])
         return float("nan") if ratio is None else ratio

@@ -117,7 +117,7 @@ class CellRuns:
     baselines: tuple[Job, ...] = ()
     seeds: frozenset[int] = frozenset()  # to be run; the other jobs are shown if there are results
     selected: bool = True  # by the command line, whether it can be run or not
-    reason: str = ""  # why there are no jobs
+    reason: str = ""  # why there are no jobs, or none of seeds that are asked for
 
     def baseline_of(self, job: Job) -> Job | None:
         """Return the run that `job` is held against; None if there is none."""
@@ -288,6 +288,8 @@ def _cell_runs(
     shown = stored.seeds(row, column)
     if not to_run and not shown:
         return replace(cell, reason=f"not run: {lacking}" if lacking else PENDING)
+    if lacking and cell.selected and (lost := {*seeds}.difference(shown)):
+        cell = replace(cell, reason=f"not run with seeds {', '.join(map(str, sorted(lost)))}: {lacking}")
     every = sorted({*shown, *to_run})
     overrides = (*row.overrides, *column.own(row.label))
     jobs = _jobs(*compose_cell(table, column, overrides, selection), every, row.study)
@@ -398,7 +400,7 @@ def _baselines(plan: Plan) -> Iterator[dict[str, Any]]:
 def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
     published = plan.spec.published(runs.row, runs.column, metric)
     cell = Cell(runs.row.label, runs.column.label, metric.name, published=published, reason=runs.reason)
-    if runs.reason:
+    if not runs.jobs:
         return cell
     measure = measures.build(metric.measured(runs.row, runs.column))
     values, seeds, keys, baselines, reasons = [], [], [], [], []
