@@ -175,7 +175,8 @@ def reproduce(selection: Selection) -> int:
             planned, _ = _planned(selection)  # another call may have added cells meanwhile
         store.save(folder, plan.fill(planned), *plan.kept(planned))
         table, _ = render.write(folder)
-    show(table)
+    console = Output() if sys.stdout.isatty() else Output(width=120)
+    console.print(render.draw_terminal(table, console.width))
     return conclude(planned, folder, len(missing))
 
 
@@ -208,7 +209,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     failed = sum(1 for job in plan.missing() if job.failure)
     finished = sum(job.finished for job in jobs)
     recorded = len(jobs) - len(plan.missing()) - finished
-    console.print(plan.title, style="bold", markup=False)
+    console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
     cells = sum(bool(cell.seeds) for cell in plan.cells)
     console.print(
         f"{cells} cells, seeds {', '.join(map(str, plan.seeds))}, {len(jobs)} runs: "
@@ -274,12 +275,6 @@ def _undecidable(plan: Plan) -> Iterator[str]:
                 f"undecidable, as no outcome could be equivalent: {metric.label} of {cells}; {span} seeds"
                 f"{'' if ours else ' on both sides'} could decide"
             )
-
-
-def show(table: TableResult) -> None:
-    """Print the table, as wide as the terminal."""
-    console = Output() if sys.stdout.isatty() else Output(width=120)
-    console.print(render.draw_terminal(table, console.width))
 
 
 def conclude(plan: Plan, folder: Path, made: int) -> int:

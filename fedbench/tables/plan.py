@@ -138,11 +138,6 @@ class Plan:
     seeds: tuple[int, ...]
     stored: StoredTable = field(default_factory=StoredTable)
 
-    @property
-    def title(self) -> str:
-        """The table's title, and what is not as published."""
-        return self.provenance.named(self.spec)
-
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
         """Every run that is asked for, once: first the Local runs that others are measured against."""

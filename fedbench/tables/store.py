@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import ChecksummedFolder, as_csv, as_json, as_npz, short_name
 from fedbench.metrics import fairness
@@ -135,7 +136,7 @@ TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
 JUDGING = ("published_seeds", "published_over_k", "clients", "margins", "groups", "exploratory", "notes", "findings")
-JUDGING_LINE = ("exploratory", "exploratory_with", "note")  # the same of a row or column
+JUDGING_LINE = ("exploratory", "exploratory_with")  # the same of a row or column
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 BASELINE = f"{SEPARATOR}baseline"  # behind a row's label in rows.csv: a run that its own are held against
 Array = np.ndarray[Any, Any]
@@ -214,7 +215,8 @@ def load_table(folder: Path) -> TableResult:
     content = files.json(TABLE)
     try:
         for line in (*content["spec"]["rows"], *content["spec"]["columns"]):
-            line.pop("unsupported", None)  # which earlier versions wrote
+            for old in ("unsupported", "note"):  # which earlier versions wrote
+                line.pop(old, None)
         table = _judged_as_today(spec.parse(content["spec"]))
         rows = {row.label: row for row in table.rows}
         columns = {column.label: column for column in table.columns}
@@ -243,7 +245,7 @@ def _clients(folder: Path) -> dict[str, int]:
 
 
 def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
-    if stored.name not in spec.names():
+    if stored.name not in groups.names("table"):
         return stored
     today = spec.load(stored.name)
     judged: dict[str, Any] = {name: getattr(today, name) for name in JUDGING}
@@ -296,9 +298,10 @@ TOLERANCE = 1e-3  # percentage points; accuracies are kept as float32
 
 def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
     """Return keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
-    kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in rows}
+    lines = [row for row in rows if not row["row"].endswith(BASELINE)]  # of a baseline no clients are kept
+    kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in lines}
     found = set()
-    for row in rows:
+    for row in lines:
         own, local = kept[row["key"]], kept.get(row.get("local_key") or "")
         if own is None or local is None or not (row.get("ipr") and row.get("rsd")):
             continue

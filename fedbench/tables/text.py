@@ -418,8 +418,6 @@ def notes(layout: Layout) -> list[str]:
     said += own.notes
     if made.scale == "paper" and not made.substitute:
         said += [finding.text for finding in own.findings if finding.changed == made.changed]
-    said += [f"{row.label}: {row.note}" for row in layout.rows if row.note]
-    said += [f"{column.label}: {column.note}" for column in layout.columns if column.note]
     return [*said, _made_on(table)]
 
 

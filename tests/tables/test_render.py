@@ -262,9 +262,8 @@ def test_no_value_is_folded_and_a_long_setting_is_a_line_above(width: int) -> No
 
 
 def test_remarks_about_the_paper_s_scale_do_not_stand_below_runs_that_are_too_short() -> None:
-    said = {"notes": ["batches hold 100"], "rows": [{"label": "A", "note": "of the row"}]}
+    said = {"notes": ["batches hold 100"]}
     values = {"A": VALUES["A"]}
     assert "batches hold 100" in render.draw_markdown(filled(values, made=MADE, **said))
     short = render.draw_markdown(filled(values, made=Provenance("smoke", trained=False), **said))
     assert "batches hold 100" not in short
-    assert "of the row" not in short
