@@ -69,7 +69,7 @@ def tables() -> str:
         made = found.provenance
         commits = made.commit.split(", ")
         by = f"{len(commits)} commits" if len(commits) > 1 else commits[0][:7]
-        counts = sorted({len(text.seeds(found, row)) for row in text.ran(found, "row")})
+        counts = sorted({len(own) for own in text.seeds(found).values()})
         cells = (
             f"[{name}](tables/{name}/table.md)",
             text.setting(found),

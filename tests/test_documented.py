@@ -18,6 +18,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedbench.cli.program import COMMANDS, main
+from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
 from fedbench.runs.config import from_plain
 from fedbench.tables import spec
@@ -224,7 +225,7 @@ def table_of(command: str) -> list[str]:
     own = shlex.split(line.partition("-m fedbench ")[2])
     if own[0] == "figure":
         return ["list", "tables"]
-    assert own[1] in {f"table={name}" for name in spec.names()}
+    assert own[1] in {f"table={name}" for name in groups.names("table")}
     kept = [word for word in own if not word.startswith(("substitute=", "scale="))]
     return [*kept, "scale=smoke", "--dry-run", "substitute=synthetic", "dataset.size=28"]
 
@@ -292,7 +293,7 @@ def lacking(name: str, substitute: str, *changed: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", tiered(spec.names(), quick=["fedcollab_t5", "fedrema_t4", "pfedsim_t2"]))
+@pytest.mark.parametrize("name", tiered(groups.names("table"), quick=["fedcollab_t5", "fedrema_t4", "pfedsim_t2"]))
 def test_every_table_can_be_built_on_procedural_images(name: str) -> None:
     assert "`scale=smoke substitute=synthetic dataset.size=28`" in PAGES["docs/tables.md"]
     data = ["captioned"] if name == "fedsac_t2" else ["synthetic", "dataset.size=28"]

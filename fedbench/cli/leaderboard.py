@@ -73,14 +73,15 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
 def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> int:
     """Draw the board, say what it lacks of the rows and seeds that are asked for, and return the exit code."""
     from fedbench.core.files import write_text
-    from fedbench.tables import standings
+    from fedbench.tables import standings, store
 
     if not ledger.lines:
         raise ConfigError(f"{ledger.folder} has no rows yet; run the board without render=true")
     page, drawn = ledger.folder / standings.PAGE, standings.read(ledger.folder)
     write_text(page, standings.markdown(drawn))
     print(f"{page}: {drawn.runs} runs, {drawn.cost:.2f} hours of one core")
-    print(f"beside the tables: python -m fedbench report {results}")
+    if store.folders(results):  # a page has one at least
+        print(f"beside the tables: python -m fedbench report {results}")
     lacking: dict[str, list[str]] = {}
     board = ledger.board
     said = {(each.label, line.row): line.lacks for each in drawn.federations for line in each.lines}

@@ -282,7 +282,7 @@ def _tables() -> Listing:
     from fedbench.tables import spec
 
     rows = []
-    for name in spec.names():
+    for name in groups.names("table"):
         table = spec.load(name)
         published = sum(table.published(*place) is not None for place in table.places())
         used = dict.fromkeys(name for column in table.columns for name in table.datasets(column))

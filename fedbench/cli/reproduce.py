@@ -114,7 +114,7 @@ def _seeds(given: Any) -> list[int]:
     listed = list(range(given)) if type(given) is int else given
     if not isinstance(listed, list) or not listed or not all(type(each) is int and each >= 0 for each in listed):
         raise ConfigError(f"seeds={given}: how many (seeds=5, at least 1), or which (seeds=[0,3])")
-    return listed
+    return sorted({*listed})
 
 
 def _of_every_run(override: str) -> str:
@@ -175,7 +175,8 @@ def reproduce(selection: Selection) -> int:
             planned, _ = _planned(selection)  # another call may have added cells meanwhile
         store.save(folder, plan.fill(planned), *plan.kept(planned))
         table, _ = render.write(folder)
-    show(table)
+    console = Output() if sys.stdout.isatty() else Output(width=120)
+    console.print(render.draw_terminal(table, console.width))
     return conclude(planned, folder, len(missing))
 
 
@@ -208,7 +209,7 @@ def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
     failed = sum(1 for job in plan.missing() if job.failure)
     finished = sum(job.finished for job in jobs)
     recorded = len(jobs) - len(plan.missing()) - finished
-    console.print(plan.title, style="bold", markup=False)
+    console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
     cells = sum(bool(cell.seeds) for cell in plan.cells)
     console.print(
         f"{cells} cells, seeds {', '.join(map(str, plan.seeds))}, {len(jobs)} runs: "
@@ -276,12 +277,6 @@ def _undecidable(plan: Plan) -> Iterator[str]:
             )
 
 
-def show(table: TableResult) -> None:
-    """Print the table, as wide as the terminal."""
-    console = Output() if sys.stdout.isatty() else Output(width=120)
-    console.print(render.draw_terminal(table, console.width))
-
-
 def conclude(plan: Plan, folder: Path, made: int) -> int:
     """Say whether every selected cell is there after `made` runs, and if not, why; return the exit code."""
     from fedbench.tables.plan import of_runs
@@ -298,7 +293,7 @@ def conclude(plan: Plan, folder: Path, made: int) -> int:
     cells = [cell for cell in plan.cells if cell.selected]
     identities = {job.identity for job in lacking}
     counts = {
-        "cannot be run here": sum(not cell.jobs for cell in cells),
+        "cannot be run here": sum(bool(cell.reason) for cell in cells),
         "failed or not finished": sum(
             any(job.identity in identities for job in (*cell.jobs, *cell.baselines)) for cell in cells
         ),
@@ -329,6 +324,8 @@ def figure_command(arguments: Sequence[str]) -> int:
     for kind in selection.formats:
         if kind not in style.FORMATS:
             raise unknown("format", kind, style.FORMATS)
+    if selection.scale not in plan.SETTINGS:
+        raise unknown("scale of figures", selection.scale, plan.SETTINGS)
     if not names:
         raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
     specs = plan.ordered_specs() if "all" in names else [plan.load_spec(name) for name in names]

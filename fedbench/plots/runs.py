@@ -16,7 +16,6 @@ from fedbench.plots.style import Floats
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -172,25 +171,21 @@ def beside_published(metrics: Mapping[str, Floats], names: Sequence[str], title:
     figure, (axes,) = style.panels(1, len(metrics), width=style.PAGE, height=height, sharey=True)
     figure.suptitle(title)
     for axis, (label, values) in zip(axes, metrics.items(), strict=True):
-        _value_panel(axis, values)
+        places = np.arange(len(values))
+        for start, shift, colour, marker, face, whose in (
+            (0, -APART, OURS, "o", OURS, "ours, mean ± standard deviation over seeds"),
+            (2, APART, PUBLISHED, "D", "white", "published"),
+        ):
+            axis.errorbar(
+                values[:, start], places + shift, xerr=values[:, start + 1], fmt=marker, color=colour,
+                markerfacecolor=face, linewidth=1.0, label=whose,
+            )  # fmt: skip
+        axis.grid(axis="x")
         axis.set_xlabel(label)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
-
-
-def _value_panel(axis: Axes, values: Floats) -> None:
-    places = np.arange(len(values))
-    for start, shift, colour, marker, face, label in (
-        (0, -APART, OURS, "o", OURS, "ours, mean ± standard deviation over seeds"),
-        (2, APART, PUBLISHED, "D", "white", "published"),
-    ):
-        axis.errorbar(
-            values[:, start], places + shift, xerr=values[:, start + 1], fmt=marker, color=colour,
-            markerfacecolor=face, linewidth=1.0, label=label,
-        )  # fmt: skip
-    axis.grid(axis="x")
 
 
 def sweep_lines(runs: pd.DataFrame, x: str, by: str, y: str, title: str) -> Figure:

@@ -126,6 +126,4 @@ def f8(a: Arrays) -> Figure:
     return style.line_figure(a["round"], curves, a["rows"], "round", "mean local accuracy, %", height=2.7, columns=2)
 
 
-def f9(a: Arrays) -> Figure:
-    """Draw Figure 4 with SosicFL-All, from random weights."""
-    return f4(a)
+f9 = f4  # with SosicFL-All, from random weights

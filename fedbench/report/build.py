@@ -176,9 +176,12 @@ def build(results: Path, out: Path) -> int:
     tables = {folder.name: store.load(folder)[0] for folder in folders}
     rows = {folder.name: store.load_rows(folder) for folder in folders}
     clients = clients_of(folders, rows)
-    views = [
-        _folder_view(folder, tables[folder.name], rows[folder.name], clients[folder.name], out) for folder in folders
-    ]
+    views = []
+    for folder in folders:
+        links = [(name, _relative(folder / name, out)) for name in DRAWN if (folder / name).is_file()]
+        table, curves = tables[folder.name], store.load_rows(folder, store.CURVES)
+        found = behind(only_run(table), curves, store.load_arrays(folder, store.MATRICES), clients[folder.name])
+        views.append(table_view(table, folder.name, rows[folder.name], found, links))
     boards = [board_view(folder, out) for folder in standings.folders(results)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -243,13 +246,6 @@ def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[
         folder.name: {name: by_key[key] for table, name, key in named if table == folder.name and key in by_key}
         for folder in folders
     }
-
-
-def _folder_view(folder: Path, table: TableResult, rows: ResultRows, clients: store.Arrays, out: Path) -> TableView:
-    links = [(name, _relative(folder / name, out)) for name in DRAWN if (folder / name).is_file()]
-    curves, matrices = store.load_rows(folder, store.CURVES), store.load_arrays(folder, store.MATRICES)
-    found = behind(only_run(table), curves, matrices, clients)
-    return table_view(table, folder.name, rows, found, links)
 
 
 def _relative(file: Path, out: Path) -> str:
@@ -411,6 +407,7 @@ def script_content(layout: Layout, whole: TableSpec, folder: str, runs: ResultRo
     """Return what template and script know of a table; cells by "row-column-metric", `whole` with columns not shown."""
     table, spec, made = layout.table, layout.table.spec, layout.table.provenance
     columns = [_column(table, column, runs) for column in spec.columns]
+    of_all, seeds = dataclasses.replace(table, spec=whole), text.seeds(table)
     labels = Counter(column["label"] for column in columns)
     for column in columns:  # the images and the captions of one split, for example
         column["label"] += f", {column['note']}" if labels[column["label"]] > 1 else ""
@@ -441,7 +438,7 @@ def script_content(layout: Layout, whole: TableSpec, folder: str, runs: ResultRo
         "scale": made.scale,
         "runs": {run["key"]: _run_facts(run) for run in runs if run.get("key")},
         "commands": {
-            f"{i}-{j}": _command(dataclasses.replace(table, spec=whole), row.label, column.label)
+            f"{i}-{j}": text.command(of_all, row.label, column.label, seeds.get((row.label, column.label), ()))
             for i, row in enumerate(spec.rows)
             for j, column in enumerate(spec.columns)
         },
@@ -475,12 +472,6 @@ def column_groups(table: TableResult) -> tuple[tuple[str, tuple[int, ...]], ...]
         return ()
     numbered = groupby(enumerate(columns), key=lambda pair: pair[1].group)
     return tuple((group, tuple(i for i, _ in pairs)) for group, pairs in numbered)
-
-
-def _command(table: TableResult, row: str, column: str) -> str:
-    """Return the command that makes a cell with its seeds."""
-    seeds = {seed for metric in table.spec.metrics for seed in table.cell(row, column, metric.name).seeds}
-    return text.command(table, row, column, tuple(sorted(seeds)))
 
 
 def _run_facts(run: Mapping[str, str]) -> dict[str, Any]:

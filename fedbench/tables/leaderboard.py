@@ -420,7 +420,7 @@ class Ledger:
         for entry in sorted(entries, key=lambda each: each.row != "local"):
             if entry.job.finished:
                 self._put(entry, entry.job.folder.result())
-            elif (why := entry.job.failure) and not self._stands(entry):
+            elif (why := entry.job.failure) and not self._stands(entry, retry=True):
                 code = entry.job.folder.code  # of the run that failed; one that was refused before it began noted none
                 code = fingerprint.code_of(entry.job.config) if code in ("", LOST) else code
                 self._put(entry, {"data": entry.job.data, "code": code, "failure": why})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -49,14 +48,6 @@ PATTERNS = {
 }
 
 
-def words_of(column: str) -> str:
-    """Return what a column of a result row holds."""
-    prefix = next((prefix for prefix in PATTERNS if column.startswith(prefix)), "")
-    if column in WORDS or not prefix:
-        return WORDS.get(column) or column.replace("_", " ").replace("acc ", "accuracy, ")
-    return PATTERNS[prefix].format(column.removeprefix(prefix).replace("_pooled", " pooled"))
-
-
 @dataclass(frozen=True)
 class Measure(ABC):
     """What a table reads off a run."""
@@ -86,7 +77,11 @@ class Result(Measure):
 
     @property
     def words(self) -> str:
-        return words_of(self.column) + (f", times {self.factor:g}" if self.factor != 1 else "")
+        column, prefix = self.column, next(filter(self.column.startswith, PATTERNS), "")
+        said = WORDS.get(column) or column.replace("_", " ").replace("acc ", "accuracy, ")
+        if prefix and column not in WORDS:
+            said = PATTERNS[prefix].format(column.removeprefix(prefix).replace("_pooled", " pooled"))
+        return said + (f", times {self.factor:g}" if self.factor != 1 else "")
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ class Speedup(Measure):
         """Return the number; nan if this run never gets there (censored)."""
         if baseline is None:
             raise ConfigError("the measure 'speedup' needs a row with a baseline")
-        reference = max(baseline.curve(self.test_set))
+        reference = float(np.nanmax(baseline.curve(self.test_set)))
         times = [reaches(each, reference, self.test_set) for each in (baseline, run)]
         ratio = improvement(times[0], times[1])
         return float("nan") if ratio is None else ratio
@@ -150,8 +145,4 @@ MEASURES: Registry[Measure] = Registry(
     "measure",
     {cls.name: f"{__name__}:{cls.__name__}" for cls in (Result, Clients, Speedup, ArrayMean)},
 )
-
-
-def build(config: Mapping[str, Any]) -> Measure:
-    """Return the measure a YAML describes: `name` and its parameters."""
-    return MEASURES.build(config)
+build = MEASURES.build

@@ -23,7 +23,7 @@ from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Run
 from fedbench.tables import measures
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, compose_cell, load_scale, todo
-from fedbench.tables.store import PENDING, Array, Cell, Provenance, StoredTable, TableResult, place_of
+from fedbench.tables.store import BASELINE, PENDING, Array, Cell, Provenance, StoredTable, TableResult, place_of
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,15 @@ class CellRuns:
     baselines: tuple[Job, ...] = ()
     seeds: frozenset[int] = frozenset()  # to be run; the other jobs are shown if there are results
     selected: bool = True  # by the command line, whether it can be run or not
-    reason: str = ""  # why there are no jobs
+    reason: str = ""  # why there are no jobs, or none of seeds that are asked for
 
-    @property
-    def pairs(self) -> list[tuple[Job, Job | None]]:
-        """Each job with its baseline."""
-        return [(job, self.baselines[i] if self.baselines else None) for i, job in enumerate(self.jobs)]
+    def baseline_of(self, job: Job) -> Job | None:
+        """Return the run that `job` is held against; None if there is none."""
+        return next((each for each in self.baselines if each.seed == job.seed), None)
 
     def keys(self, job: Job) -> tuple[str, str]:
         """Return (run key of `job`, that of its baseline or, if it has none, its own): what its values depend on."""
-        return job.key, next((each.key for each in self.baselines if each.seed == job.seed), job.key)
+        return job.key, (self.baseline_of(job) or job).key
 
 
 @dataclass(frozen=True)
@@ -139,19 +138,14 @@ class Plan:
     seeds: tuple[int, ...]
     stored: StoredTable = field(default_factory=StoredTable)
 
-    @property
-    def title(self) -> str:
-        """The table's title, and what is not as published."""
-        return self.provenance.named(self.spec)
-
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
         """Every run that is asked for, once: first the Local runs that others are measured against."""
         every: list[Job] = []
         for cell in self.cells:
-            for job, baseline in cell.pairs:
-                if job.seed in cell.seeds:
-                    every += [job] if baseline is None or self.is_stored(cell, job) else [baseline, job]
+            for job in (each for each in cell.jobs if each.seed in cell.seeds):
+                baseline = None if self.is_stored(cell, job) else cell.baseline_of(job)
+                every += [job] if baseline is None else [baseline, job]
         return tuple(unique([*self._local(every), *every]))
 
     def missing(self) -> list[Job]:
@@ -173,18 +167,18 @@ class Plan:
 
     def value(self, cell: CellRuns, job: Job, metric: MetricSpec) -> float | None:
         """Return the recorded value of `metric` for `job`, nan if censored; None if none stands."""
-        if self._unwanted(job):
+        if self._unwanted(cell, job):
             return None
         return self.stored.value(cell.row, cell.column, metric, *cell.keys(job))
 
     def _values(self, cell: CellRuns, job: Job) -> list[float | None]:
         return [self.value(cell, job, each) for each in self.spec.metrics]
 
-    def _unwanted(self, job: Job) -> bool:
+    def _unwanted(self, cell: CellRuns, job: Job) -> bool:
         """Return whether the record of `job` is of other samples than those here, or is outdated and not wanted.
 
         Raises:
-            Stale: it is outdated, by its code or its Local, and stale=error.
+            Stale: it is outdated, by its code, that of its baseline or its Local, and stale=error.
         """
         if job.study:  # of which a table keeps no line: what is beside the runs tells
             return job.folder.status() == "finished" and not job.finished
@@ -194,11 +188,13 @@ class Plan:
         rule = job.config.settings.stale
         if rule == "show":
             return False
-        code = str(made.get("code") or "")
-        parts = fingerprint.changed(code, fingerprint.code_of(job.config)) if code else ()
-        why = f"by other code ({', '.join(parts)} changed since)" if parts else ""
+        why = ""
         if job.key in self.stored.apart:
-            why = why or "against another result of Local than the table's, which was run again since"
+            why = "against another result of Local than the table's, which was run again since"
+        for how, run in (("against a baseline of", cell.baseline_of(job)), ("by", job)):
+            code = self.stored.rows.get(run.key, {}).get("code") if run else ""
+            if run and (parts := fingerprint.changed(code or "", fingerprint.code_of(run.config))):
+                why = f"{how} other code ({', '.join(parts)} changed since)"
         if why and rule == "error":
             raise Stale(
                 f"{' '.join(job.overrides)} was recorded {why}; stale=rerun makes it again, stale=show keeps it"
@@ -287,6 +283,8 @@ def _cell_runs(
     shown = stored.seeds(row, column)
     if not to_run and not shown:
         return replace(cell, reason=f"not run: {lacking}" if lacking else PENDING)
+    if lacking and cell.selected and (lost := {*seeds}.difference(shown)):
+        cell = replace(cell, reason=f"not run with seeds {', '.join(map(str, sorted(lost)))}: {lacking}")
     every = sorted({*shown, *to_run})
     overrides = (*row.overrides, *column.own(row.label))
     jobs = _jobs(*compose_cell(table, column, overrides, selection), every, row.study)
@@ -368,7 +366,7 @@ def kept(plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[s
             with_matrix.add((row, column))
         if accuracies is not None:
             clients[place] = accuracies
-    return rows, curves, matrices, clients
+    return [*rows, *_baselines(plan)], curves, matrices, clients
 
 
 def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -386,14 +384,23 @@ def _finished(plan: Plan) -> Iterator[tuple[str, str, Job]]:
                 yield cell.row.label, cell.column.label, job
 
 
+def _baselines(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield the result row of every baseline that has one: values depend on its code as well."""
+    for cell in plan.cells:
+        for job in cell.baselines:
+            if result := job.folder.result() if job.finished else plan.stored.rows.get(job.key):
+                yield {"row": cell.row.label + BASELINE, "column": cell.column.label, **result}
+
+
 def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
     published = plan.spec.published(runs.row, runs.column, metric)
     cell = Cell(runs.row.label, runs.column.label, metric.name, published=published, reason=runs.reason)
-    if runs.reason:
+    if not runs.jobs:
         return cell
     measure = measures.build(metric.measured(runs.row, runs.column))
     values, seeds, keys, baselines, reasons = [], [], [], [], []
-    for job, baseline in runs.pairs:
+    for job in runs.jobs:
+        baseline = runs.baseline_of(job)
         lacking = [each for each in (job, baseline) if each is not None and not each.finished]
         if lacking:
             value = plan.value(runs, job, metric)
@@ -424,9 +431,10 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
 
 
 def _provenance(plan: Plan) -> Provenance:
-    runs = [job for cell in plan.cells for job in (*cell.baselines, *cell.jobs) if job.finished]
+    runs = [job for cell in plan.cells for job in cell.jobs if job.finished]
     recorded = [plan.stored.rows.get(job.key, {}) for *_, job in _finished(plan) if not job.finished]
-    results = {str(row.get("key")): row for row in (*recorded, *(job.folder.result() for job in runs))}
+    every = (*_baselines(plan), *recorded, *(job.folder.result() for job in runs))
+    results = {str(row.get("key")): row for row in every}
     commits = sorted({str(row.get("commit") or "") for row in results.values()} - {""})
     machines = {machine(): None} if runs else {}
     if recorded and plan.stored.provenance:

@@ -254,7 +254,7 @@ def draw_latex(table: TableResult) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
-        *(f"% {note}" for note in notes(layout)),
+        *(f"% {' '.join(note.splitlines())}" for note in notes(layout)),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"

@@ -109,7 +109,6 @@ class RowSpec:
     # Why its verdicts are counted apart: its setting was chosen after seeing outcomes.
     exploratory: str | None = None
     exploratory_with: tuple[str, ...] = ()  # the overrides with which alone that choice decides something; none: always
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,6 @@ class ColumnSpec:
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this column's own
     rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> further overrides there
     exploratory: str | None = None  # as a row's
-    note: str = ""
 
     def own(self, row: str) -> tuple[str, ...]:
         """Return the overrides that only the row labelled `row` has in this column (after the row's)."""
@@ -299,11 +297,6 @@ class TableSpec:
             columns=_chosen("column", self.columns, columns),
             headline=self.headline if self.headline in {row.label for row in chosen} else "",
         )
-
-
-def names() -> list[str]:
-    """Return every table that has a YAML."""
-    return groups.names("table")
 
 
 def todo(name: str) -> int:

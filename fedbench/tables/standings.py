@@ -62,6 +62,13 @@ class Table:
     setting: str
     seeds: tuple[int, ...]
     lines: tuple[Standing, ...]
+    declared: int  # seeds of the board
+
+    @property
+    def ran(self) -> str:
+        """The seeds, and of how many where some are still to be run."""
+        further = f" of {self.declared} declared" if len(self.seeds) < self.declared else ""
+        return f"{', '.join(map(str, self.seeds))}{further}" if self.seeds else "none yet"
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: 
     found.sort(key=lambda each: (-each.mean, 0) if each.scores else (math.inf, -max(_finite(each), default=0)))
     seeds = sorted({seed for each in found for seed in each.scores})
     setting = " ".join(federation["overrides"])
-    return Table(federation["label"], setting, tuple(seeds), tuple(_judged(found, board["references"])))
+    lines = tuple(_judged(found, board["references"]))
+    return Table(federation["label"], setting, tuple(seeds), lines, len(board["seeds"]))
 
 
 def _clients(lines: Sequence[Line], row: str) -> dict[int, np.ndarray[Any, Any]]:
@@ -239,11 +247,12 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
         return [line.row, line.lacks, DASH, DASH, *tuned, *[DASH] * 4]
     reached = "" if line.reached == len(line.scores) else f" ({line.reached} of {len(line.scores)} seeds)"
     few = "" if len(line.scores) == seeds else f" ({len(line.scores)} of {seeds} seeds)"
+    below = ", ".join(name for name in references if name != line.row and not line.above.get(name))
     return [
         line.row,
         f"{line.mean:.2f}" + (f" ± {line.half:.2f}" if math.isfinite(line.half) else "") + few,
         DASH if line.best is None else "●" if line.best else "",
-        ", ".join(name for name in references if name != line.row and not line.above.get(name)),
+        below if len(line.scores) >= LEAST_PAIRS else DASH,
         *tuned,
         f"{line.megabytes:.1f} MB, {line.seconds:.1f} s{reached}" if line.reached else "not reached",
         f"{line.worst:.1f}",
@@ -297,7 +306,7 @@ def markdown(drawn: Standings) -> str:
         f"({drawn.machine}). Declared in `conf/leaderboard/{drawn.name}.yaml` ({drawn.hash})."
     )
     for each in drawn.federations:
-        text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {', '.join(map(str, each.seeds)) or 'none yet'}\n")
+        text.append(f"\n## {each.label}\n\n`{each.setting}`, seeds {each.ran}\n")
         lines = [cells(line, drawn.references, len(each.seeds)) for line in each.lines]
         text.append(table_of([HEADINGS, *lines]).rstrip())
     text.append("\n## Rules\n")

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import ChecksummedFolder, as_csv, as_json, as_npz, short_name
 from fedbench.metrics import fairness
@@ -135,8 +136,9 @@ TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
 JUDGING = ("published_seeds", "published_over_k", "clients", "margins", "groups", "exploratory", "notes", "findings")
-JUDGING_LINE = ("exploratory", "exploratory_with", "note")  # the same of a row or column
+JUDGING_LINE = ("exploratory", "exploratory_with")  # the same of a row or column
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
+BASELINE = f"{SEPARATOR}baseline"  # behind a row's label in rows.csv: a run that its own are held against
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
@@ -213,7 +215,8 @@ def load_table(folder: Path) -> TableResult:
     content = files.json(TABLE)
     try:
         for line in (*content["spec"]["rows"], *content["spec"]["columns"]):
-            line.pop("unsupported", None)  # which earlier versions wrote
+            for old in ("unsupported", "note"):  # which earlier versions wrote
+                line.pop(old, None)
         table = _judged_as_today(spec.parse(content["spec"]))
         rows = {row.label: row for row in table.rows}
         columns = {column.label: column for column in table.columns}
@@ -242,7 +245,7 @@ def _clients(folder: Path) -> dict[str, int]:
 
 
 def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
-    if stored.name not in spec.names():
+    if stored.name not in groups.names("table"):
         return stored
     today = spec.load(stored.name)
     judged: dict[str, Any] = {name: getattr(today, name) for name in JUDGING}
@@ -295,9 +298,10 @@ TOLERANCE = 1e-3  # percentage points; accuracies are kept as float32
 
 def another_local(rows: Sequence[Mapping[str, Any]], clients: Arrays) -> frozenset[str]:
     """Return keys of the runs in `rows` whose IPR or RSD is not that of their `clients` against the Local in `rows`."""
-    kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in rows}
+    lines = [row for row in rows if not row["row"].endswith(BASELINE)]  # of a baseline no clients are kept
+    kept = {row["key"]: clients.get(place_of(row["row"], row["column"], row["seed"])) for row in lines}
     found = set()
-    for row in rows:
+    for row in lines:
         own, local = kept[row["key"]], kept.get(row.get("local_key") or "")
         if own is None or local is None or not (row.get("ipr") and row.get("rsd")):
             continue
@@ -443,11 +447,12 @@ def load(folder: Path) -> tuple[TableResult, RunCounts]:
     marks: dict[tuple[str, str], dict[str, None]] = {}  # in the order in which they are met
     changed = 0
     for row in rows:
-        place, code = (row["row"], row["column"]), row.get("code")
-        parts = fingerprint.changed(code, now) if code and (now := today(*place)) else []
+        code, (label, held, _) = row.get("code"), row["row"].partition(BASELINE)
+        parts = fingerprint.changed(code, now) if code and (now := today(row["row"], row["column"])) else []
         changed += bool(parts)
+        parts = [f"{part} of the baseline" for part in parts] if held else parts
         if found := [*parts, *([LOCAL] if row["key"] in apart else [])]:
-            marks.setdefault(place, {}).update(dict.fromkeys(found))
+            marks.setdefault((label, row["column"]), {}).update(dict.fromkeys(found))
     stale = {place: tuple(found) for place, found in marks.items()}
     count = RunCounts(len(rows), changed, sum(1 for row in rows if not row.get("code")), len(apart))
     return dataclasses.replace(table, stale=stale), count
@@ -459,9 +464,11 @@ def _today(table: TableResult, row: str, column: str) -> str:
     overrides = (*made.changed, *made.varied)
     selection = Selection(scale=made.scale, substitute=made.substitute, overrides=overrides)
     try:
-        chosen = table.spec.only([row], [column])
-        own = (*chosen.rows[0].overrides, *chosen.columns[0].own(row))
-        _, plain = compose_cell(table.spec, chosen.columns[0], own, selection)
+        label, held, _ = row.partition(BASELINE)
+        chosen = table.spec.only([label], [column])
+        (line,), (place,) = chosen.rows, chosen.columns
+        own = line.baseline if held else (*line.overrides, *place.own(label))
+        _, plain = compose_cell(table.spec, place, own, selection)
         return fingerprint.code_of(from_plain(plain))
     except FedbenchError:  # a file of weights that is not here, a row that went
         return ""

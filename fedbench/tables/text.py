@@ -208,19 +208,25 @@ def ran(table: TableResult, side: str) -> set[str]:
     return {getattr(cell, side) for cell in table.cells if cell.values}
 
 
-def seeds(table: TableResult, row: str) -> tuple[int, ...]:
-    """Return the seeds of which the row has values."""
-    return tuple(sorted({seed for cell in table.cells if cell.row == row for seed in cell.seeds}))
+def seeds(table: TableResult) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the seeds of which a row has values in a column, in any metric, by (row, column)."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for cell in (cell for cell in table.cells if cell.values):
+        found.setdefault((cell.row, cell.column), set()).update(cell.seeds)
+    return {place: tuple(sorted(own)) for place, own in found.items()}
 
 
 def commands(table: TableResult) -> Iterator[str]:
-    """Yield `make reproduce-TABLE ...` for all rows that have the same seeds."""
-    groups: dict[tuple[int, ...], set[str]] = {}
-    for row in ran(table, "row"):
-        groups.setdefault(seeds(table, row), set()).add(row)
-    columns = _numbers("columns", table.spec.columns, ran(table, "column"))
-    for own, rows in sorted(groups.items(), reverse=True):
-        chosen = [*columns, *_numbers("rows", table.spec.rows, rows), *_seeds_text(table, own)]
+    """Yield `make reproduce-TABLE ...` for all rows that have the same seeds in the same columns."""
+    columns: dict[tuple[str, tuple[int, ...]], list[str]] = {}  # by row and seeds
+    for (row, column), own in seeds(table).items():
+        columns.setdefault((row, own), []).append(column)
+    groups: dict[tuple[tuple[int, ...], tuple[str, ...]], set[str]] = {}
+    for (row, own), labels in columns.items():
+        groups.setdefault((own, tuple(labels)), set()).add(row)
+    for (own, labels), rows in sorted(groups.items(), reverse=True):
+        places = _numbers("columns", table.spec.columns, {*labels})
+        chosen = [*places, *_numbers("rows", table.spec.rows, rows), *_seeds_text(table, own)]
         yield " ".join([f"make reproduce-{table.spec.name.replace('_', '-')}", *_made(table), *chosen])
 
 
@@ -412,8 +418,6 @@ def notes(layout: Layout) -> list[str]:
     said += own.notes
     if made.scale == "paper" and not made.substitute:
         said += [finding.text for finding in own.findings if finding.changed == made.changed]
-    said += [f"{row.label}: {row.note}" for row in layout.rows if row.note]
-    said += [f"{column.label}: {column.note}" for column in layout.columns if column.note]
     return [*said, _made_on(table)]
 
 
@@ -424,15 +428,17 @@ def _made_on(table: TableResult) -> str:
 
 
 def _seed_notes(table: TableResult) -> Iterator[str]:
-    """Say over which seeds the values are, and which rows have only some of them."""
+    """Say over which seeds the values are, and which rows, columns or cells have only some of them."""
     every = tuple(sorted({seed for cell in table.cells for seed in cell.seeds}))
     yield f"Ours: mean ± sample standard deviation over seeds {', '.join(map(str, every)) or 'none'}."
-    rows: dict[tuple[int, ...], list[str]] = {}
-    for row in table.spec.rows:
-        own = seeds(table, row.label)
-        if own and own != every:
-            rows.setdefault(own, []).append(row.label)
-    each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in rows.items()]
+    places = seeds(table)
+    named: dict[tuple[int, ...], dict[str, None]] = {}
+    for (row, column), own in places.items():
+        alike = ((row, 0), (column, 1))  # the whole row, or the whole column, has these seeds
+        whole = next((name for name, side in alike if {v for k, v in places.items() if k[side] == name} == {own}), "")
+        if own != every:
+            named.setdefault(own, {})[whole or f"{row} / {column}"] = None
+    each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in named.items()]
     if each:
         yield f"Fewer seeds so far: {'; '.join(each)}."
 

@@ -32,6 +32,7 @@ from fedbench.tables.equivalence import (
     EQUIVALENT,
     INCONCLUSIVE,
     LEAST_SEEDS,
+    LEVEL,
     MOST_SEEDS,
     UNDECIDABLE,
     Comparison,
@@ -173,7 +174,6 @@ def _told(alone: float, both: float, verb: str) -> str:
 # column are repeats on one data set, and Friedman's test asks for independent ones (Demsar, JMLR 2006).
 
 LEAST_PAIRS = 3
-LEVEL = 0.05
 EXACT = 9  # decimals of a percentage: what is equal so far is a tie, whose sums were rounded differently
 
 

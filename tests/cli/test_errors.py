@@ -257,7 +257,7 @@ def test_seeds_that_are_none(seeds: str) -> None:
 
 
 def test_seeds_that_are_some() -> None:
-    for given, meant in (("3", (0, 1, 2)), ("[0,3]", (0, 3)), ("[7]", (7,))):
+    for given, meant in (("3", (0, 1, 2)), ("[3,0,0]", (0, 3)), ("[7]", (7,))):
         assert select(["table=fedcollab_t1", f"seeds={given}"])[0].seeds == meant
 
 

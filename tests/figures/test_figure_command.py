@@ -90,6 +90,7 @@ def test_a_figure_is_drawn_again_at_the_scale_that_is_given(tmp_path: Path, caps
         (["scale=quick"], "which figure"),
         (["fedsac_f9"], "nearest: fedsac_f"),
         (["fedsac_f7", "scale=huge"], "quick"),
+        (["fedsac_f7", "scale=half", "render=true"], "unknown scale of figures 'half'"),
         (["fedsac_f7", "seeds=0"], "seeds=0"),
         (["fedsac_f7", "scale=quick", "--dry-run", "formats=svg,bmp"], "unknown format 'bmp'; nearest: "),
         (["fedsac_f7", "scale=quick", "protocol.round=3"], "protocol.round"),

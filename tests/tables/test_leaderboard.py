@@ -189,6 +189,10 @@ def test_a_run_that_other_code_failed_is_made_again(tmp_path: Path, monkeypatch:
     entries = [entry for entry in ledger.entries(stages(BOARD)[0]) if entry.row == "fedavg"]
     assert {entry.job.failure for entry in entries} == {"Diverged: training diverged"}
     assert ledger.missing(entries) == []
+    ledger.lines[entries[0].place] = {**ledger.lines[entries[0].place], "failure": "of an earlier try"}
+    ledger.save()
+    ledger.record(entries)
+    assert ledger.lines[entries[0].place]["failure"] == "Diverged: training diverged"
     code_of = fingerprint.code_of
     monkeypatch.setattr(fingerprint, "code_of", lambda run: code_of(run).replace("method:", "method:0"))
     assert ledger.missing(entries) == entries

@@ -68,6 +68,8 @@ def test_speedup_is_the_ratio_of_the_first_rounds_at_the_baseline_s_best() -> No
     ):
         assert value({"name": "speedup"}, run(rounds=curve(*accuracies)), base) == expected
     assert math.isnan(value({"name": "speedup"}, run(rounds=curve(0, 49.9)), base))
+    untrained = run(rounds=curve(math.nan, 30, 20, 50))  # not scored before its first round
+    assert value({"name": "speedup"}, run(rounds=curve(math.nan, 60)), untrained) == 3
     with pytest.raises(ConfigError, match="baseline"):
         value({"name": "speedup"}, base)
 

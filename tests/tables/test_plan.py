@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench.cli import program
+from fedbench.cli import program, reproduce
+from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.runs.config import from_plain, run_key
 from fedbench.tables import plan, spec, store
 from fedbench.tables.spec import Selection, compose_cell
 from fedbench.tables.store import Provenance
@@ -32,6 +34,30 @@ def test_cells_in_order_with_a_run_a_seed_and_the_reason_where_data_is_missing(t
     assert "cifar100" in planned.cells[1].reason
     prox = planned.cells[2].jobs[1].config
     assert (prox.seed, prox.method.mu, prox.protocol.rounds) == (1, 0.3, 20)
+
+
+def test_seeds_that_are_asked_for_and_cannot_be_run_here_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the cell's first seed there is a record, its data are gone."""
+    own = table(paper="", table="")
+
+    def planned(record: store.StoredTable, *seeds: int) -> plan.Plan:
+        return plan.make(own, selection(tmp_path, rows=("FedAvg",), columns=("elsewhere",), seeds=seeds), record)
+
+    _, plain = compose_cell(own, own.columns[1], own.rows[0].overrides, selection(tmp_path))
+    key = run_key(from_plain(plain).changed(seed=0))
+    cells = (store.Cell("FedAvg", "elsewhere", "acc", (50.0,), (0,), (key,)),)
+    record = store.StoredTable(store.TableResult(own, cells), {key: {"key": key, "seed": "0"}})
+    assert reproduce.conclude(planned(record, 0), tmp_path / "tables" / "toy", 0) == OK
+    lacking = planned(record, 0, 1, 2)
+    assert plan.fill(lacking).cell("FedAvg", "elsewhere", "acc").values == (50.0,)
+    reproduce.announce(lacking, [], 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the one cell: not run with seeds 1, 2: data missing" in said
+    assert reproduce.conclude(lacking, tmp_path / "tables" / "toy", 0) == INCOMPLETE
+    assert "incomplete: 0 of 1 cells" in (said := capsys.readouterr().out)
+    assert "1 cannot be run here" in said
 
 
 def test_two_files_of_one_name_are_no_two_columns(tmp_path: Path) -> None:

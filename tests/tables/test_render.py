@@ -14,7 +14,7 @@ from rich.console import Console
 from fedbench.tables import render, spec, store
 from fedbench.tables.render import write
 from fedbench.tables.store import Cell, Provenance
-from fedbench.tables.text import spelled
+from fedbench.tables.text import Layout, commands, notes, spelled
 from tests.tables.toys import filled, value
 
 PUBLISHED = {"A": value(91.0, 0.5), "B_1": value(80.0)}
@@ -46,6 +46,23 @@ def test_rows_with_fewer_seeds_than_the_table_are_named() -> None:
     assert "Fewer seeds" not in render.draw_markdown(filled(VALUES, PUBLISHED, made=MADE))
 
 
+def test_columns_and_cells_with_fewer_seeds_are_named_and_not_asked_for_more() -> None:
+    lines = {"rows": [{"label": row} for row in "AB"], "columns": [{"label": column} for column in "cd"]}
+    table = filled({"A": [1.0]}, **lines)
+
+    def with_counts(*counts: int) -> store.TableResult:
+        places = [(row, column) for row in "AB" for column in "cd"]
+        cells = [Cell(*place, "acc", (1.0,) * n, tuple(range(n))) for place, n in zip(places, counts, strict=True)]
+        return dataclasses.replace(table, cells=tuple(cells))
+
+    assert "Fewer seeds so far: d over 0, 1." in notes(Layout(with_counts(5, 2, 5, 2)))
+    assert "Fewer seeds so far: A / d over 0, 1; B over 0." in notes(Layout(with_counts(5, 2, 1, 1)))
+    assert [*commands(with_counts(5, 2, 5, 2))] == [
+        "make reproduce-toy columns=1",
+        "make reproduce-toy columns=2 seeds=2",
+    ]
+
+
 def test_a_substitute_is_in_the_title_and_voids_verdicts() -> None:
     made = Provenance("quick", "digits", ("model=mlp",))
     text = render.draw_markdown(filled(VALUES, PUBLISHED, made=made))
@@ -62,7 +79,8 @@ def test_a_substitute_is_in_the_title_and_voids_verdicts() -> None:
 
 
 def test_latex_escapes_and_marks() -> None:
-    text = render.draw_latex(filled(VALUES, PUBLISHED, made=MADE))
+    text = render.draw_latex(filled(VALUES, PUBLISHED, made=MADE, notes=["on two\nlines"]))
+    assert "\n% on two lines\n" in text
     assert r"\caption{Toy \& table}" in text
     assert r"B\_1" in text
     assert r"\textbf{91.00 $\pm$ 1.00}" in text
@@ -244,9 +262,8 @@ def test_no_value_is_folded_and_a_long_setting_is_a_line_above(width: int) -> No
 
 
 def test_remarks_about_the_paper_s_scale_do_not_stand_below_runs_that_are_too_short() -> None:
-    said = {"notes": ["batches hold 100"], "rows": [{"label": "A", "note": "of the row"}]}
+    said = {"notes": ["batches hold 100"]}
     values = {"A": VALUES["A"]}
     assert "batches hold 100" in render.draw_markdown(filled(values, made=MADE, **said))
     short = render.draw_markdown(filled(values, made=Provenance("smoke", trained=False), **said))
     assert "batches hold 100" not in short
-    assert "of the row" not in short

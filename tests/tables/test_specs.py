@@ -7,6 +7,7 @@ from itertools import cycle, islice
 
 import pytest
 
+from fedbench.config import groups
 from fedbench.runs.config import RunConfig, run_key
 from fedbench.tables import measures, spec
 from fedbench.tables.spec import ColumnSpec, RowSpec, TableSpec, _without, published
@@ -55,7 +56,7 @@ def substituted(table: TableSpec, row: RowSpec, column: ColumnSpec) -> RunConfig
 def test_every_published_value_belongs_to_exactly_one_cell() -> None:
     claims = Counter(
         value
-        for name in spec.names()
+        for name in groups.names("table")
         for table in [load(name)]
         for cell in table.places()
         if table.paper and not table.varies and (value := table.published(*cell)) is not None
@@ -83,7 +84,7 @@ def test_the_tables_are_as_large_as_the_papers(name: str) -> None:
 
 
 def test_no_published_table_is_missing() -> None:
-    mirrors = [load(name) for name in spec.names() if load(name).paper]
+    mirrors = [load(name) for name in groups.names("table") if load(name).paper]
     assert {table.name for table in mirrors if not table.varies} == set(CELLS)
     assert {(value.paper, value.table) for value in published()} == {
         (table.paper, table.table) for table in map(load, CELLS)
@@ -91,7 +92,7 @@ def test_no_published_table_is_missing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in spec.names() if load(name).varies])
+@pytest.mark.parametrize("name", [name for name in groups.names("table") if load(name).varies])
 def test_a_table_at_other_settings_repeats_values_of_the_one_it_varies(name: str) -> None:
     table, varied = load(name), load(load(name).varies)
     values = {value for cell in table.places() if (value := table.published(*cell)) is not None}
@@ -104,7 +105,7 @@ def test_a_table_at_other_settings_repeats_values_of_the_one_it_varies(name: str
         assert run_key(config(name, row.label, table.columns[0].label)) not in [run_key(run) for run in known]
 
 
-@pytest.mark.parametrize("name", spec.names())
+@pytest.mark.parametrize("name", groups.names("table"))
 def test_the_parts_of_a_table_fit_each_other(name: str) -> None:
     table = load(name)
     labels = [row.label for row in table.rows]
@@ -123,7 +124,7 @@ def test_the_parts_of_a_table_fit_each_other(name: str) -> None:
 # ---- the runs
 
 
-@pytest.mark.parametrize("name", tiered(spec.names(), quick=["fedcollab_t3", "fedrema_t4", "pfedsim_t3"]))
+@pytest.mark.parametrize("name", tiered(groups.names("table"), quick=["fedcollab_t3", "fedrema_t4", "pfedsim_t3"]))
 def test_every_row_and_every_column_composes(name: str) -> None:
     """Each at least once, in one another's company."""
     table = load(name)

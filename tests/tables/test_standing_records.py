@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedbench.runs import fingerprint
 from fedbench.tables import execute, plan, spec, store
 from fedbench.tables.spec import RowSpec, Selection
 from fedbench.tables.store import Cell, StoredTable, TableResult
@@ -64,6 +65,25 @@ def test_a_record_against_another_baseline_does_not_stand(tmp_path: Path) -> Non
         "fedavg",
         "fedprox",
     }
+
+
+def test_a_record_against_a_baseline_of_other_code_is_marked_and_made_again(tmp_path: Path) -> None:
+    record, made = record_of(tmp_path), []
+    for rule in ("show", "rerun"):
+        selection = Selection(overrides=(f"runs_dir={tmp_path}", f"stale={rule}"))
+        (cell,) = plan.make(toy(), selection).cells
+        (job,), (base,) = cell.jobs, cell.baselines
+        codes = {job.key: fingerprint.code_of(job.config), base.key: "method:000000000000"}
+        rows = {key: {"key": key, "seed": 0, "code": code} for key, code in codes.items()}
+        again = plan.make(toy(), selection, dataclasses.replace(record, rows=rows))
+        made.append({job.config.labels["method"] for job in again.missing()})
+    assert made == [set(), {"local", "fedavg", "fedprox"}]
+    kept = plan.kept(again)[0]
+    assert [(line["row"], line["code"]) for line in kept][-1] == ("r|baseline", "method:000000000000")
+    store.save(tmp_path, record.table, [{"row": "r", "column": "c", **rows[job.key]}, *kept])  # type: ignore[arg-type]
+    table, count = store.load(tmp_path)
+    assert table.stale == {("r", "c"): ("method of the baseline",)}
+    assert (count.runs, count.changed) == (2, 1)
 
 
 @pytest.mark.usefixtures("fresh_codes")

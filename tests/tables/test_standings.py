@@ -53,7 +53,20 @@ def test_who_is_above_the_references(table: dict[str, standings.Standing]) -> No
 def test_two_seeds_tell_nothing(tmp_path: Path) -> None:
     (found,) = standings.read(recorded(tmp_path, {row: values[:2] for row, values in SCORES.items()})).federations
     assert not any(any(line.above.values()) for line in found.lines)
-    assert {standings.cells(line, ["local", "fedavg"], 2)[2] for line in found.lines} == {"-"}, "no row is left out"
+    shown = [standings.cells(line, ["local", "fedavg"], 2)[2:4] for line in found.lines]
+    assert shown == [["-", "-"]] * len(SCORES), "no row is left out, and none is said to be no better than Local"
+
+
+def test_a_board_with_one_seed_and_part_of_a_second_says_so(tmp_path: Path) -> None:
+    some = {**{row: values[:1] for row, values in SCORES.items()}, "ditto": SCORES["ditto"][:2]}
+    drawn = standings.read(recorded(tmp_path, some, seeds=(0, 1, 2, 3, 4)))
+    text = standings.markdown(drawn)
+    assert "`partition=homo`, seeds 0 of 5 declared\n" in text
+    (ditto,) = (line for line in text.splitlines() if line.startswith("| ditto"))
+    assert ditto.startswith("| ditto | 90.10 | - | - | 50.0 → 60.0 |")
+    assert "none yet" in standings.markdown(
+        standings.read(recorded(tmp_path / "no", dict.fromkeys(some, ()), seeds=(0,)))
+    )
 
 
 def test_a_seed_counts_if_all_rows_have_run_it(tmp_path: Path) -> None:
@@ -69,7 +82,7 @@ def test_a_seed_counts_if_all_rows_have_run_it(tmp_path: Path) -> None:
     assert [*lines["fedrep"].scores] == [0, 1]
     cells = standings.cells(lines["fedrep"], ["local", "fedavg"], 3)
     assert cells[1].endswith("(2 of 3 seeds)")
-    assert cells[2] == "-", "its two seeds tell nothing, though the best has three"
+    assert cells[2:4] == ["-", "-"], "its two seeds tell nothing, though the best has three"
 
 
 def test_a_reference_without_scores_is_no_beaten_one(tmp_path: Path) -> None:
@@ -122,7 +135,7 @@ def test_the_page_says_it_in_words(tmp_path: Path) -> None:
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     assert "50.0 → 60.0 | 50.0 to 60.0 | default | 2.0 MB, 1.5 s | 70.5 | -, 100 | -, 40.0, - |" in rows["local"]
     assert "90.55" in rows["ditto"]
-    assert "seeds 0, 1\n" in text, "as not all rows have the third"
+    assert "seeds 0, 1 of 3 declared\n" in text, "as not all rows have the third"
     assert "| 90.40 ± " in rows["fedrep"]
     assert "0.25" not in text
     assert "24 runs, 0.24 hours of one core" in text
@@ -165,8 +178,9 @@ def test_a_board_that_is_being_tuned_shows_what_leads(tmp_path: Path, capsys: py
 
 def test_what_is_missing_is_told_of_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = Ledger(board(SCORES), recorded(tmp_path, {**SCORES, "ditto": SCORES["ditto"][:2]}))
-    assert conclude(ledger, "results") == INCOMPLETE
-    assert capsys.readouterr().err == "incomplete: without a score: seeds 2: ditto in here\n"
+    assert conclude(ledger, str(tmp_path)) == INCOMPLETE
+    assert "fedbench report" not in (said := capsys.readouterr()).out, "there is no table for a page"
+    assert said.err == "incomplete: without a score: seeds 2: ditto in here\n"
     assert conclude(ledger, "results", rows=["fedrep", "local"]) == OK
     assert conclude(ledger, "results", seeds=[0, 1]) == OK
     ledger.lines = {place: line for place, line in ledger.lines.items() if place[2] != "ditto"}
