@@ -24,6 +24,7 @@ from fedbench.tables.text import markdown as table_of
 from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
 
 PAGE = "README.md"
+NOT_RUN = "not run to its end"  # a row without a failure and without a score
 HURT = 1.0  # points by which a client must be worse than under a reference to count as hurt
 
 
@@ -66,9 +67,12 @@ class Table:
 
     @property
     def ran(self) -> str:
-        """The seeds, and of how many where some are still to be run."""
-        further = f" of {self.declared} declared" if len(self.seeds) < self.declared else ""
-        return f"{', '.join(map(str, self.seeds))}{further}" if self.seeds else "none yet"
+        """The seeds, and what is still to be run."""
+        missing = sum(line.lacks == NOT_RUN for line in self.lines)
+        further = [f"{len(self.seeds)} of {self.declared} declared"] if len(self.seeds) < self.declared else []
+        further += [f"without {missing} of {len(self.lines)} rows"] if missing else []
+        listed = ", ".join(map(str, self.seeds)) or "none yet"
+        return f"{listed} ({'; '.join(further)})" if self.seeds and further else listed
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ def _standing(
         worst=_mean([worst(each) for each in clients[row].values()]),
         hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
         unseen=tuple(_mean([float(line.get(name) or "nan") for line in finals]) for name in UNSEEN),
-        lacks="" if scores else next(failed, "not run to its end"),
+        lacks="" if scores else next(failed, NOT_RUN),
     )
 
 

@@ -61,9 +61,12 @@ def test_a_board_with_one_seed_and_part_of_a_second_says_so(tmp_path: Path) -> N
     some = {**{row: values[:1] for row, values in SCORES.items()}, "ditto": SCORES["ditto"][:2]}
     drawn = standings.read(recorded(tmp_path, some, seeds=(0, 1, 2, 3, 4)))
     text = standings.markdown(drawn)
-    assert "`partition=homo`, seeds 0 of 5 declared\n" in text
+    assert "`partition=homo`, seeds 0 (1 of 5 declared)\n" in text
     (ditto,) = (line for line in text.splitlines() if line.startswith("| ditto"))
     assert ditto.startswith("| ditto | 90.10 | - | - | 50.0 → 60.0 |")
+    first = {**dict.fromkeys(some, ()), "ditto": SCORES["ditto"][:2]}
+    begun = standings.read(recorded(tmp_path / "begun", first, seeds=(0, 1, 2)))
+    assert f"seeds 0, 1 (2 of 3 declared; without {len(some) - 1} of {len(some)} rows)" in standings.markdown(begun)
     assert "none yet" in standings.markdown(
         standings.read(recorded(tmp_path / "no", dict.fromkeys(some, ()), seeds=(0,)))
     )
@@ -135,7 +138,7 @@ def test_the_page_says_it_in_words(tmp_path: Path) -> None:
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     assert "50.0 → 60.0 | 50.0 to 60.0 | default | 2.0 MB, 1.5 s | 70.5 | -, 100 | -, 40.0, - |" in rows["local"]
     assert "90.55" in rows["ditto"]
-    assert "seeds 0, 1 of 3 declared\n" in text, "as not all rows have the third"
+    assert "seeds 0, 1 (2 of 3 declared)\n" in text, "as not all rows have the third"
     assert "| 90.40 ± " in rows["fedrep"]
     assert "0.25" not in text
     assert "24 runs, 0.24 hours of one core" in text
