@@ -32,10 +32,10 @@ from fedbench.core.files import write_text
 from fedbench.data import authors
 from fedbench.metrics import TIE, fairness
 from fedbench.tables import spec, store
-from fedbench.tables.equivalence import Comparison, Sample, compare, seeds_needed
+from fedbench.tables.equivalence import LEVEL, Comparison, Sample, compare, seeds_needed
 from fedbench.tables.spec import Published
 from fedbench.tables.store import Provenance
-from fedbench.tables.verdict import LEVEL, holm
+from fedbench.tables.verdict import holm
 
 Floats = NDArray[np.float64]
 Frames = Mapping[str, pd.DataFrame]  # by a key of LABELS; percent, a line for each of S >= 2 seeds

@@ -378,11 +378,6 @@ class SweepConfig(Component):
         super().__post_init__()
         if self.name is not None and (self.name.startswith(".") or {"/", "\\"} & set(self.name)):
             raise ConfigError(f"sweep.name={self.name} is a place; give a name, and the place as sweep.folder=FOLDER")
-        if self.by and self.figure == "curves":
-            raise ConfigError(
-                f"sweep.by={self.by} is for lines and heat maps; curves have a panel for each value of "
-                "all keys but sweep.x"
-            )
 
 
 @dataclass(frozen=True)

@@ -217,13 +217,14 @@ class MlflowTracker(Tracker):
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         before = self._client.search_runs([experiment], f"tags.key = '{self.key}'")  # the last that began first
+        folder = str(self.folder.resolve())  # others on the server have a runs/ too
         if resumed_from and before:
             self._run = before[0].info.run_id
         else:
-            for each in before:  # as with force=true: a run that begins anew takes the place of what its folder held
-                if each.data.tags.get("folder") == str(self.folder):
-                    self._client.delete_run(each.info.run_id)
-            tags = {"key": self.key, "setting": setting(labels), "folder": str(self.folder)}
+            # As with force=true: a run that begins anew takes the place of what its folder held.
+            for each in (run for run in before if run.data.tags.get("folder") == folder):
+                self._client.delete_run(each.info.run_id)
+            tags = {"key": self.key, "setting": setting(labels), "folder": folder}
             made = self._client.create_run(experiment, tags=tags, run_name=title(labels))
             self._run = made.info.run_id
             for name, value in flat(self.config).items():

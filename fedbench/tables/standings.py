@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from fedbench.metrics import hurt, worst
+from fedbench.tables.equivalence import LEVEL
 from fedbench.tables.leaderboard import BOARD, FINAL, ROWS, UNSEEN, Line
 from fedbench.tables.store import files_of
 from fedbench.tables.text import DASH
 from fedbench.tables.text import markdown as table_of
-from fedbench.tables.verdict import LEAST_PAIRS, LEVEL, holm, t_test
+from fedbench.tables.verdict import LEAST_PAIRS, holm, t_test
 
 PAGE = "README.md"
 NOT_RUN = "not run to its end"  # a row without a failure and without a score
@@ -127,8 +128,8 @@ def _federation(board: Mapping[str, Any], federation: Mapping[str, Any], lines: 
     found.sort(key=lambda each: (-each.mean, 0) if each.scores else (math.inf, -max(_finite(each), default=0)))
     seeds = sorted({seed for each in found for seed in each.scores})
     setting = " ".join(federation["overrides"])
-    lines = tuple(_judged(found, board["references"]))
-    return Table(federation["label"], setting, tuple(seeds), lines, len(board["seeds"]))
+    judged = tuple(_judged(found, board["references"]))
+    return Table(federation["label"], setting, tuple(seeds), judged, len(board["seeds"]))
 
 
 def _clients(lines: Sequence[Line], row: str) -> dict[int, np.ndarray[Any, Any]]:

@@ -18,7 +18,7 @@ from fedbench.config import groups
 from fedbench.core.files import write_text
 from fedbench.runs.progress import STALE, rough_seconds
 from fedbench.tables import spec, store, verdict
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
+from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEVEL, UNDECIDABLE
 from fedbench.tables.spec import ColumnSpec, MetricSpec, RowSpec
 from fedbench.tables.store import LOCAL, PENDING, Cell, TableResult
 from fedbench.tables.verdict import NONE, Agreement, Bias, Match, Verdict, agreements, biases, counts, verdict_of
@@ -222,8 +222,8 @@ def commands(table: TableResult) -> Iterator[str]:
     for (row, column), own in seeds(table).items():
         columns.setdefault((row, own), []).append(column)
     groups: dict[tuple[tuple[int, ...], tuple[str, ...]], set[str]] = {}
-    for (row, own), labels in columns.items():
-        groups.setdefault((own, tuple(labels)), set()).add(row)
+    for (row, own), found in columns.items():
+        groups.setdefault((own, tuple(found)), set()).add(row)
     for (own, labels), rows in sorted(groups.items(), reverse=True):
         places = _numbers("columns", table.spec.columns, {*labels})
         chosen = [*places, *_numbers("rows", table.spec.rows, rows), *_seeds_text(table, own)]
@@ -492,8 +492,8 @@ def _significance(table: TableResult) -> Iterator[str]:
     for column in dict.fromkeys(each.column for each in pairs):
         here = [each for each in pairs if each.column == column]
         told = {
-            "above": [each.row for each in here if each.low > 0 and each.p < verdict.LEVEL],
-            "below": [each.row for each in here if each.high < 0 and each.p < verdict.LEVEL],
+            "above": [each.row for each in here if each.low > 0 and each.p < LEVEL],
+            "below": [each.row for each in here if each.high < 0 and each.p < LEVEL],
         }
         words = "; ".join(f"{side} {', '.join(rows)}" for side, rows in told.items() if rows)
         yield (

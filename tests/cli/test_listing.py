@@ -21,7 +21,6 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedper import FedPer
 from fedbench.runs.config import resolve
-from fedbench.tables import spec
 
 ROOT = Path(__file__).parents[2]
 
@@ -215,4 +214,4 @@ def test_the_commands_are_those_that_fill_the_tables() -> None:
     assert "make reproduce-fedsac-t1-open substitute=fashion_mnist scale=quick columns=1,3 seeds=3" in commands
     for each in commands:
         name, *words = each.removeprefix("make reproduce-").split()
-        assert select([f"table={name.replace('-', '_')}", *words])[0].table in spec.names()
+        assert select([f"table={name.replace('-', '_')}", *words])[0].table in groups.names("table")

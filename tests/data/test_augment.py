@@ -89,7 +89,7 @@ def test_names_are_checked_when_the_protocol_is_read(name: str) -> None:
 
 def noise(run: Setup, client: int, stage: Stage, clock: Clock) -> Tree:
     """What a client's stage is given beside its samples, leaves [steps, ...]."""
-    return run.batches(client, stage, run.client(client, {}, {}, clock), "batches")[1]
+    return run.source(run, client, stage, run.client(client, {}, {}, clock), "batches")[1]
 
 
 def chosen(method=None, names=("crop1", "flip"), **fields):

@@ -286,7 +286,6 @@ def test_memory_of_a_cohort_from_three_peaks_by_hand() -> None:
     peaks = [10_000 - own, 34_000, 16_000]
     found = hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0))
     assert (found.fixed, found.training, found.trained) == (2_000, 8_000, 2_000)
-    assert found.bytes(10, 3) == 2_000 + 3 * 8_000 + 7 * 2_000
     assert [found.chunk(10, each) for each in (39_999, 40_000, 45_999, 46_000, 10**6, 0)] == [2, 3, 3, 4, 10, 1]
     peaks = [10_000 - own, 9_000, 8_000]
     least = hardware.MemoryModel.of(chosen, lambda _: peaks.pop(0))

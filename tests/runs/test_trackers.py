@@ -142,7 +142,7 @@ def test_a_run_that_begins_anew_takes_the_place_of_its_folder_s_in_mlflow(
     kept = dict[str, Any]()
 
     def create_run(_: str, tags: dict[str, str], run_name: str) -> Any:
-        number = f"{len(kept)}-{tags['folder']}"
+        number = f"{len(kept)}-{Path(tags['folder']).name}"
         kept[number] = types.SimpleNamespace(
             info=types.SimpleNamespace(run_id=number), data=types.SimpleNamespace(tags=tags)
         )
@@ -166,6 +166,9 @@ def test_a_run_that_begins_anew_takes_the_place_of_its_folder_s_in_mlflow(
     ):
         tell(made(MlflowTracker, Path(folder)), resumed=resumed)
         assert list(kept) == left
+    monkeypatch.chdir(tmp_path)  # where another has a folder of the same relative name
+    tell(made(MlflowTracker, Path("a")), resumed=0)
+    assert list(kept) == ["1-b", "1-a", "2-a"]
 
 
 def test_a_run_of_other_samples_has_a_record_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from fedbench.cli.program import main
 from fedbench.config import compose, groups
 from fedbench.config.schema import SweepConfig
-from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.core.errors import UnknownName
 from fedbench.plots.runs import ordered, sweep_heatmap, sweep_lines
 from fedbench.runs.config import resolve
 from fedbench.sweeps import session
@@ -215,9 +215,14 @@ def test_curves_pool_seeds_alone_and_go_forward(monkeypatch: pytest.MonkeyPatch)
         session.draw(SweepConfig(figure="curves"), runs, ["method.C"])
 
 
-def test_curves_have_no_second_key() -> None:
-    with pytest.raises(ConfigError, match=r"sweep\.by=seed is for lines and heat maps"):
-        SweepConfig(figure="curves", by="seed")
+def test_curves_of_each_seed_have_a_panel_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [{"round": "1", "acc": "10"}]
+    monkeypatch.setattr(session, "Run", lambda _: SimpleNamespace(rounds=rounds))
+    outcomes = [JobOutcome({"method": name, "seed": seed}) for name in "ab" for seed in "01"]
+    config = SweepConfig(figure="curves", x="method", by="seed", y="acc")
+    runs = pd.DataFrame([{**each.overrides, "path": ""} for each in outcomes])
+    drawn = session.draw(config, runs, session.swept(outcomes, (config.x, config.by)))
+    assert [axis.get_title() for axis in drawn.axes] == ["seed=0", "seed=1"]
 
 
 def test_categories_are_dots_with_their_spread_and_every_run() -> None:
