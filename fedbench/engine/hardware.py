@@ -343,8 +343,8 @@ def free_bytes(device: torch.device) -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # no Linux: what is free without giving up any cached file
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (OSError, StopIteration):  # no Linux: all there is, as macOS has no name for what is free
+        return os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([1024 * available, *_container_bytes()])
 
 
