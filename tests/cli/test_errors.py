@@ -77,7 +77,6 @@ BAD = [
     (["runs_dir='~/x'"], "runs_dir=~/x: ~ is read by shells alone; write the folder out"),
     (["record=cka"], "record is a list: record=[cka]"),
     (["wandb.tags=a"], "wandb.tags is a list: wandb.tags=[a]"),
-    (["method=fedavg", "method.private=head"], "method.private is a list: method.private=[head]"),
     (["method=3"], "Config group override must be a string or a list. Got int"),
     (["~method"], "method: no option chosen"),
     (["runs_dir=${nowhere}"], "nowhere"),
