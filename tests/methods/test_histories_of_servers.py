@@ -829,7 +829,7 @@ def test_rounds_of_sosicfl(method: SosicFL) -> None:
             message = trees.row(each.message, i)
             same(message, {**w, "region/center": region["region/center"][k], "region/radius": region["region/radius"]})
             view = chosen.client(k, message, trees.row(each.memory, k), Clock(done, 3))
-            noise = chosen.batches(k, Stage(), view, "batches")[1]
+            noise = chosen.source(chosen, k, Stage(), view, "batches")[1]
             assert len(noise["alpha"].unique(dim=0)) == method.samples
             trained[k] = steps(w, k, noise["alpha"], 0.0, w)
             if isinstance(method, SosicFLPlus):

@@ -342,8 +342,7 @@ def test_kinds_are_named_and_told_apart_in_tables() -> None:
     assert (made.lacking(), MLP().lacking()) == ("", "")
     lost = {"name": "resnet18", "weights": "/none.pth"}
     lacking = Kinds(kinds={"a": lost, "b": {"name": "mlp"}, "c": lost}).lacking()
-    assert lacking.count("; the ImageNet weights of resnet18 are not at /none.pth") == 1
-    assert lacking.startswith("the ImageNet weights of resnet18 are not at /none.pth; set")
+    assert lacking == "; ".join(["model.weights=/none.pth: there is no such file"] * 2)
     with pytest.raises(ConfigError, match="is one network for each kind of client"):
         made.build((1, 4, 4), 3)
     for wrong, reason in (
