@@ -176,8 +176,10 @@ def _note_death(task: Sequence[Job], returned: JobReturn | None, log: Path) -> N
 
 def _plain(job: Job, *, shared: bool, apart: bool) -> dict[str, Any]:
     """Return the plain config of a job's run, the one form in which it goes to another process."""
+    from fedbench.engine.hardware import stacks
+
     plain = dict(job.config.plain)
-    if shared and plain["hardware"]["engine"] == "auto":
+    if shared and plain["hardware"]["engine"] == "auto" and not stacks(job.config.hardware):
         plain["hardware"] = {**plain["hardware"], "engine": SHARED}
     if apart:  # there `runs` could be another folder, and a log with rounds says how far it got
         plain |= {"runs_dir": str(Path(plain["runs_dir"]).absolute()), "progress": "lines"}
