@@ -176,10 +176,12 @@ class _Forward(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         x, w = _clients_first(info.batch_size, in_dims, x, w)
         if lowering == PATCHES:
-            return _by_patches(x, w, stride, padding), 0
-        images, filters, groups = _grouped(x, w, lowering)
-        out = functional.conv2d(images, filters, None, stride, padding, groups=groups)
-        return out.unflatten(1, (groups, -1)), 1
+            out = _by_patches(x, w, stride, padding)
+        else:
+            images, filters, groups = _grouped(x, w, lowering)
+            out = functional.conv2d(images, filters, None, stride, padding, groups=groups).unflatten(1, (groups, -1))
+        # Flat it is copied where channels lie last: a GPU's batch normalisation asks, and torch cannot tell under vmap.
+        return out.flatten(1).view(out.shape), int(lowering != PATCHES)
 
 
 class _Backward(torch.autograd.Function):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.config import messages
 from fedbench.config.groups import conf_dir
 from fedbench.core.errors import FedbenchError, FolderInUse, unknown
+from fedbench.engine.hardware import stacks
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain, run_key
 from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable, tell
@@ -63,8 +64,6 @@ def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
     None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it. `cards`:
     each gets one from its launcher, whether there is one here or not.
     """
-    from fedbench.engine.hardware import stacks
-
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         if stacks(job.config.hardware, cards=cards) and not job.config.settings.trackers:
@@ -176,8 +175,6 @@ def _note_death(task: Sequence[Job], returned: JobReturn | None, log: Path) -> N
 
 def _plain(job: Job, *, shared: bool, apart: bool) -> dict[str, Any]:
     """Return the plain config of a job's run, the one form in which it goes to another process."""
-    from fedbench.engine.hardware import stacks
-
     plain = dict(job.config.plain)
     if shared and plain["hardware"]["engine"] == "auto" and not stacks(job.config.hardware):
         plain["hardware"] = {**plain["hardware"], "engine": SHARED}
@@ -203,7 +200,6 @@ def perform(plains: Sequence[Sequence[Mapping[str, Any]]], logged: bool, config:
 
 def _run(runs: Sequence[RunConfig]) -> str:
     """Make the runs; return why those failed whose folders cannot hold it."""
-    from fedbench.engine.hardware import stacks
     from fedbench.runs.execution import execute, execute_batched, folder_of
 
     unwritten: list[str] = []

@@ -1,9 +1,9 @@
 """What a leaderboard says: each federation's rows judged over seeds, as a Markdown page and for the page of all tables.
 
-Rows are compared pairwise over the seeds that both have (same partition, initial weights and batches), by Student's t,
-and p is adjusted by Holm over a federation's comparisons of one kind. A row is among the best if it cannot be told from
-the row with the highest mean. It is above a reference (Local, a fine-tuned FedAvg) if the difference can be told.
-Seeds that only some rows have run count for none, so a board that is stopped within a seed is fair.
+Rows are compared over the seeds that both have (same partition, initial weights and batches) by Student's t, p adjusted
+by Holm over a federation's comparisons of one kind. A row is among the best if it cannot be told to be below the
+highest mean of a row with all seeds, and above a reference (Local, a fine-tuned FedAvg) if it can be told to be. Seeds
+that only some rows have run count for none, so a board that is stopped within a seed is fair.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Standing:
     trial: str = ""  # the chosen values, or those that lead so far
     scores: Mapping[int, float] = field(default_factory=dict)  # seed -> test accuracy, percent
     half: float = math.nan  # of the 95 % interval of the mean over seeds
-    best: bool | None = None  # cannot be told from the row with the highest mean; None: too few seeds to tell
+    best: bool | None = None  # cannot be told to be below the leader; None: too few seeds to tell
     above: Mapping[str, bool] = field(default_factory=dict)  # reference -> whether it is above; missing: itself
     trials: Mapping[int, float] = field(default_factory=dict)  # -> validation accuracy at the first rung; nan: failed
     chosen: int = 0  # its number
@@ -186,16 +186,18 @@ def _finite(line: Standing) -> list[float]:
 def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standing]:
     """Return the rows, highest mean first, with what can be told of the best and of the references."""
     scored = [each for each in found if each.scores]
-    best = next((each for each in scored if len(each.scores) >= LEAST_PAIRS), None)
+    most = max((len(each.scores) for each in scored), default=0)  # a mean over the seeds that were left leads nothing
+    best = next((each for each in scored if len(each.scores) == most >= LEAST_PAIRS), None)
     among: dict[str, bool] = {}
     if best is not None:
         others = [each for each in scored if each is not best and len(_paired(best, each)) >= LEAST_PAIRS]
-        told = holm([_test(best, each)[1] for each in others])
-        among = {best.row: True, **{each.row: p > LEVEL for each, p in zip(others, told, strict=True)}}
+        tests = [_test(best, each) for each in others]
+        told = zip(others, tests, holm([p for _, p in tests]), strict=True)
+        among = {best.row: True, **{each.row: p > LEVEL or mean < 0 for each, (mean, _), p in told}}
     pairs = [(base, each) for base in scored if base.row in references for each in scored if each is not base]
     # Two references make one comparison, whichever of them is asked about.
-    tests = {frozenset((base.row, each.row)): _test(each, base)[1] for base, each in pairs}
-    adjusted = dict(zip(tests, holm([*tests.values()]), strict=True))
+    compared = {frozenset((base.row, each.row)): _test(each, base)[1] for base, each in pairs}
+    adjusted = dict(zip(compared, holm([*compared.values()]), strict=True))
     above: dict[str, dict[str, bool]] = {}
     for base, each in pairs:
         told_apart = adjusted[frozenset((base.row, each.row))] <= LEVEL
@@ -205,8 +207,7 @@ def _judged(found: Sequence[Standing], references: Sequence[str]) -> list[Standi
 
 def _paired(one: Standing, other: Standing) -> list[float]:
     """Return the differences over the seeds that both have."""
-    seeds = sorted(one.scores.keys() & other.scores.keys())
-    return [one.scores[seed] - other.scores[seed] for seed in seeds]
+    return [one.scores[seed] - other.scores[seed] for seed in sorted(one.scores.keys() & other.scores.keys())]
 
 
 def _test(one: Standing, other: Standing) -> tuple[float, float]:
@@ -246,8 +247,7 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
     failed = len(line.trials) - len(finite)
     spread = f"{min(finite):.1f} to {max(finite):.1f}" + (f", {failed} failed" if failed else "")
     shown = {number: f"{each:.1f}" if math.isfinite(each) else "failed" for number, each in line.trials.items()}
-    default, chosen = shown.get(0, DASH), shown.get(line.chosen, DASH)
-    tuned = [f"{default} → {chosen}", spread, line.trial]
+    tuned = [f"{shown.get(0, DASH)} → {shown.get(line.chosen, DASH)}", spread, line.trial]
     if not line.scores:
         return [line.row, line.lacks, DASH, DASH, *tuned, *[DASH] * 4]
     reached = "" if line.reached == len(line.scores) else f" ({line.reached} of {len(line.scores)} seeds)"
@@ -280,8 +280,8 @@ def rules(drawn: Standings) -> Iterator[str]:
     yield f"Final runs have {board['rounds']} rounds. Test samples are read once, after the last round."
     yield "±: half of the 95 % interval of the mean over seeds."
     yield (
-        "best ●: cannot be told from the highest mean (paired over seeds, Student's t, Holm, 5 %), so of 20 rows that "
-        f"are truly the best of their federation one may lack it; {DASH}: fewer than {LEAST_PAIRS} seeds."
+        "best ●: cannot be told to be below the highest mean of a row with all seeds (paired over seeds, Student's t, "
+        f"Holm, 5 %: of 20 truly best rows one may lack it); {DASH}: fewer than {LEAST_PAIRS} seeds."
     )
     yield f"not above: the references ({references}) that the row cannot be told to be above, by the same test."
     yield "validation: the accuracy of the default and of the chosen trial at the first rung."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 
 from fedbench.config import groups
+from fedbench.config.compose import compose
 from fedbench.config.schema import OptimizerConfig
 from fedbench.core.batch import Batch
 from fedbench.core.trees import Tree
+from fedbench.engine import hardware
 from fedbench.engine.contract import Client, Cohort
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import HookError
@@ -22,6 +25,8 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedrep import FedRep
 from fedbench.models import MODELS
 from fedbench.models.small import MLP
+from fedbench.runs import execution
+from fedbench.runs.config import resolve
 from fedbench.testing.toys import KINDS, Subject, federation, setup, simulate
 from tests.helpers.accelerator import DEVICE, Accelerator, Misplaced
 from tests.helpers.pretended import ENGINES, Trial, federated, trial
@@ -44,6 +49,7 @@ FEW = [
     "sosicfl",
     "fedsac",
 ]
+WITH_MATRIX = ("cfl", "fedfomo", "fedrema", "pfedgraph", "fedsac")
 MOST = 8  # waits a round
 
 
@@ -96,6 +102,31 @@ def test_every_network(name: str, engine: str) -> None:
         return setup(FedAvg(), data, model, rounds=2, epochs=1, optimizer=OptimizerConfig(lr=0.01))
 
     check(trial(toy, ENGINES[engine]))
+
+
+@pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
+@pytest.mark.parametrize("preset", tiered(FEW, quick=["pfedgraph"]))
+def test_a_whole_run_is_written(preset: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its matrix, models, recorded arrays, checkpoints and unseen clients come from the device."""
+    monkeypatch.setattr(execution, "pick_device", lambda _: DEVICE)
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: 1e9)
+    chosen = ["dataset=digits", "partition=dir0.5", "partition.num_clients=5", "model=mlp", f"method={preset}"]
+    chosen += [
+        "protocol=quick",
+        "protocol.rounds=2",
+        "protocol.cohort=4",
+        "protocol.unseen=1",
+        "protocol.local.epochs=1",
+    ]
+    chosen += ["protocol.test.val_fraction=0.2", "protocol.test.calibration=true", "protocol.optimizer.state=kept"]
+    chosen += ["checkpoint.rounds=1", "save_models=true"]
+    recorded = {"cka", "model_cosine", "update_cosine", "similarity"} if preset in ("fedavg", "pfedgraph") else set()
+    chosen += [f"record=[{','.join(recorded)}]"]
+    run = resolve(compose([*chosen, f"hardware.engine={engine}", f"runs_dir={tmp_path}"]))
+    with Accelerator():
+        made = execution.execute(run)
+    assert recorded == {name.split("/")[1] for name in made.arrays if "/" in name}
+    assert (made.W is None) == (preset not in WITH_MATRIX)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 
@@ -242,6 +243,19 @@ def test_runs_at_once_take_a_core_each_and_a_single_one_all(
     found = [from_plain(plain) for plains in tasks for plain in plains]
     assert [each.hardware.engine for each in found] == [expected] * runs
     assert [run_key(each) for each in found] == [each.key for each in jobs]
+
+
+def test_on_a_gpu_runs_at_once_keep_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each trained a client at a time, several at once were slower than one after the other."""
+    monkeypatch.setattr("fedbench.engine.hardware.pick_device", lambda _: torch.device("cuda"))
+    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
+    more = (f"runs_dir={tmp_path}", "hardware.device=auto")
+    jobs = [job(*more, f"protocol.rounds={rounds}", f"seed={seed}") for rounds in (1, 2) for seed in (0, 1)]
+    execute.run_all([jobs], ["hydra/launcher=joblib"])
+    (_, task, _), _ = instantiate.call_args
+    tasks = task.args[0]
+    assert [[plain["hardware"]["engine"] for plain in plains] for plains in tasks] == [["auto", "auto"]] * 2
 
 
 @pytest.mark.parametrize(

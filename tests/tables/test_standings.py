@@ -88,6 +88,17 @@ def test_a_seed_counts_if_all_rows_have_run_it(tmp_path: Path) -> None:
     assert cells[2:4] == ["-", "-"], "its two seeds tell nothing, though the best has three"
 
 
+def test_a_row_that_lost_a_seed_leads_nothing(tmp_path: Path) -> None:
+    """Its mean is over the seeds in which it did not diverge."""
+    scores = {"local": (70.0, 72.0, 71.0, 70.0), "fedavg": (80.0, 79.0, 81.5, 80.0), "ditto": (97.0, 96.0, 98.5, 0.0)}
+    folder = recorded(tmp_path, scores)
+    ledger = Ledger(board(scores), folder)
+    ledger.lines[FINAL, "here", "ditto", 1, 3] |= {"acc": "", "clients": "", "failure": "Diverged"}
+    ledger.save()
+    (found,) = standings.read(folder).federations
+    assert [(line.row, line.best) for line in found.lines] == [("ditto", True), ("fedavg", True), ("local", False)]
+
+
 def test_a_reference_without_scores_is_no_beaten_one(tmp_path: Path) -> None:
     (found,) = standings.read(recorded(tmp_path, {**SCORES, "fedavg": ()})).federations
     shown = {line.row: standings.cells(line, ["local", "fedavg"], 3)[3] for line in found.lines}
