@@ -79,11 +79,10 @@ def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequ
         raise ConfigError(f"{ledger.folder} has no rows yet; run the board without render=true")
     page, drawn = ledger.folder / standings.PAGE, standings.read(ledger.folder)
     write_text(page, standings.markdown(drawn))
-    print(f"{page}: {drawn.runs} runs, {drawn.cost:.2f} hours of one core")
+    print(f"{page}: {drawn.runs} runs, {drawn.cost:.2f} hours by their clocks")
     if store.folders(results):  # a page has one at least
         print(f"beside the tables: python -m fedbench report {results}")
-    lacking: dict[str, list[str]] = {}
-    board = ledger.board
+    lacking, board = dict[str, list[str]](), ledger.board
     said = {(each.label, line.row): line.lacks for each in drawn.federations for line in each.lines}
     for federation, row in product(board.federations, rows or board.all_rows):
         lost = ledger.lost(federation.label, row, seeds or board.seeds)
@@ -98,14 +97,16 @@ def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequ
 
 def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> None:
     """Run what `ledger` lacks, stage by stage, and record each stage when it ends or is stopped."""
+    from fedbench.engine.hardware import stacks
     from fedbench.tables.leaderboard import FINAL, stages
 
     launcher, _ = launcher_of(selection)
     ledger.folder.mkdir(parents=True, exist_ok=True)
-    for stage in stages(ledger.board, seeds):
+    hardware = next(ledger.entries(stages(ledger.board)[0])).job.config.hardware
+    for stage in stages(ledger.board, seeds, joined=stacks(hardware)):  # on a GPU the seeds of a row are one program
         entries = list(ledger.entries(stage, rows))
         missing = ledger.missing(entries, retry=selection.retry)
-        name = f"{stage.name}, seed {stage.seeds[0]}" if stage.name == FINAL else stage.name
+        name = f"{FINAL}, seed {', '.join(map(str, stage.seeds))}" if stage.name == FINAL else stage.name
         print(f"{name}: {len(entries)} runs, {len(missing)} to do", flush=True)
         try:
             if missing:

@@ -197,7 +197,7 @@ def board_view(folder: Path, out: Path) -> dict[str, Any]:
     return {
         "name": board.name,
         "title": board.title,
-        "cost": f"{board.runs} runs, {board.cost:.2f} hours of one core ({board.machine})",
+        "cost": f"{board.runs} runs, {board.cost:.2f} hours by their clocks ({board.machine})",
         "federations": [
             (each, [standings.cells(line, board.references, len(each.seeds)) for line in each.lines])
             for each in board.federations

@@ -267,14 +267,14 @@ class Stage:
     rung: int | None = None  # its number; None: final runs
 
 
-def stages(board: Board, seeds: Sequence[int] = ()) -> list[Stage]:
-    """Return all stages in order; `seeds` are those of the final runs that are asked for, none: all."""
-    last = len(board.rungs) - 1
+def stages(board: Board, seeds: Sequence[int] = (), *, joined: bool = False) -> list[Stage]:
+    """Return all stages in order; `seeds` are those of the final runs asked for, none: all; `joined`: they are one."""
+    last, asked = len(board.rungs) - 1, tuple(seeds or board.seeds)
     rungs = [
         Stage(f"{rounds} rounds", rounds, board.tuning_seeds if i == last else board.tuning_seeds[:1], i)
         for i, rounds in enumerate(board.rungs)
     ]
-    return [*rungs, *(Stage(FINAL, board.rounds, (seed,)) for seed in seeds or board.seeds)]
+    return [*rungs, *(Stage(FINAL, board.rounds, each) for each in ([asked] if joined else zip(asked)))]
 
 
 @dataclass(frozen=True)

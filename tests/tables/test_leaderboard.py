@@ -19,7 +19,7 @@ from fedbench.methods import METHODS
 from fedbench.runs import execution, fingerprint
 from fedbench.runs.config import resolve
 from fedbench.tables import execute, leaderboard, standings
-from fedbench.tables.leaderboard import Board, Federation, Ledger, Range, Trial, stages
+from fedbench.tables.leaderboard import FINAL, Board, Federation, Ledger, Range, Trial, stages
 from fedbench.tables.spec import Selection
 from fedbench.tables.standings import Standing
 
@@ -127,6 +127,19 @@ def test_trials_of_a_rung_that_differ_in_the_rate_are_rows_of_one_program(tmp_pa
     assert execute._stackable(jobs) == [jobs[:2], jobs[2:4]]
     elsewhere = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware=cpu"])
     assert execute._stackable([entry.job for entry in elsewhere.entries(stages(BOARD)[0])]) == []
+
+
+def test_final_runs_of_all_seeds_are_one_stage_where_runs_are_stacked(
+    filled: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"runs_dir={tmp_path / 'runs'}", "hardware.engine=stacked", "progress=none"]
+    ledger = Ledger(BOARD, tmp_path / "board", settings)
+    command.fill(ledger, Selection(jobs=1), (2, 0), ("local", "fedavg"))
+    assert "final, seed 2, 0: 4 runs, 4 to do\n" in capsys.readouterr().out
+    finals = {place: line for place, line in ledger.lines.items() if line["stage"] == FINAL}
+    assert sorted(place[-1] for place in finals) == [0, 0, 2, 2]
+    for place, line in finals.items():
+        assert float(line["acc"]) == pytest.approx(float(filled.lines[place]["acc"]), abs=2)
 
 
 def test_the_reference_is_local_at_its_own_rate(filled: Ledger) -> None:
