@@ -102,8 +102,8 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
 
     launcher, _ = launcher_of(selection)
     ledger.folder.mkdir(parents=True, exist_ok=True)
-    hardware = next(ledger.entries(stages(ledger.board)[0])).job.config.hardware
-    for stage in stages(ledger.board, seeds, joined=stacks(hardware)):  # on a GPU the seeds of a row are one program
+    joined = not selection.launcher and stacks(next(ledger.entries(stages(ledger.board)[0])).job.config.hardware)
+    for stage in stages(ledger.board, seeds, joined=joined):  # on this machine's GPU the seeds of a row are one program
         entries = list(ledger.entries(stage, rows))
         missing = ledger.missing(entries, retry=selection.retry)
         name = f"{FINAL}, seed {', '.join(map(str, stage.seeds))}" if stage.name == FINAL else stage.name

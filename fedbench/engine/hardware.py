@@ -42,7 +42,7 @@ from fedbench.models.task import Model, Task
 # How fast an engine trains on this machine: a few steps of a run's own local work are timed, once, and remembered.
 
 FEW, MORE = 2, 10  # steps of each client and stage that are taken: two lengths tell what a step adds
-TIMING_FORMAT = 4  # raised when what is timed changes
+TIMING_FORMAT = 5  # raised when what is timed changes
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _key(setup: Setup, contenders: Mapping[str, EngineCandidate]) -> str:
 
 # Which way each convolution of a stack of clients is computed: all are timed on the device, once, and remembered.
 
-LOWERING_FORMAT = 1  # raised when what is timed changes
+LOWERING_FORMAT = 2  # raised when what is timed changes
 REPEATS = 10  # passes forward and backward that are timed together
 FASTER = 0.95  # of torch's own time: a choice that noise does not turn around
 

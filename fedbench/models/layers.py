@@ -180,7 +180,7 @@ class _Forward(torch.autograd.Function):
         else:
             images, filters, groups = _grouped(x, w, lowering)
             out = functional.conv2d(images, filters, None, stride, padding, groups=groups).unflatten(1, (groups, -1))
-        # Flat it is copied where channels lie last: a GPU's batch normalisation asks, and torch cannot tell under vmap.
+        # Laid out plainly, by a copy where channels lie last: CUDA's batch norm asks, and under vmap torch cannot tell.
         return out.flatten(1).view(out.shape), int(lowering != PATCHES)
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fedbench.runs.folder import RunFolder
 
 POLL = 1.0  # seconds between two looks at the run folders
-SHARED = "looped"  # engine of runs that share the cores: one each, unless they say otherwise
 Watch = Callable[[Sequence[Job], Sequence[Job]], None]  # (finished, failed) so far
 
 
@@ -95,9 +94,10 @@ def _launch(jobs: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool) -
         cards = any(config.hydra.launcher.get(key) for key in CARDS)
         groups = _stackable(jobs, cards=cards) if join_seeds else []
         tasks = [*groups, *([job] for job in jobs if not any(job in group for group in groups))]
-        apart = not str(config.hydra.launcher["_target_"]).endswith("BasicLauncher")
+        target = str(config.hydra.launcher["_target_"])
+        apart, here = not target.endswith("BasicLauncher"), target.endswith("JoblibLauncher")
         shared = apart and len(tasks) > 1 and not cards  # the only run, often Local, has all cores
-        plains = [[_plain(job, shared=shared, apart=apart) for job in task] for task in tasks]
+        plains = [[_plain(job, shared=shared, apart=apart, here=here) for job in task] for task in tasks]
         context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
         perform_them = functools.partial(perform, plains, apart)
 
@@ -173,11 +173,11 @@ def _note_death(task: Sequence[Job], returned: JobReturn | None, log: Path) -> N
                 _ = returned.return_value  # raises what ended the job
 
 
-def _plain(job: Job, *, shared: bool, apart: bool) -> dict[str, Any]:
+def _plain(job: Job, *, shared: bool, apart: bool, here: bool) -> dict[str, Any]:
     """Return the plain config of a job's run, the one form in which it goes to another process."""
     plain = dict(job.config.plain)
-    if shared and plain["hardware"]["engine"] == "auto" and not stacks(job.config.hardware):
-        plain["hardware"] = {**plain["hardware"], "engine": SHARED}
+    if shared and plain["hardware"]["engine"] == "auto" and not (here and stacks(job.config.hardware)):
+        plain["hardware"] = {**plain["hardware"], "engine": "looped"}  # runs share the cores, one each
     if apart:  # there `runs` could be another folder, and a log with rounds says how far it got
         plain |= {"runs_dir": str(Path(plain["runs_dir"]).absolute()), "progress": "lines"}
     return plain

@@ -259,7 +259,7 @@ def load(name: str) -> Board:
 
 @dataclass(frozen=True)
 class Stage:
-    """A rung, or the final runs of a seed."""
+    """A rung, or the final runs of a seed, or of all."""
 
     name: str
     rounds: int

@@ -2,7 +2,7 @@
 
 Rows are compared over the seeds that both have (same partition, initial weights and batches) by Student's t, p adjusted
 by Holm over a federation's comparisons of one kind. A row is among the best if it cannot be told to be below the
-highest mean of a row with all seeds, and above a reference (Local, a fine-tuned FedAvg) if it can be told to be. Seeds
+highest mean of those with most seeds, and above a reference (Local, a fine-tuned FedAvg) if it can be told to be. Seeds
 that only some rows have run count for none, so a board that is stopped within a seed is fair.
 """
 
@@ -279,8 +279,8 @@ def rules(drawn: Standings) -> Iterator[str]:
     yield f"Final runs have {board['rounds']} rounds. Test samples are read once, after the last round."
     yield "±: half of the 95 % interval of the mean over seeds."
     yield (
-        "best ●: cannot be told to be below the highest mean of a row with all seeds (paired over seeds, Student's t, "
-        f"Holm, 5 %: of 20 truly best rows one may lack it); {DASH}: fewer than {LEAST_PAIRS} seeds."
+        "best ●: cannot be told to be below the highest mean of the rows with most seeds (paired over seeds, Student's "
+        f"t, Holm, 5 %: of 20 truly best rows one may lack it); {DASH}: fewer than {LEAST_PAIRS} seeds."
     )
     yield f"not above: the references ({references}) that the row cannot be told to be above, by the same test."
     yield "validation: the accuracy of the default and of the chosen trial at the first rung."

@@ -107,7 +107,7 @@ def test_every_network(name: str, engine: str) -> None:
 @pytest.mark.parametrize("engine", tiered(ENGINES, quick=["stacked"]))
 @pytest.mark.parametrize("preset", tiered(FEW, quick=["pfedgraph"]))
 def test_a_whole_run_is_written(preset: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its matrix, models, recorded arrays, checkpoints and unseen clients come from the device."""
+    """Its matrix, models, recorded arrays, checkpoint and scores of unseen clients come from the device."""
     monkeypatch.setattr(execution, "pick_device", lambda _: DEVICE)
     monkeypatch.setattr(hardware, "free_bytes", lambda _: 1e9)
     chosen = ["dataset=digits", "partition=dir0.5", "partition.num_clients=5", "model=mlp", f"method={preset}"]
@@ -127,6 +127,8 @@ def test_a_whole_run_is_written(preset: str, engine: str, tmp_path: Path, monkey
         made = execution.execute(run)
     assert recorded == {name.split("/")[1] for name in made.arrays if "/" in name}
     assert (made.W is None) == (preset not in WITH_MATRIX)
+    assert made.models
+    assert made.row["acc_unseen_1"] is not None or made.row["unseen_note"]
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,9 @@ def test_final_runs_of_all_seeds_are_one_stage_where_runs_are_stacked(
     ledger = Ledger(BOARD, tmp_path / "board", settings)
     command.fill(ledger, Selection(jobs=1), (2, 0), ("local", "fedavg"))
     assert "final, seed 2, 0: 4 runs, 4 to do\n" in capsys.readouterr().out
+    (final,) = (stage for stage in stages(BOARD, (2, 0), joined=True) if stage.rung is None)
+    jobs = [entry.job for entry in ledger.entries(final, ("local", "fedavg"))]
+    assert execute._stackable(jobs) == [jobs[:2], jobs[2:]]
     finals = {place: line for place, line in ledger.lines.items() if line["stage"] == FINAL}
     assert sorted(place[-1] for place in finals) == [0, 0, 2, 2]
     for place, line in finals.items():
@@ -372,3 +375,12 @@ def test_hours_are_told_before_anything_is_trained(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in rows] == ["local", "better"]
     assert last.startswith("14 runs, about 0.0 hours of one core")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_launchers_machines_are_not_asked_for_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's login node has no GPU."""
+    monkeypatch.setattr(command, "make_runs", lambda *_: None)
+    ledger = Ledger(BOARD, tmp_path, [f"runs_dir={tmp_path}", "hardware.device=cuda"])
+    selection = Selection(overrides=("hydra/launcher=submitit_slurm",))
+    with pytest.raises(FedbenchError, match="did not end"):
+        command.fill(ledger, selection, (), ("local",))
