@@ -242,13 +242,13 @@ HEADINGS = (
 def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
     """Return the texts of a row, in the order of `HEADINGS`."""
     if not (finite := _finite(line)):
-        return [line.row, line.lacks, *[DASH] * (len(HEADINGS) - 2)]
+        return [line.row, line.lacks.partition(":")[0], *[DASH] * (len(HEADINGS) - 2)]
     failed = len(line.trials) - len(finite)
     spread = f"{min(finite):.1f} to {max(finite):.1f}" + (f", {failed} failed" if failed else "")
     shown = {number: f"{each:.1f}" if math.isfinite(each) else "failed" for number, each in line.trials.items()}
     tuned = [f"{shown.get(0, DASH)} → {shown.get(line.chosen, DASH)}", spread, line.trial]
     if not line.scores:
-        return [line.row, line.lacks, DASH, DASH, *tuned, *[DASH] * 4]
+        return [line.row, line.lacks.partition(":")[0], DASH, DASH, *tuned, *[DASH] * 4]  # rows.csv has the rest
     reached = "" if line.reached == len(line.scores) else f" ({line.reached} of {len(line.scores)} seeds)"
     few = "" if len(line.scores) == seeds else f" ({len(line.scores)} of {seeds} seeds)"
     below = ", ".join(name for name in references if name != line.row and not line.above.get(name))
