@@ -246,7 +246,7 @@ def test_runs_at_once_take_a_core_each_and_a_single_one_all(
 
 
 def test_on_a_gpu_runs_at_once_keep_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each trained a client at a time, several at once were slower than one after the other."""
+    """Not one client after the other, and seeds stay one program."""
     monkeypatch.setattr("fedbench.engine.hardware.pick_device", lambda _: torch.device("cuda"))
     instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
     monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
