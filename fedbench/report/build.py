@@ -561,7 +561,9 @@ def _overview_line(
     confirmed, exploratory = map(text.kinds_of, text.parted(values))
     runs: dict[str, list[str]] = {}
     for table in chosen:
-        runs.setdefault(text.data(table), []).append(_short_name(table))
+        own = table.spec
+        short = own.name if not own.paper else f"{own.table} open" if own.varies else own.table
+        runs.setdefault(text.data(table), []).append(short)
     return OverviewLine(
         paper,
         text.PAPERS.get(paper, paper) or OWN,
@@ -573,11 +575,6 @@ def _overview_line(
         sum(_open(table) for table in chosen),
         *_cost(rows, folders),
     )
-
-
-def _short_name(table: TableResult) -> str:
-    own = table.spec
-    return own.name if not own.paper else f"{own.table} open" if own.varies else own.table
 
 
 def _differences(table: TableResult) -> Iterator[str]:

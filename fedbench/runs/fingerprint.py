@@ -211,12 +211,13 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def machine() -> str:
-    """This machine in a few words: its processor, cores and GPU."""
+def machine(made: Mapping[str, Any] | None = None) -> str:
+    """The processor, cores and GPU of what `environment` returned, or of this machine."""
     import torch
 
-    words = f"{_cpu_name()}, {os.cpu_count()} cores"
-    return f"{words}, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else words
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    made = made or {"cpu": _cpu_name(), "cpu_count": os.cpu_count(), "gpu": gpu}
+    return ", ".join(filter(None, (made["cpu"], f"{made['cpu_count']} cores", made["gpu"])))
 
 
 def source_commit(source: Path | None = None) -> tuple[str, bool]:

@@ -226,6 +226,11 @@ class RunFolder:
             raise FedbenchError(f"{self.path} was made with other samples; delete the folder to run with these")
         return row
 
+    def environment(self) -> dict[str, Any]:
+        """What a finished run was made with and on; empty for a study."""
+        files = files_of(self.path)
+        return files.json(ENVIRONMENT) if files.has(ENVIRONMENT) else {}
+
     def accuracies(self) -> NDArray[np.float64]:
         """Reported accuracies [N] of a finished run, as fractions: what Local lends to IPR and RSD.
 

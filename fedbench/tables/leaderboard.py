@@ -429,7 +429,7 @@ class Ledger:
         line, before = self._line(entry, result), self.lines.get(entry.place, {})
         if line != {name: before.get(name) for name in line}:
             self.lines[entry.place] = line
-            self.machines.add(fingerprint.machine())
+            self.machines.add(fingerprint.machine(entry.job.folder.environment()))
 
     def _line(self, entry: Entry, result: Mapping[str, Any]) -> Line:
         named = zip(("stage", "federation", "row", "trial", "seed"), entry.place, strict=True)

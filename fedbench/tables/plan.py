@@ -436,13 +436,15 @@ def _provenance(plan: Plan) -> Provenance:
     every = (*_baselines(plan), *recorded, *(job.folder.result() for job in runs))
     results = {str(row.get("key")): row for row in every}
     commits = sorted({str(row.get("commit") or "") for row in results.values()} - {""})
-    machines = {machine(): None} if runs else {}
-    if recorded and plan.stored.provenance:
-        machines |= dict.fromkeys(plan.stored.provenance.machine.split("; "))
+    made, today = [job.folder.environment() for job in runs], dt.datetime.now(dt.timezone.utc).isoformat()
+    machines, dates = {machine(each) for each in made}, [each.get("started", today)[:10] for each in made]
+    if recorded and (stored := plan.stored.provenance):
+        machines |= {*stored.machine.split("; ")}
+        dates.append(stored.date)
     return replace(
         plan.provenance,
         machine="; ".join(sorted(machines)) or machine(),
         commit=", ".join(commits) or source_commit()[0],
-        date=dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d"),
+        date=max(dates, default=today[:10]),
         seconds=float(sum(float(row.get("seconds_total") or 0.0) for row in results.values())),
     )

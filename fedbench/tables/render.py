@@ -21,7 +21,7 @@ from fedbench.core.errors import FedbenchError, nearest
 from fedbench.core.files import as_csv, write_csv, write_text
 from fedbench.tables import store, verdict
 from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
-from fedbench.tables.spec import ColumnSpec, MetricSpec
+from fedbench.tables.spec import ColumnSpec
 from fedbench.tables.store import TableResult
 from fedbench.tables.text import DASH, SIGNS, Layout, Text, absent, escaped, headings, markdown, notes
 
@@ -97,7 +97,8 @@ def draw_markdown(table: TableResult) -> str:
     """Return the whole document."""
     layout, spec = Layout(table), table.spec
     pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
-    lines = [["", *(_heading(table, *pair) for pair in pairs)]]
+    several = len(spec.metrics) > 1
+    lines = [["", *(", ".join(filter(None, (*headings(table, at), of.label * several))) for at, of in pairs)]]
     lines += [[row.label, *(_cell(layout.text(row, *pair)) for pair in pairs)] for row in layout.rows]
     said = "".join(f"- {escaped(note)}\n" for note in notes(layout))
     matrices = "".join(_matrix(layout, column) for column in layout.columns)
@@ -120,11 +121,6 @@ def _matrix(layout: Layout, column: ColumnSpec) -> str:
         f"\n## For which published rows does a row of ours pass? {escaped(column.label)}\n\n"
         f"A sign for each of {metrics} that both have.\n\n{grid}"
     )
-
-
-def _heading(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> str:
-    parts = [*headings(table, column), metric.label if len(table.spec.metrics) > 1 else ""]
-    return ", ".join(part for part in parts if part)
 
 
 def _cell(text: Text) -> str:

@@ -349,8 +349,7 @@ class StoredTable:
 
     def curve(self, row: str, column: str, seed: int) -> list[dict[str, Any]]:
         """Return the thinned learning curve of a run, as stored."""
-        wanted = (row, column, str(seed))
-        return [dict(point) for point in self.curves if (point["row"], point["column"], point["seed"]) == wanted]
+        return [dict(p) for p in self.curves if (p["row"], p["column"], p["seed"]) == (row, column, str(seed))]
 
     def _measured_so(self, metric: MetricSpec, row: RowSpec, column: ColumnSpec) -> bool:
         """Return whether the stored values of `metric` in this cell were measured as today; labels do not matter."""

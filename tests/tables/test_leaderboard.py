@@ -227,10 +227,17 @@ def test_a_row_that_is_refused_before_it_begins_does_not_stop_the_board(tmp_path
         assert ledger.lost("even", "local", [0]) == []
 
 
-def test_who_only_looks_is_not_among_the_machines(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "machine", lambda: "another")
-    filled.record(list(filled.entries(stages(BOARD)[0])))
-    assert "another" not in filled.machines
+def test_who_only_looks_is_not_among_the_machines(
+    filled: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor who records what another machine made."""
+    monkeypatch.setattr(fingerprint, "machine", lambda made: f"of {made['started']}")
+    entries = list(filled.entries(stages(BOARD)[0]))
+    filled.record(entries)
+    assert not any(name.startswith("of ") for name in filled.machines)
+    copy = Ledger(BOARD, tmp_path)
+    copy.record(entries[:1])
+    assert copy.machines == {f"of {entries[0].job.folder.environment()['started']}"}
 
 
 def test_two_processes_that_record_lose_nothing(filled: Ledger, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,36 +218,50 @@ def test_every_cell_of_table_2_is_filled(tmp_path: Path) -> None:
     assert any(per_row[row, "homo images"] != per_row[row, "homo text"] for row, _ in per_row)
 
 
-def test_a_table_says_where_it_was_made_of_which_commits_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that two cells share count once; of records the machines of the stored table, if any record stands."""
-    monkeypatch.setattr(plan, "machine", lambda: "here")
+def test_a_table_says_where_and_when_it_was_made_of_which_commits_and_for_how_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its runs, wherever they are drawn; of records by the stored table, if any record stands."""
+    monkeypatch.setattr(plan, "machine", lambda made=None: (made or {"cpu": "here"})["cpu"])
     monkeypatch.setattr(plan, "source_commit", lambda: ("head", False))
     rows = {
         key: {"key": key, "commit": c, "seconds_total": s} for key, c, s in (("old", "aaa", "5.5"), ("odd", "", ""))
     }
 
-    def job(key: str, commit: str = "", seconds: float = 0.0) -> Any:
+    def job(key: str, commit: str = "", seconds: float = 0.0, cpu: str = "a GPU", day: str = "2026-01-02") -> Any:
         row = {"key": key, "commit": commit, "seconds_total": seconds}
-        return SimpleNamespace(key=key, study="", finished=bool(commit), folder=SimpleNamespace(result=lambda: row))
+        environment = {"cpu": cpu, "started": f"{day}T01:02:03+00:00"} if day else {}
+        folder = SimpleNamespace(result=lambda: row, environment=lambda: environment)
+        return SimpleNamespace(key=key, study="", finished=bool(commit), folder=folder)
 
-    def made(*cells: tuple[list[Any], list[Any]]) -> tuple[str, str, float]:
+    def made(*cells: tuple[list[Any], list[Any]]) -> tuple[str, str, str, float]:
         line = SimpleNamespace(label="")
         planned: Any = SimpleNamespace(
             cells=[SimpleNamespace(jobs=jobs, baselines=others, row=line, column=line) for jobs, others in cells],
             provenance=Provenance("quick"),
-            stored=SimpleNamespace(rows=rows, provenance=Provenance(machine="there; here; afar")),
+            stored=SimpleNamespace(rows=rows, provenance=Provenance(machine="there; here; afar", date="2026-01-03")),
             has=lambda _, job: job.finished or job.key in rows,
         )
         found = plan._provenance(planned)
         assert found.scale == "quick"
-        return found.machine, found.commit, found.seconds
+        return found.machine, found.date, found.commit, found.seconds
 
     new, base, old = job("new", "bbb", 10.0), job("base", "ccc", 2.0), job("old")
-    assert made(([new], [base]), ([new], [base])) == ("here", "bbb, ccc", 12.0)
+    assert made(([new], [base]), ([new], [base])) == ("a GPU", "2026-01-02", "bbb, ccc", 12.0)
+    assert made(([new, job("late", "bbb", cpu="there", day="2026-01-04")], [])) == (
+        "a GPU; there",
+        "2026-01-04",
+        "bbb",
+        10.0,
+    )
     assert made(([new, old], [base]), ([new, job("odd"), job("lacking")], [])) == (
-        "afar; here; there",
+        "a GPU; afar; here; there",
+        "2026-01-03",
         "aaa, bbb, ccc",
         17.5,
     )
-    assert made(([old, job("odd")], [])) == ("afar; here; there", "aaa", 5.5)
-    assert made(([job("lacking")], [])) == ("here", "head", 0.0)
+    assert made(([old, job("odd")], [])) == ("afar; here; there", "2026-01-03", "aaa", 5.5)
+    today = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d")
+    for unknown in (job("study", "ccc", day=""), job("lacking")):
+        place, day, *_ = made(([unknown], []))
+        assert (place, day >= today) == ("here", True)
