@@ -630,7 +630,7 @@ def table(found: Sequence[Judged]) -> str:
         lines.append([f"[{folder}](tables/{folder}/table.md)", *counted])
     for each in tallies(found):
         label = f"{each.paper}, {each.setting or 'as specified'}, {len(each.tables)} tables, each value once"
-        lines.append([label, *_count_cells(each.values)])
+        lines.append([label.replace(" 1 tables", " 1 table"), *_count_cells(each.values)])
     return markdown(lines)
 
 

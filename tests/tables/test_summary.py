@@ -31,7 +31,7 @@ def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
         "[kept": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
         "[c": [0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0],
         "p, as specified, 2 tables, each value once": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
-        "p, partition_seed=0, 1 tables, each value once": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
+        "p, partition_seed=0, 1 table, each value once": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
     }
     told = "2 equivalent from 1 row of runs, 1 different from 1 row; exploratory: 1 inconclusive from 1 row of runs"
     assert words(found[:4]) == told
