@@ -227,9 +227,9 @@ class RunFolder:
         return row
 
     def environment(self) -> dict[str, Any]:
-        """What a finished run was made with and on; empty for a study."""
+        """What a finished run was made with and on; empty for a study, and before the end."""
         files = files_of(self.path)
-        return files.json(ENVIRONMENT) if files.has(ENVIRONMENT) else {}
+        return files.json(ENVIRONMENT) if self.status() == "finished" and files.has(ENVIRONMENT) else {}
 
     def accuracies(self) -> NDArray[np.float64]:
         """Reported accuracies [N] of a finished run, as fractions: what Local lends to IPR and RSD.

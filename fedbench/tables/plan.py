@@ -431,7 +431,7 @@ def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
 
 
 def _provenance(plan: Plan) -> Provenance:
-    runs = [job for cell in plan.cells for job in cell.jobs if job.finished]
+    runs = [job for cell in plan.cells for job in (*cell.jobs, *cell.baselines) if job.finished]
     recorded = [plan.stored.rows.get(job.key, {}) for *_, job in _finished(plan) if not job.finished]
     every = (*_baselines(plan), *recorded, *(job.folder.result() for job in runs))
     results = {str(row.get("key")): row for row in every}

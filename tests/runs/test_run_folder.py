@@ -72,6 +72,7 @@ class TestRunFolder:
         found = folder.result()
         assert found == {key: None if value != value else value for key, value in row.items()}
         assert folder.accuracies().tolist() == [0.6, 0.5]
+        assert folder.environment() == json.loads((folder.path / "environment.json").read_text()) != {}
         assert checkpoint.load(folder.path / "model.safetensors", key=KEY)[0]["w"].tolist() == [1, 1]
         with np.load(folder.path / "collaboration.npz") as arrays:
             assert arrays["W"].tolist() == [[1.0, 0.0], [1 / 3, 2 / 3]]
@@ -82,6 +83,7 @@ class TestRunFolder:
             assert {key: float(value) for key, value in written.items()} == original
         folder.clear()
         assert folder.status() == "new"
+        assert folder.environment() == {}, "a run that begins here may be another machine's"
         assert not list(folder.path.glob("collaboration.*")), "the next run may have none"
 
     def test_two_runs_differ_in_nothing_but_timings(self, tmp_path):
