@@ -246,7 +246,8 @@ class Simplex(Recorder):
         hits = torch.from_numpy(self._hits(moment, work, points, samples))  # [P, all samples]
         each = hits.split([len(test) for test in tests], dim=1)
         found = np.stack([part.double().mean(1).numpy() for part in each], axis=1)
-        trained = setup.protocol.test.pool  # then clients train on the test set too
+        # Where the splits are pooled, clients train on the test set too.
+        trained = bool(torch.isin(federation.global_test, federation.sets["train"].values).any())
         return {
             "points": points.numpy(),
             "global": np.full(POINTS, np.nan) if trained else found[:, 0],

@@ -157,7 +157,8 @@ def main() -> int:
     for name in given.only:
         print(f"{name}: {WORKLOADS[name].what if name in WORKLOADS else PARTS[name].__doc__}", flush=True)
         PARTS[name](name, result, given)
-        store(result, given.out)
+        if name in default:  # the others keep pages of their own
+            store(result, given.out)
     print(markdown(result))
     return 0
 

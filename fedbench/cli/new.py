@@ -60,7 +60,7 @@ def _files(root: Path, kind: str, name: str) -> dict[Path, str]:
         raise ConfigError(f"'{name}' is no name of a module: small letters, digits and _, a letter first, no keyword")
     folder = root.joinpath(*package.split("."))
     places = [root / "conf" / kind / f"{name}.yaml", *([folder / f"{name}.py"] if package else [])]
-    if any(path.exists() for path in places) or (package and name in groups.registry(kind)):
+    if any(path.exists() for path in (*places, folder / name)) or (package and name in groups.registry(kind)):
         raise ConfigError(f"there is a {kind} or a module '{name}' already; choose another name")
     paper, _, number = name.rpartition("_")
     cls = "".join(word.capitalize() for word in name.split("_"))

@@ -136,9 +136,11 @@ def plot_command(arguments: Sequence[str]) -> int:
         raise ConfigError("which run or table? see python -m fedbench plot --help")
     out = Path(options["out"])
     runs, tables = find_folders(paths)
-    lost = []
+    lost, named = [], Counter[str]()
     for index, folder in enumerate([*runs, *tables]):
         name = "-".join(folder.resolve().parts[-3 if index < len(runs) else -1 :])
+        named[name] += 1
+        name += f"-{named[name]}" if named[name] > 1 else ""  # the same run or table of another place
         try:
             with style.styled(name):
                 figures = run_figures(folder) if index < len(runs) else table_figures(folder)

@@ -95,5 +95,7 @@ def _write(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
     except OSError:
+        pass
+    finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)

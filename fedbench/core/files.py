@@ -246,12 +246,15 @@ def _tell_of_no_locks() -> None:
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Hold `folder`, so that what is read there stays true until it is written; waits while another process does."""
-    lock = FolderLock(folder)
+    lock, told = FolderLock(folder), False
     while True:
         try:
             lock.acquire()
             break
-        except FolderInUse:
+        except FolderInUse as error:
+            if not told:
+                log.warning("waiting for another process: %s", error)
+            told = True
             time.sleep(PATIENCE)
     try:
         yield

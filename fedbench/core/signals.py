@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -70,16 +69,6 @@ def asked() -> int | None:
         with suppress(OSError, ValueError):
             _State.asked = int((_State.boss / NOTE).read_bytes())
     return _State.asked
-
-
-def pause(seconds: float) -> None:
-    """Wait for something that another process does.
-
-    Raises:
-        Stopped: a signal was held back.
-    """
-    time.sleep(seconds)
-    stop_if_asked()
 
 
 def stop_if_asked() -> None:

@@ -21,6 +21,7 @@ import torch
 from fedbench.core import rng
 from fedbench.core.errors import ConfigError
 from fedbench.data import authors
+from fedbench.data.datasets.domainnet import DOMAINS
 from fedbench.figures.plan import FigurePlan
 from fedbench.methods.fedcollab import solver
 from fedbench.methods.fedcollab.fedcollab import FedCollab
@@ -179,7 +180,7 @@ def domain_images(plan: FigurePlan, _arrays: Arrays) -> Arrays:
     chosen, names = [], []
     label = int(dataset.y[partition.train[0][0]])
     if domain is not None:
-        for index, name in enumerate(getattr(dataset, "domains", ()) or map(str, np.unique(domain))):
+        for index, name in enumerate(DOMAINS if dataset.name == "domainnet" else map(str, np.unique(domain))):
             chosen.append(int(np.flatnonzero((domain == index) & (dataset.y == label))[0]))
             names.append(str(name))
     elif partition.rotation is not None:

@@ -15,7 +15,7 @@ from fedbench import recorders
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import ChecksummedFolder, as_npz, write_text
+from fedbench.core.files import ChecksummedFolder, as_npz, held, write_text
 from fedbench.plots import style
 from fedbench.runs import execution
 from fedbench.tables import plan as tables
@@ -254,7 +254,8 @@ def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequenc
     place.parent.mkdir(parents=True, exist_ok=True)
     exact = {key: np.asarray(array) for key, array in arrays.items()}
     kept = {key: each.astype(np.float32) if each.dtype == np.float64 else each for key, each in exact.items()}
-    files_of(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": _said(drawn)})
+    with held(place.parent):  # the figures of a scale share their checksums
+        files_of(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": _said(drawn)})
     draw(place, drawn, arrays, formats)
     return drawn
 
@@ -272,7 +273,8 @@ def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
     drawn, arrays = load_figure(place)
     spec = load_spec(drawn.name)
     drawn = replace(drawn, title=spec.title, claim=spec.claim, note=spec.note, mirrors=spec.mirrors)
-    files_of(place).write({f"{place.name}.json": _said(drawn)})
+    with held(place.parent):
+        files_of(place).write({f"{place.name}.json": _said(drawn)})
     draw(place, drawn, arrays, formats)
     return drawn
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from fedbench.config import groups
 from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse, Stale
 from fedbench.core.files import as_csv, as_json, as_npz, write_text
-from fedbench.core.signals import Stopped, asked, held, pause
+from fedbench.core.signals import Stopped, asked, held, stop_if_asked
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
@@ -29,7 +29,7 @@ from fedbench.metrics import Floats
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve, run_key
-from fedbench.runs.fingerprint import environment, versions
+from fedbench.runs.fingerprint import environment, log, versions
 from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, MODEL, RESULT, RunFolder, Status, files_of
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, summarise
@@ -393,19 +393,18 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
     return folder.accuracies(), run_key(reference)
 
 
-def wait_while_in_use(make: Callable[[], ResultT], tell: Callable[[FolderInUse], None] | None = None) -> ResultT:
-    """Return what `make` returns, which is called again as long as another process is at the run that it needs.
-
-    `tell` is called once, before the first wait.
-    """
+def wait_while_in_use(make: Callable[[], ResultT]) -> ResultT:
+    """Return what `make` returns, which is called again as long as another process is at the run that it needs."""
+    told = False
     while True:
         try:
             return make()
         except FolderInUse as error:  # noqa: PERF203 - it waits
-            if tell is not None:
-                tell(error)
-                tell = None
-            pause(PATIENCE)
+            if not told:
+                log.warning("waiting for another process: %s", error)
+            told = True
+            time.sleep(PATIENCE)
+            stop_if_asked()
 
 
 def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:

@@ -210,7 +210,7 @@ def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
     for path in map(Path, paths):
         if not path.exists():
             raise FedbenchError(f"no runs at {path}: there is no such folder")
-        folders |= {each.resolve() for each in ([path.parent] if path.is_file() else finished_below(path))}
+        folders |= {each.resolve() for each in ([path.parent] if path.name == RESULT else finished_below(path))}
     rows = [row for folder in sorted(folders) for row in _readable(folder, config)]
     table: pd.DataFrame = pd.DataFrame(_one_type(rows) if config else rows)
     return table

@@ -176,9 +176,7 @@ def _execute(run: RunConfig) -> Run:
     count, begin = _count.get(), time.monotonic()
     if count is not None and run.settings.progress != "none":
         print(count.line(HydraConfig.get().job.num), flush=True)
-    result = execution.wait_while_in_use(
-        lambda: execution.execute(run), lambda error: tell(f"waiting for another process: {error}")
-    )
+    result = execution.wait_while_in_use(lambda: execution.execute(run))
     if count is not None and not result.earlier:  # what is only read takes no time
         count.made.append(time.monotonic() - begin)
     return result

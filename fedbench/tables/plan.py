@@ -93,6 +93,8 @@ def local_reference(job: Job) -> Job:
         return job
     values = job.config.local_values
     changed = {key: value for key, value in values.items() if job.config.plain.get(key) != value}
+    if (protocol := changed.pop("protocol", None)) is not None:  # with `reference_lr`: all but its rate is the job's
+        changed["protocol.optimizer.lr"] = protocol["optimizer"]["lr"]
     kept = [text for text in job.overrides if re.split(r"[./=]", text.lstrip("+~"))[0] not in changed]
     return Job((*kept, *(f"{key}={_option(value)}" for key, value in changed.items())), job.config.local)
 

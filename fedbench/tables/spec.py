@@ -399,7 +399,7 @@ def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple
             raise unknown(kind, name, labels)
     if not wanted:
         return lines
-    return tuple(line for i, line in enumerate(lines, 1) if line.label in wanted or str(i) in wanted)
+    return tuple(line for i, line in enumerate(lines, 1) if line.label in wanted or str(i) in {*wanted} - {*labels})
 
 
 LEAST_ROUNDS = 2  # so that what crosses the network between rounds is exercised

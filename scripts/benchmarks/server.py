@@ -61,7 +61,7 @@ def discriminators(device: str) -> dict[str, Any] | None:
     """Seconds of FedCollab's 190 discriminators on Fashion-MNIST's label shift; None without the data set."""
     if not has_images():
         return None
-    setup = build(resolve(compose(["method=fedcollab", FASHION, "model=mlp", f"hardware.device={device}"])))[0]
+    setup = build(resolve(compose(["method=fedcollab", FASHION, "model=mlp", f"hardware.device={device}"])))
     state = Simulation(setup, LoopedTrainer(setup)).begin()
     return {"pairs": 190, "seconds": round(state.seconds["prepare"], 2)}
 

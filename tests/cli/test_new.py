@@ -116,6 +116,7 @@ def test_what_cannot_be_written_is_said_in_one_line(capsys: pytest.CaptureFixtur
     assert "there is a method or a module 'ditto' already" in said("method", "ditto")
     assert "'kinds' already" in said("model", "kinds")  # registered without a YAML of its name
     assert "'base' already" in said("partition", "base")  # a module
+    assert "'parts' already" in said("method", "parts")  # a folder of modules
     assert "'My-Own' is no name of a module" in said("method", "My-Own")
     assert "'class' is no name of a module" in said("method", "class")
     assert "unknown kind 'metod'; nearest: method" in said("metod", "mine")

@@ -127,7 +127,10 @@ def test_a_handler_of_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_sweep_waits_for_what_another_process_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     execute, refusals = execution.execute, iter(range(3))
 
@@ -140,9 +143,8 @@ def test_a_sweep_waits_for_what_another_process_makes(
     monkeypatch.setattr(execution, "PATIENCE", 0.0)
     command = [*RUN, "protocol.rounds=1", f"runs_dir={tmp_path}"]
     assert main(["-m", *command, "seed=0,1"]) == 0
-    said = capsys.readouterr()
-    assert said.err.count("waiting for another process: run folder x is in use by process 7") == 1
-    assert " 2 │" in said.out, "both seeds"
+    assert caplog.messages.count("waiting for another process: run folder x is in use by process 7") == 1
+    assert " 2 │" in capsys.readouterr().out, "both seeds"
     refusals = iter(range(3))
     assert main([*command, "seed=1"]) == 2, "a single run does not wait"
 

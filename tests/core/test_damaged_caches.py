@@ -47,3 +47,14 @@ def test_prepared_arrays_heal(
         file.write_bytes(whole)
     assert healed > 2 * DAMAGES
     assert caplog.text.count("is made again") == healed
+
+
+def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(np, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        cache.cached_arrays("toy", lambda: {"x": np.zeros(3)})
+    assert not list((tmp_path / "prepared").iterdir())

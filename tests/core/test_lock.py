@@ -17,7 +17,9 @@ from fedbench.core import files
 from fedbench.core.errors import FedbenchError, FolderInUse
 
 
-def test_who_comes_second_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_comes_second_waits_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(files, "PATIENCE", 0.01)
     order, asked, released = [], threading.Event(), threading.Event()
     acquire = files.FolderLock.acquire
@@ -41,6 +43,7 @@ def test_who_comes_second_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     released.set()
     waiting.join(5)
     assert order == ["first is done", "second holds"]
+    assert caplog.messages == ["waiting for another process: another process holds it"], "once"
     assert not (tmp_path / ".lock").exists()
 
 

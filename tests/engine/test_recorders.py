@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from fedbench import recorders
+from fedbench.config.compose import compose
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError, UnknownName
 from fedbench.engine import checkpoint
@@ -21,7 +22,7 @@ from fedbench.methods.parts import features
 from fedbench.models.small import LeNet5
 from fedbench.recorders import RECORDERS, kernel, outputs, parse
 from fedbench.runs import execution
-from fedbench.runs.config import run_key
+from fedbench.runs.config import resolve, run_key
 from fedbench.runs.folder import ARRAYS, files_of
 from tests.helpers.pair import pair
 from tests.helpers.runs import config
@@ -261,6 +262,16 @@ def test_every_recorder_looks_at_some_method(tmp_path: Path) -> None:
     kept = {name.split("/")[1] for name in arrays if name.startswith("record/")}
     assert kept == set(RECORDERS) - {"simplex"}
     assert recorders.RECORDERS.get("simplex").__doc__
+
+
+def test_no_accuracy_over_the_simplex_is_of_samples_that_were_trained_on(tmp_path: Path) -> None:
+    """A scenario of FedCollab pools the splits, whatever the protocol says."""
+    scenario = ("dataset=digits", "partition=label_shift", "model=mlp", "protocol=fedcollab_label_shift")
+    chosen = (*scenario, "method=sosicfl", "record=[simplex]", "protocol.rounds=1", "protocol.test.pool=false")
+    folder = execution.execute(resolve(compose([*chosen, f"runs_dir={tmp_path}"]))).folder
+    arrays = files_of(folder).npz(ARRAYS)
+    assert np.isnan(arrays["record/simplex/global"]).all()
+    assert np.isfinite(arrays["record/simplex/local"]).all()
 
 
 def test_accuracy_over_the_simplex_is_that_of_the_models_there(tmp_path: Path) -> None:

@@ -131,6 +131,10 @@ def test_any_run_is_drawn(two_runs: Path, tmp_path: Path, capsys: pytest.Capture
     written = capsys.readouterr().out.split()
     assert all(Path(f"{path}.svg").is_file() for path in written)
     assert len(written) == 5
+    twin = shutil.copytree(fedsac, tmp_path.joinpath("elsewhere", *fedsac.resolve().parts[-3:]))
+    assert program.main(["plot", str(fedsac), str(twin), f"out={tmp_path}", "formats=svg"]) == 0
+    again = capsys.readouterr().out.split()
+    assert len({*again}) == len(again), "the same run of two places: neither is written over"
 
 
 def test_the_folder_one_stands_in_may_be_drawn(two_runs: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -68,3 +68,12 @@ def test_a_run_is_compared_with_one_local_run(more: tuple[str, ...], expected: t
     twin = local_reference(Job((*CHOSEN, "protocol.rounds=7", "save_models=true", *more), run))
     assert run_key(twin.config) == run_key(resolve(compose(twin.overrides))) == run_key(local)
     assert not any("ditto" in text or "reference_seed=9" in text for text in twin.overrides)
+
+
+def test_a_local_run_of_another_rate_is_named_as_it_is_run() -> None:
+    texts = (*CHOSEN, "protocol.rounds=7", "protocol.optimizer.lr=0.05", "reference_lr=0.2")
+    job = Job(texts, resolve(compose(list(texts))))
+    twin = local_reference(job)
+    assert run_key(twin.config) == run_key(resolve(compose(twin.overrides)))
+    assert twin.config.protocol.optimizer.lr == 0.2
+    assert twin.config.protocol.rounds == 7

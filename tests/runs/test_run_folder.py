@@ -179,6 +179,11 @@ class TestCollect:
         with pytest.raises(FedbenchError, match="no such folder"):
             collect([tmp_path / "missing"])
 
+    def test_a_file_that_is_no_result_is_no_run(self, tmp_path, caplog):
+        (tmp_path / "notes.txt").touch()
+        assert collect([tmp_path / "notes.txt"]).empty
+        assert not caplog.messages, "nothing to remove"
+
 
 class TestLock:
     def test_a_second_process_is_turned_away_and_a_dead_one_is_not_in_the_way(self, tmp_path):

@@ -142,6 +142,9 @@ def test_a_row_that_does_not_compose_is_named(tmp_path: Path) -> None:
 def test_rows_and_columns_by_label_or_number() -> None:
     chosen = table().only(rows=["2"], columns=["here"])
     assert [row.label for row in chosen.rows] == ["FedProx"]
+    numbered = table(rows=[{"label": label, "overrides": ["method=fedavg"]} for label in ("9", "1", "2")])
+    picked = numbered.only(rows=["2", "3"]).rows
+    assert [row.label for row in picked] == ["2"], "a label goes before a number, and 3 is the third row"
     assert [column.label for column in chosen.columns] == ["here"]
     with pytest.raises(UnknownName, match="FedProx"):
         table().only(rows=["FedProxy"])
