@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedbench.tables.text import markdown
+
 
 def table(head: Sequence[object], *rows: Sequence[object]) -> list[str]:
     """Return the lines of a table."""
-    return [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows)]
+    return markdown([head, *rows]).splitlines()

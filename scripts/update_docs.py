@@ -11,12 +11,11 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.render import markdown
-from pages import table
 
 from fedbench.cli.list import KINDS, listing
 from fedbench.tables import store, text
@@ -80,12 +79,13 @@ def tables() -> str:
         )
         rows.append(cells)
     head = ("table", "setting", "data", "seeds", "verdicts", "made, by code of, hours of runs")
-    return as_lines(table(head, *rows))
+    return text.markdown([head, *rows])
 
 
 def commands() -> str:
     """Return the commands that fill the tables, as a block of shell."""
-    return as_lines(["```", *(line for found in filled().values() for line in text.commands(found)), "```"])
+    lines = (line for found in filled().values() for line in text.commands(found))
+    return "\n".join(["```", *lines, "```\n"])
 
 
 def papers() -> str:
@@ -107,7 +107,7 @@ def papers() -> str:
         )
         verdicts = text.words(judged.get((paper, ""), ()))
         rows.append((f"[{TITLES[name]}](results/{paper}.md)", ran or "nothing yet", verdicts))
-    return as_lines(table(("paper", "what was run", "verdicts"), *rows))
+    return text.markdown([("paper", "what was run", "verdicts"), *rows])
 
 
 def sections(file: str, by: str, columns: Mapping[str, str]) -> str:
@@ -123,13 +123,13 @@ def sections(file: str, by: str, columns: Mapping[str, str]) -> str:
         found = [row for row in rows if (row[by] not in titles if other else row[by] == name)]
         lines = [[cell(row, column, row[by] if other else "") for column in columns] for row in found]
         if lines:
-            parts.append(f"## {title}\n\n{as_lines(table(list(columns.values()), *lines))}")
+            parts.append(f"## {title}\n\n{text.markdown([list(columns.values()), *lines])}")
     return "\n".join(parts)
 
 
 def cell(row: Mapping[str, str], column: str, source: str) -> str:
     """Return the text of a cell; statements are code, and a method's name stands before the place in its paper."""
-    words = row[column].replace("|", "\\|")
+    words = row[column]
     if source and column in ("about", "place"):
         words = f"{source}: {words}"
     if column == "about" and row["key"]:
@@ -137,11 +137,6 @@ def cell(row: Mapping[str, str], column: str, source: str) -> str:
     if column in CODE and ("=" in words or column == "settings"):
         return "<br>".join(f"`{part}`" for part in words.split("; "))
     return words
-
-
-def as_lines(lines: Sequence[str]) -> str:
-    """Return `lines` as text."""
-    return "".join(f"{line}\n" for line in lines)
 
 
 MADE = {

@@ -36,6 +36,11 @@ def is_setting(key: str) -> bool:
     return key != PRECISION and key.partition(".")[0] in SETTINGS
 
 
+def key_of(override: str) -> str:
+    """Return the key of an override: `++method.mu=1` is about method.mu."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """Return the config that `python -m fedbench OVERRIDES` would run; also works inside a running job.
 

@@ -139,7 +139,9 @@ def _composition(error: ConfigCompositionException) -> str:
     if match := re.search(r"Could not override '([^']+)'\.", text):
         if isinstance(cause, OmegaConfBaseException):
             return _unknown_key(match[1], cause)
-        return _unused_group(match[1])
+        outer, _, inner = match[1].partition("/")  # `method=fedavg method/base=ditto`: the group exists
+        why = f"the chosen {outer} takes no '{inner}'" if inner else "nothing in the config uses that group"
+        return f"'{match[1]}' has no place here: {why}"
     return _flat(text if cause is None else f"{text} {cause}")
 
 
@@ -196,14 +198,6 @@ def _keys(config: object, prefix: str = "") -> Iterator[str]:
             if key != "hydra":
                 yield f"{prefix}{key}"
                 yield from _keys(value, f"{prefix}{key}.")
-
-
-def _unused_group(group: str) -> str:
-    """`method=fedavg method/base=ditto`: the group exists, but nothing chosen has a place for it."""
-    outer, _, inner = group.partition("/")
-    if inner:
-        return f"'{group}' has no place here: the chosen {outer} takes no '{inner}'"
-    return f"'{group}' has no place here: nothing in the config uses that group"
 
 
 def _flat(text: str) -> str:

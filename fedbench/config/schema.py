@@ -412,6 +412,5 @@ class SettingsConfig(Component):
     @property
     def trackers(self) -> dict[str, dict[str, Any]]:
         """Name of each enabled experiment tracker -> its options."""
-        known: dict[str, Any] = {"wandb": self.wandb, "tensorboard": self.tensorboard, "mlflow": self.mlflow}
-        options = {name: dataclasses.asdict(each) for name, each in known.items()}
+        options = {name: dataclasses.asdict(getattr(self, name)) for name in ("wandb", "tensorboard", "mlflow")}
         return {name: given for name, given in options.items() if given.pop("enabled")}

@@ -44,16 +44,7 @@ PAUSE = 2.0  # seconds before an address is tried again
 GONE = (401, 403, 404, 410)  # HTTP answers that trying again does not change
 
 
-@dataclass(frozen=True)
-class Remote:
-    """A file to fetch: where it is, what it is called, and the checksum that says it is the published one."""
-
-    urls: tuple[str, ...]  # the same file, in order of preference
-    name: str
-    md5: str  # of the whole file
-
-
-def download(remote: Remote, folder: Path, report: Report = silent) -> Path:
+def download(remote: Part, folder: Path, report: Report = silent) -> Path:
     """The file in `folder`: there already, or fetched, going on from what an earlier attempt left behind.
 
     Raises:
@@ -88,7 +79,7 @@ def md5_of(path: Path, report: Report = silent) -> str:
     return digest.hexdigest()
 
 
-def _fetch(remote: Remote, part: Path, report: Report) -> None:
+def _fetch(remote: Part, part: Path, report: Report) -> None:
     """Fill `part` to the announced length, in as many connections as it takes."""
     fruitless, reason = 0, "it has no address"
     urls = list(remote.urls)
@@ -271,9 +262,11 @@ def data_dir() -> Path:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a data set as it is fetched, and where it ends up below a root."""
+    """A published file of a data set, and where it ends up below a root."""
 
-    remote: Remote
+    urls: tuple[str, ...]  # the same file, in order of preference
+    name: str
+    md5: str  # of the whole file
     to: str  # the file it becomes, or the folder it is unpacked as; what is there is not fetched again
     archive: bool = True  # unpack it
     wanted: Wanted | None = None  # which files of the archive; None: all
@@ -282,10 +275,10 @@ class Part:
         """Download it, and unpack it if it is an archive, which is removed then; one process at a time."""
         folder, target = root / DOWNLOADS, root / self.to
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder / f".{self.remote.name}.lock"):
+        with _alone(folder / f".{self.name}.lock"):
             if target.exists():  # another process has fetched it meanwhile
                 return
-            path = download(self.remote, folder, report)
+            path = download(self, folder, report)
             if self.archive:
                 unpack(path, target, self.wanted, report)
                 path.unlink()

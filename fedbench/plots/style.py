@@ -119,17 +119,12 @@ def save(figure: Figure, place: Path, caption: str = "", formats: Iterable[str] 
 
 def mean(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
     """Return the mean of what is no nan; nan where all is."""
-    known = np.isfinite(values)
-    total = np.where(known, values, 0.0).sum(axis)
-    return np.asarray(total / np.where(known.any(axis), known.sum(axis), np.nan))
+    return np.asarray(np.ma.filled(np.ma.masked_invalid(values).mean(axis), np.nan))
 
 
 def spread(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
     """Return the sample standard deviation of what is no nan; 0 of a single value."""
-    known = np.isfinite(values)
-    count = known.sum(axis)
-    apart = np.where(known, values - np.expand_dims(mean(values, axis), axis), 0.0)
-    return np.asarray(np.sqrt((apart**2).sum(axis) / np.maximum(count - 1, 1)))
+    return np.asarray(np.ma.filled(np.ma.masked_invalid(values).std(axis, ddof=1), 0.0))
 
 
 def draw_lines(axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense: bool = True, start: int = 0) -> None:

@@ -558,7 +558,7 @@ def _overview_line(
     values: Sequence[Judged],
 ) -> OverviewLine:
     chosen = [tables[name] for name in folders]
-    confirmed, exploratory = map(text.kinds_of, text.parted(values))
+    confirmed, exploratory = (Counter(each.kind for each in own) for own in text.parted(values))
     runs: dict[str, list[str]] = {}
     for table in chosen:
         own = table.spec

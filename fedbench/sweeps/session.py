@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.config import messages
-from fedbench.config.compose import is_setting
+from fedbench.config.compose import is_setting, key_of
 from fedbench.config.fields import typed
 from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import ConfigError, unknown
@@ -67,13 +67,8 @@ def launched(sweeper: Any, batch: Sequence[Sequence[str]], first: int = 0) -> li
 
 def remaining(params: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
     """Return the values of an experiment (`hydra.sweeper.params`) but for the keys that the command line gives."""
-    given = {bare(text) for text in arguments}
-    return {key: value for key, value in params.items() if bare(key) not in given}
-
-
-def bare(override: str) -> str:
-    """Return the key of an override: `++method.mu=1` is about method.mu."""
-    return override.lstrip("+~").partition("=")[0]
+    given = {key_of(text) for text in arguments}
+    return {key: value for key, value in params.items() if key_of(key) not in given}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fedbench.config import groups, schema
-from fedbench.config.compose import compose, is_setting
+from fedbench.config.compose import compose, is_setting, key_of
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, Damaged, unknown
 
@@ -393,13 +393,14 @@ def _reason(given: object, where: str) -> None:
 
 
 def _chosen(kind: str, lines: tuple[LineT, ...], wanted: Sequence[str]) -> tuple[LineT, ...]:
-    labels = [line.label for line in lines]
+    labels: list[str] = [line.label for line in lines]
     for name in wanted:
         if name not in labels and not (name.isdigit() and 1 <= int(name) <= len(lines)):
             raise unknown(kind, name, labels)
     if not wanted:
         return lines
-    return tuple(line for i, line in enumerate(lines, 1) if line.label in wanted or str(i) in {*wanted} - {*labels})
+    numbers = {*wanted} - {*labels}  # a label goes before a number
+    return tuple(line for i, line in enumerate(lines, 1) if line.label in wanted or str(i) in numbers)
 
 
 LEAST_ROUNDS = 2  # so that what crosses the network between rounds is exercised
@@ -508,7 +509,7 @@ class Selection:
     @property
     def settings(self) -> tuple[str, ...]:
         """The overrides of every run that change no result, as runs_dir=DIR."""
-        kept = (text for text in self.overrides if text not in self.launcher and is_setting(_key(text)))
+        kept = (text for text in self.overrides if text not in self.launcher and is_setting(key_of(text)))
         return ("progress=none", *kept)
 
     @property
@@ -537,8 +538,8 @@ def compose_cell(
         from fedbench.config.messages import one_line
 
         raise ConfigError(f"{where}: {one_line(error) or error}") from error
-    own = {_key(text) for text in selection.changed}  # what the user says stands against the scale
-    scaled = [text for text in load_scale(selection.scale).overrides(plain) if _key(text) not in own]
+    own = {key_of(text) for text in selection.changed}  # what the user says stands against the scale
+    scaled = [text for text in load_scale(selection.scale).overrides(plain) if key_of(text) not in own]
     config.merge_with(OmegaConf.from_dotlist(scaled))
     plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     return [*overrides, *scaled], plain
@@ -546,9 +547,5 @@ def compose_cell(
 
 def _without(overrides: Sequence[str], chosen: Sequence[str]) -> list[str]:
     """Return the overrides but for choices in, and options of, the groups in which `chosen` chooses anew."""
-    chosen_anew = {key for text in chosen if "." not in (key := _key(text))}
-    return [text for text in overrides if _key(text).partition(".")[0] not in chosen_anew]
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
+    chosen_anew = {key for text in chosen if "." not in (key := key_of(text))}
+    return [text for text in overrides if key_of(text).partition(".")[0] not in chosen_anew]

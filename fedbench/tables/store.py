@@ -26,7 +26,7 @@ from fedbench.metrics import fairness
 from fedbench.runs import fingerprint
 from fedbench.runs.config import from_plain
 from fedbench.tables import measures, spec
-from fedbench.tables.spec import ColumnSpec, LineT, MetricSpec, Published, RowSpec, Selection, TableSpec, compose_cell
+from fedbench.tables.spec import ColumnSpec, MetricSpec, Published, RowSpec, Selection, TableSpec, compose_cell
 
 PENDING = "not run yet"  # why a cell has no value that was not asked for, or not yet
 SEVERAL = "one of several settings tried beside the same published value"
@@ -136,7 +136,7 @@ TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
 JUDGING = ("published_seeds", "published_over_k", "clients", "margins", "groups", "exploratory", "notes", "findings")
-JUDGING_LINE = ("exploratory", "exploratory_with")  # the same of a row or column
+JUDGING_LINES = {"rows": ("exploratory", "exploratory_with"), "columns": ("exploratory",)}  # the same of a line
 SEPARATOR = "|"  # between row, column and seed in the names of arrays
 BASELINE = f"{SEPARATOR}baseline"  # behind a row's label in rows.csv: a run that its own are held against
 Array = np.ndarray[Any, Any]
@@ -249,14 +249,10 @@ def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:
         return stored
     today = spec.load(stored.name)
     judged: dict[str, Any] = {name: getattr(today, name) for name in JUDGING}
-    for part in ("rows", "columns"):
-        now = {line.label: line for line in getattr(today, part)}
-        judged[part] = tuple(_reworded(line, now.get(line.label, line)) for line in getattr(stored, part))
+    for part, names in JUDGING_LINES.items():
+        now = {line.label: {name: getattr(line, name) for name in names} for line in getattr(today, part)}
+        judged[part] = tuple(dataclasses.replace(line, **now.get(line.label, {})) for line in getattr(stored, part))
     return dataclasses.replace(stored, **judged)
-
-
-def _reworded(stored: LineT, today: LineT) -> LineT:
-    return dataclasses.replace(stored, **{name: getattr(today, name) for name in JUDGING_LINE if hasattr(today, name)})
 
 
 def load_rows(folder: Path, name: str = ROWS) -> list[dict[str, str]]:
@@ -375,15 +371,11 @@ def read(folder: Path) -> StoredTable:
     if not (folder / TABLE).is_file():
         return StoredTable()
     lines = load_rows(folder)
-    rows = {line["key"]: _result(line) for line in lines}
+    # A line as a result row: without the table's own columns, an empty field is None.
+    rows = {line["key"]: {k: text or None for k, text in line.items() if k not in ("row", "column")} for line in lines}
     curves = tuple(load_rows(folder, CURVES))
     matrices, clients = (load_arrays(folder, name) for name in (MATRICES, CLIENTS))
     return StoredTable(load_table(folder), rows, curves, matrices, clients, another_local(lines, clients))
-
-
-def _result(line: Mapping[str, str]) -> dict[str, Any]:
-    """Return a line of rows.csv as a result row: without the table's own columns, an empty field is None."""
-    return {name: text or None for name, text in line.items() if name not in ("row", "column")}
 
 
 def _alike(old: Mapping[str, Any], today: Mapping[str, Any]) -> bool:

@@ -26,9 +26,9 @@ from fedbench.tables.verdict import NONE, Agreement, Bias, Match, Verdict, agree
 DASH = "-"
 
 
-def markdown(lines: Sequence[Sequence[str]]) -> str:
+def markdown(lines: Sequence[Sequence[object]]) -> str:
     """Return lines of cells, the headings first, as a table."""
-    head, *rest = ([escaped(cell) for cell in line] for line in lines)
+    head, *rest = ([escaped(str(cell)) for cell in line] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rest))
 
 
@@ -600,11 +600,6 @@ def parted(found: Sequence[Judged]) -> list[list[Judged]]:
     return [[each for each in found if each.exploratory == exploratory] for exploratory in (False, True)]
 
 
-def kinds_of(found: Sequence[Judged]) -> Counter[str]:
-    """Return how many values have a verdict of which kind."""
-    return Counter(each.kind for each in found)
-
-
 def rows_of(found: Sequence[Judged]) -> int:
     """Return how many rows of runs are behind the values: those of one row are read off the same runs."""
     return len({each.keys for each in found})
@@ -635,5 +630,5 @@ def table(found: Sequence[Judged]) -> str:
 
 
 def _count_cells(found: Sequence[Judged]) -> list[str]:
-    counts = [(len(own), rows_of(own), *(kinds_of(own)[kind] for kind in JUDGED_KINDS)) for own in parted(found)]
-    return [str(number) for each in counts for number in each]
+    counts = [(own, Counter(each.kind for each in own)) for own in parted(found)]
+    return [str(n) for own, kinds in counts for n in (len(own), rows_of(own), *map(kinds.__getitem__, JUDGED_KINDS))]

@@ -246,7 +246,6 @@ class Agreement:
     rows: int  # that have both a value and a published one
     tau: float  # Kendall's tau-b of our order and the paper's; nan for fewer than three rows or a constant one
     best_ours: tuple[str, ...] = ()  # among those rows; several if they tie
-    best_published: tuple[str, ...] = ()
     headline: bool | None = None  # whether the headline row is best; None if it, or every rival, is missing
     headline_published: bool | None = None
 
@@ -275,7 +274,7 @@ def _agreement(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> Ag
     # The headline row is among the best, and they are not simply all rows.
     stands_out = [table.spec.headline in rows and len(rows) < len(both) if compared else None for rows in best]
     tau = float(stats.kendalltau([*ours.values()], [*theirs.values()]).statistic) if len(both) > 2 else math.nan
-    return Agreement(column.label, metric.name, len(both), tau, *best, *stands_out)
+    return Agreement(column.label, metric.name, len(both), tau, best[0], *stands_out)
 
 
 def _best(values: dict[str, float]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedbench.data.datasets import DATASETS
-from fedbench.data.files import FileSource, Remote
+from fedbench.data.files import FileSource, Part
 from tests.helpers import real_formats
 from tests.helpers.raw_files import tar_of, zip_of
 from tests.helpers.real_formats import write_fashion
@@ -61,8 +61,9 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
-def remote(server: str, *paths: str, checksum: str = "") -> Remote:
-    return Remote(tuple(server + path for path in paths or ("file.bin",)), "file.bin", checksum or md5(BODY))
+def remote(server: str, *paths: str, checksum: str = "") -> Part:
+    urls = tuple(server + path for path in paths or ("file.bin",))
+    return Part(urls, "file.bin", checksum or md5(BODY), "set")
 
 
 def pack(name: str, root: Path) -> dict[str, bytes]:
@@ -98,10 +99,7 @@ def publish(name: str, root: Path, server: str, monkeypatch: pytest.MonkeyPatch)
     source = DATASETS.get(name)
     assert issubclass(source, FileSource)
     parts = [
-        dataclasses.replace(
-            part,
-            remote=Remote((server + part.remote.name,), part.remote.name, md5(Handler.files[part.remote.name])),
-        )
+        dataclasses.replace(part, urls=(server + part.name,), md5=md5(Handler.files[part.name]))
         for part in source.parts
     ]
     monkeypatch.setattr(source, "parts", tuple(parts))

@@ -11,7 +11,7 @@ import pytest
 
 from fedbench.core.errors import DataCorrupt, DataMissing, silent
 from fedbench.data import files as downloads
-from fedbench.data.files import Part, Remote, download
+from fedbench.data.files import Part, download
 from tests.data.serving import BODY, Handler, md5, remote
 from tests.helpers.raw_files import zip_of
 
@@ -106,7 +106,7 @@ def test_only_web_addresses_are_fetched(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(BODY)
     with pytest.raises(DataMissing, match="only http"):
-        download(Remote((secret.as_uri(),), "copy", md5(BODY)), tmp_path)
+        download(Part((secret.as_uri(),), "copy", md5(BODY), "set"), tmp_path)
 
 
 def test_a_full_disk_is_noticed_before_it_is_full(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +121,12 @@ def test_a_full_disk_is_noticed_before_it_is_full(server: str, tmp_path: Path, m
 @pytest.mark.parametrize("archive", [True, False])
 def test_two_processes_share_one_download(archive: bool, server: str, tmp_path: Path) -> None:
     """Who comes second finds what the first has unpacked, and its archive gone."""
-    part = Part(remote(server), "set/it.bin", archive=archive)
+    part = dataclasses.replace(remote(server), to="set/it.bin", archive=archive)
     if archive:
         (tmp_path / "files").mkdir()
         (tmp_path / "files" / "it.bin").write_bytes(BODY)
         Handler.files["file.bin"] = zip_of(tmp_path / "files", tmp_path / "archive", "").read_bytes()
-        part = dataclasses.replace(part, remote=remote(server, checksum=md5(Handler.files["file.bin"])), to="set")
+        part = remote(server, checksum=md5(Handler.files["file.bin"]))
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(lambda _: part.fetch(tmp_path / "root", silent), range(4))] == [None] * 4
     assert (tmp_path / "root" / "set" / "it.bin").read_bytes() == BODY

@@ -13,7 +13,7 @@ from fedbench.cli.prepare import parse_request, prepare
 from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
 from fedbench.data.datasets import DATASETS
-from tests.data.serving import Handler, pack, publish, remote
+from tests.data.serving import Handler, pack, publish
 from tests.helpers import real_formats
 from tests.helpers.tiers import tiered
 
@@ -75,10 +75,10 @@ def test_every_part_has_a_checksum_and_a_web_address() -> None:
     seen = set()
     for name in real_formats.WRITERS:
         for part in DATASETS.get(name).parts:  # type: ignore[attr-defined]
-            assert re.fullmatch("[0-9a-f]{32}", part.remote.md5)
-            assert part.remote.md5 not in seen
-            seen.add(part.remote.md5)
-            for url in part.remote.urls:
+            assert re.fullmatch("[0-9a-f]{32}", part.md5)
+            assert part.md5 not in seen
+            seen.add(part.md5)
+            for url in part.urls:
                 assert re.match("https?://", url)
     assert len(seen) == 4 + 4 + 1 + 1 + 1 + 1 + 1 + 1 + 18
 
@@ -141,7 +141,7 @@ def test_the_script_goes_on_after_a_failure_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = DATASETS.get("cifar10")
-    part = dataclasses.replace(source.parts[0], remote=remote(server, "gone"))  # type: ignore[attr-defined]
+    part = dataclasses.replace(source.parts[0], urls=(f"{server}gone",))  # type: ignore[attr-defined]
     monkeypatch.setattr(source, "parts", (part,))
     assert script("cifar10", "digits") == 2
     said = capsys.readouterr()

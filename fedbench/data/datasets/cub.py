@@ -19,7 +19,7 @@ from fedbench.config.fields import at_least, finite, positive
 from fedbench.core.cache import Arrays
 from fedbench.core.errors import DataCorrupt, Report
 from fedbench.data.dataset import Dataset
-from fedbench.data.files import FileSource, Part, Remote
+from fedbench.data.files import FileSource, Part
 from fedbench.data.formats import lines_of, read_images
 
 INDEX = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
@@ -38,11 +38,9 @@ class Cub(FileSource):
     label_count: ClassVar[int] = 200
     parts: ClassVar[tuple[Part, ...]] = (
         Part(
-            Remote(
-                ("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",),
-                "CUB_200_2011.tgz",
-                "97eceeb196236b17998738112f37df78",
-            ),
+            ("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",),
+            "CUB_200_2011.tgz",
+            "97eceeb196236b17998738112f37df78",
             "CUB_200_2011",
         ),
     )
@@ -73,11 +71,9 @@ class Cub(FileSource):
             return None
         if not self.text:
             return index
-        captions = next((place for place in self._caption_places(folder) if place.is_dir()), None)
+        places = (place / name for place in (folder, *self.places()) for name in CAPTION_FOLDERS)
+        captions = next((place for place in places if place.is_dir()), None)
         return None if captions is None else [*index, captions]
-
-    def _caption_places(self, folder: Path) -> list[Path]:
-        return [place / name for place in (folder, *self.places()) for name in CAPTION_FOLDERS]
 
     def parse(self, files: list[Path], report: Report) -> Mapping[str, NDArray[Any]]:
         """Images and labels in the order of the index, training before test; captions as tokens."""

@@ -21,7 +21,7 @@ from fedbench.core.cache import Arrays
 from fedbench.core.errors import ConfigError, DataCorrupt, Report, unknown
 from fedbench.core.rng import numpy_rng
 from fedbench.data.dataset import Dataset
-from fedbench.data.files import FileSource, Part, Remote
+from fedbench.data.files import FileSource, Part
 from fedbench.data.formats import lines_of, read_images
 
 # What DomainNet (cleaned) consists of: its domains, how much is in their lists, and where the files come from.
@@ -38,50 +38,26 @@ LISTED = {  # images in a domain's training and test list
 }
 SITE = "http://csr.bu.edu/ftp/visda/2019/multi-source"
 MD5 = {  # of the images, the training and the test list: as independent public loaders agree on them
-    "clipart": (
-        "cd0d8f2d77a4e181449b78ed62bccf1e",
-        "b4349693a7f9c05c53955725c47ed6cb",
-        "f5ddbcfd657a3acf9d0f7da10db22565",
-    ),
-    "infograph": (
-        "720380b86f9e6ab4805bb38b6bd135f8",
-        "379b50054f4ac2018dca4f89421b92d9",
-        "779626b50869edffe8ea6941c3755c71",
-    ),
-    "painting": (
-        "1ae32cdb4f98fe7ab5eb0a351768abfd",
-        "7db0e7ca73ad9982f6e1f7f3ef372c0a",
-        "232b35dc53f26d414686ae579e38d9b5",
-    ),
-    "quickdraw": (
-        "bdc1b6f09f277da1a263389efe0c7a66",
-        "b732ced3939ac8efdd8c0a889dca56cc",
-        "c1a828fdfe216fb109f1c0083a252c6f",
-    ),
-    "real": (
-        "dcc47055e8935767784b7162e7c7cca6",
-        "8ebf02c2075fadd564705f0dc7cd6291",
-        "6098816791c3ebed543c71ffa11b9054",
-    ),
-    "sketch": (
-        "658d8009644040ff7ce30bb2e820850f",
-        "1233bd18aa9a8a200bf4cecf1c34ef3e",
-        "d8a222e4672cfd585298aa14d02ea441",
-    ),
+    "clipart": "cd0d8f2d77a4e181449b78ed62bccf1e b4349693a7f9c05c53955725c47ed6cb f5ddbcfd657a3acf9d0f7da10db22565",
+    "infograph": "720380b86f9e6ab4805bb38b6bd135f8 379b50054f4ac2018dca4f89421b92d9 779626b50869edffe8ea6941c3755c71",
+    "painting": "1ae32cdb4f98fe7ab5eb0a351768abfd 7db0e7ca73ad9982f6e1f7f3ef372c0a 232b35dc53f26d414686ae579e38d9b5",
+    "quickdraw": "bdc1b6f09f277da1a263389efe0c7a66 b732ced3939ac8efdd8c0a889dca56cc c1a828fdfe216fb109f1c0083a252c6f",
+    "real": "dcc47055e8935767784b7162e7c7cca6 8ebf02c2075fadd564705f0dc7cd6291 6098816791c3ebed543c71ffa11b9054",
+    "sketch": "658d8009644040ff7ce30bb2e820850f 1233bd18aa9a8a200bf4cecf1c34ef3e d8a222e4672cfd585298aa14d02ea441",
 }
 
 
 def domain_parts() -> tuple[Part, ...]:
     """The archive of images and the two lists of every domain."""
     found = []
-    for domain, (images, *lists) in MD5.items():
+    for domain, sums in MD5.items():
+        images, *lists = sums.split()
         cleaned = "/groundtruth" if domain in ("clipart", "painting") else ""
         url = f"{SITE}{cleaned}/{domain}.zip"
-        found.append(Part(Remote((url,), f"{domain}.zip", images), f"domainnet/{domain}"))
+        found.append(Part((url,), f"{domain}.zip", images, f"domainnet/{domain}"))
         for split, md5 in zip(SPLITS, lists, strict=True):
             name = f"{domain}_{split}.txt"
-            remote = Remote((f"{SITE}/domainnet/txt/{name}",), name, md5)
-            found.append(Part(remote, f"domainnet/{name}", archive=False))
+            found.append(Part((f"{SITE}/domainnet/txt/{name}",), name, md5, f"domainnet/{name}", archive=False))
     return tuple(found)
 
 
@@ -90,11 +66,6 @@ class Item(NamedTuple):
 
     path: str  # domain/class/file
     label: int  # of 345
-
-    @property
-    def class_name(self) -> str:
-        """As the folder is called."""
-        return self.path.split("/")[1]
 
 
 @dataclass(frozen=True)
@@ -176,7 +147,7 @@ class DomainNet(FileSource):
         """Published label -> label here, of the chosen classes in the published order."""
         names: dict[int, str] = {}
         for item in items:
-            names.setdefault(item.label, item.class_name)
+            names.setdefault(item.label, item.path.split("/")[1])
         for name in self.classes:
             if name not in names.values():
                 raise unknown("class of domainnet", name, names.values())

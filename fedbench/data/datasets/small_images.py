@@ -15,7 +15,7 @@ from fedbench.config.fields import finite, one_of, positive
 from fedbench.core.cache import Arrays, cached_arrays, source_key
 from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
 from fedbench.data.dataset import Availability, Dataset, DataSource, stratified_fifth
-from fedbench.data.files import FileSource, Part, Remote, data_dir
+from fedbench.data.files import FileSource, Part, data_dir
 from fedbench.data.formats import MNIST_STEMS, idx_files, images_in, lines_of, read_batch, read_images, read_pair
 
 # Digits: 1,797 handwritten digits of 8 x 8 (Alpaydin & Kaynak 1998), shipped inside scikit-learn.
@@ -86,7 +86,7 @@ def _mnist_parts(folder: str, mirrors: tuple[str, ...], md5: tuple[str, str, str
     """The four gzipped idx files; checksums in the order of MNIST_STEMS, as torchvision lists them."""
     names = [f"{stem}-ubyte.gz" for stem in MNIST_STEMS]
     return tuple(
-        Part(Remote(tuple(m + name for m in mirrors), name, digest), f"{folder}/{name}", archive=False)
+        Part(tuple(m + name for m in mirrors), name, digest, f"{folder}/{name}", archive=False)
         for name, digest in zip(names, md5, strict=True)
     )
 
@@ -162,11 +162,6 @@ EMNIST_STEMS = tuple(
 )
 
 
-def _is_emnist_file(name: str) -> bool:
-    """The archive holds five more splits."""
-    return EMNIST_SPLIT in name
-
-
 @dataclass(frozen=True)
 class Emnist(FileSource):
     """62 digits and letters in four idx files (gzip.zip)."""
@@ -177,13 +172,11 @@ class Emnist(FileSource):
     label_count: ClassVar[int] = 62
     parts: ClassVar[tuple[Part, ...]] = (
         Part(  # address and checksum as in torchvision
-            Remote(
-                ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
-                "emnist-gzip.zip",
-                "58c8d27c78d21e728a6bc7b3cc06412e",
-            ),
+            ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
+            "emnist-gzip.zip",
+            "58c8d27c78d21e728a6bc7b3cc06412e",
             "EMNIST/gzip",
-            wanted=_is_emnist_file,
+            wanted=lambda name: EMNIST_SPLIT in name,  # the archive holds five more splits
         ),
     )
 
@@ -211,7 +204,7 @@ CIFAR100_LABELS = {"fine": 100, "coarse": 20}  # CIFAR-100's labels -> classes
 
 def _cifar_part(name: str, folder: str, md5: str) -> Part:
     """An archive of the author's page; checksums as printed there."""
-    return Part(Remote((f"https://www.cs.toronto.edu/~kriz/{name}",), name, md5), folder)
+    return Part((f"https://www.cs.toronto.edu/~kriz/{name}",), name, md5, folder)
 
 
 @dataclass(frozen=True)
@@ -296,14 +289,12 @@ class Cinic10(FileSource):
     published: ClassVar[tuple[int, int]] = (180_000, 90_000)
     parts: ClassVar[tuple[Part, ...]] = (
         Part(
-            Remote(
-                (
-                    "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-                    "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-                ),
-                "CINIC-10.tar.gz",
-                "6ee4d0c996905fe93221de577967a372",
+            (
+                "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
             ),
+            "CINIC-10.tar.gz",
+            "6ee4d0c996905fe93221de577967a372",
             "CINIC-10",
         ),
     )
@@ -351,11 +342,6 @@ class Cinic10(FileSource):
 # The published test images have no labels: the validation images are the test split, as in the papers.
 
 
-def _is_tiny_imagenet_file(name: str) -> bool:
-    """All but the unlabelled test images."""
-    return "/test/" not in name
-
-
 @dataclass(frozen=True)
 class TinyImageNet(FileSource):
     """200 classes of ImageNet; labels are ranks among the sorted WordNet identifiers."""
@@ -366,13 +352,11 @@ class TinyImageNet(FileSource):
     label_count: ClassVar[int] = 200
     parts: ClassVar[tuple[Part, ...]] = (
         Part(
-            Remote(
-                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
-                "tiny-imagenet-200.zip",
-                "90528d7ca1a48142e341f4ef8d21d0de",
-            ),
+            ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+            "tiny-imagenet-200.zip",
+            "90528d7ca1a48142e341f4ef8d21d0de",
             "tiny-imagenet-200",
-            wanted=_is_tiny_imagenet_file,
+            wanted=lambda name: "/test/" not in name,  # all but the unlabelled test images
         ),
     )
 

@@ -73,17 +73,12 @@ class Synthetic(DataSource):
 def smooth(rng: np.random.Generator, shape: tuple[int, int], size: int) -> NDArray[np.float64]:
     """Smooth random fields [*shape, size, size], each of the first axis of mean 0 and standard deviation 1."""
     coarse = rng.standard_normal((*shape, GRID, GRID))
-    weights = _interpolation(GRID, size)
+    apart = np.linspace(0, GRID - 1, size)[:, None] - np.arange(GRID)
+    weights = np.maximum(0.0, 1.0 - np.abs(apart))  # [size, GRID], of linear interpolation
     fine = weights @ coarse @ weights.T
     fine -= fine.mean((1, 2, 3), keepdims=True)
     spread: NDArray[np.float64] = fine / np.maximum(fine.std((1, 2, 3), keepdims=True), 1e-9)
     return spread
-
-
-def _interpolation(coarse: int, fine: int) -> NDArray[np.float64]:
-    """The matrix [fine, coarse] of linear interpolation between equally spaced points."""
-    position = np.linspace(0, coarse - 1, fine)
-    return np.maximum(0.0, 1.0 - np.abs(position[:, None] - np.arange(coarse)))
 
 
 def _moments(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
