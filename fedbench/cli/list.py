@@ -359,7 +359,9 @@ def list_command(arguments: Sequence[str]) -> int:
 
     shown = Table(title=table.title, title_justify="left")
     for column in table.columns:
-        shown.add_column(column, overflow="fold")
+        words = (word for row in table.rows for word in row[column].split())
+        whole = max(map(len, words)) if column in groups.REGISTRIES or column in SCHEMAS else None  # a name is
+        shown.add_column(column, overflow="fold", min_width=whole)
     for row in table.rows:
         shown.add_row(*(Text(row[column]) for column in table.columns))
     console = Output() if sys.stdout.isatty() else Output(width=200)

@@ -121,7 +121,9 @@ def _unparsable(error: OverrideParseException) -> str:
     """`fedavg`, `method=[`: not GROUP=OPTION or key=value."""
     override = error.override
     if re.fullmatch(r"[\w./@]+", override):
-        return f"'{override}' is not of the form GROUP=OPTION or key=value; for example method={override}"
+        found = f"'{override}' is not of the form GROUP=OPTION or key=value"
+        owner = next((group for group in REGISTRIES if override in groups.names(group)), None)
+        return f"{found}; for example {f'{owner}={override}' if owner else 'method=fedavg, without spaces or dashes'}"
     reason = re.sub(r"\s*See https?://\S+.*", "", _flat(error.message), flags=re.DOTALL)
     key, _, value = override.partition("=")
     quoted = shlex.quote(f'{key}="{value}"')
@@ -132,10 +134,10 @@ def _unparsable(error: OverrideParseException) -> str:
 
 def _composition(error: ConfigCompositionException) -> str:
     text, cause = str(error), error.__cause__
-    if match := re.match(r"Ambiguous value for argument '(.+?)'\s", text):
-        return f"'{match[1]}' asks for several runs; add -m for a sweep: python -m fedbench -m {match[1]}"
-    if match := re.match(r"Sweep parameters '(.+)' requires --multirun", text):
-        return f"'{match[1]}' asks for several runs; add -m for a sweep: python -m fedbench -m '{match[1]}'"
+    several = r"Ambiguous value for argument '(.+?)'\s|Sweep parameters '(.+)' requires --multirun"
+    if match := re.match(several, text):
+        sweep = "add -m to the command, python -m fedbench -m ..., or call fedbench.sweep"
+        return f"'{match[1] or match[2]}' asks for several runs; {sweep}"
     if match := re.search(r"Could not override '([^']+)'\.", text):
         if isinstance(cause, OmegaConfBaseException):
             return _unknown_key(match[1], cause)

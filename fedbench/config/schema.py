@@ -310,7 +310,7 @@ class HardwareConfig(Component):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
-            raise unknown("hardware.device", self.device, ("auto", "cpu", "cuda", "cuda:0"))
+            raise ConfigError(f"hardware.device={self.device} is none of auto, cpu, cuda and cuda:0, cuda:1, ...")
 
 
 # A run besides its components: seeds, which change results; folders, checkpoints, trackers, display, which do not.

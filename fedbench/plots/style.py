@@ -78,10 +78,13 @@ def line_style(index: int) -> dict[str, Any]:
 def legend(figure: Figure, axis: Axes, columns: int = 4) -> None:
     """Put the legend of the lines of `axis` above the whole figure, which grows where it has many rows."""
     handles, labels = axis.get_legend_handles_labels()
-    if handles:
-        across = min(columns, len(labels))
+    if handles:  # as many columns as fit, in letters; a line's sample takes 13
+        wide = figure.get_figwidth()
+        labels = [textwrap.fill(label, int(14 * wide) - 13) for label in labels]
+        across = max(1, min(columns, len(labels), int(17 * wide) // (13 + max(map(len, labels)))))
+        rows = -(-sum(label.count("\n") + 1 for label in labels) // across)
         figure.legend(handles, labels, loc="outside upper center", ncols=across)
-        figure.set_figheight(figure.get_figheight() + 0.16 * max(0, -(-len(labels) // across) - 2))
+        figure.set_figheight(figure.get_figheight() + 0.16 * max(0, rows - 2))
 
 
 def line_figure(
@@ -131,16 +134,17 @@ def draw_lines(axis: Axes, x: Any, values: Any, labels: Iterable[str], *, dense:
     """Draw lines of `values` [L, S, X]: mean over seeds S, a band (`dense`) or bars of one standard deviation."""
     place = np.asarray(x, dtype=np.float64)
     for index, (label, line) in enumerate(zip(labels, values, strict=True), start):
-        middle, apart = mean(line), spread(line)
-        if not np.isfinite(middle).any():
+        known = np.isfinite(mean(line))  # another line may have been scored at other places
+        at, middle, apart = place[known], mean(line)[known], spread(line)[known]
+        if not known.any():
             continue
         if dense:
-            every = max(1, len(place) // 6)
-            axis.plot(place, middle, label=label, markevery=(index % every, every), **line_style(index))
+            every = max(1, len(at) // 6)
+            axis.plot(at, middle, label=label, markevery=(index % every, every), **line_style(index))
             colour = line_style(index)["color"]
-            axis.fill_between(place, middle - apart, middle + apart, color=colour, alpha=0.18, linewidth=0)
+            axis.fill_between(at, middle - apart, middle + apart, color=colour, alpha=0.18, linewidth=0)
         else:
-            axis.errorbar(place, middle, apart, capsize=2, elinewidth=0.8, label=label, **line_style(index))
+            axis.errorbar(at, middle, apart, capsize=2, elinewidth=0.8, label=label, **line_style(index))
     axis.grid()
 
 

@@ -276,12 +276,14 @@ def set_up(run: RunConfig, dataset: Dataset, partition: Partition) -> Setup:
 
 
 def check_rounds(run: RunConfig, setup: Setup) -> None:
-    """Refuse a recorder that does not fit; warn of a method that never prepares and of clients that are not scored."""
+    """Refuse a recorder that does not fit; warn of what the config names and the run does not use."""
     for recorder in run.recorders:
         check(recorder, setup)
     if (late := run.method.prepare_round) > run.protocol.rounds:
         name = run.labels["method"]
         fingerprint.warn_once(f"{name} prepares after {late} rounds; of {run.protocol.rounds} it never does")
+    if (optimizer := run.protocol.optimizer).name == "adam" and optimizer.momentum:
+        fingerprint.warn_once(f"adam has no momentum: protocol.optimizer.momentum={optimizer.momentum} is not used")
     sizes = setup.federation.sets["local"].sizes
     if run.protocol.test.sets in ("local", "both") and (empty := int((sizes == 0).sum())):
         fingerprint.warn_once(f"{empty} of {len(sizes)} clients have no test sample: scores are over the others")

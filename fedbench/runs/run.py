@@ -242,7 +242,8 @@ def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin
             if run.row["method"] == method:
                 first = references.setdefault(tuple(run.row.get(name) for name in SAME), place)
                 if first != place:
-                    raise ConfigError(f"{runs[first].folder} and {run.folder} are both runs of {method}: collect one")
+                    both = f"{runs[first].folder} and {run.folder} are both runs of {method}"
+                    raise ConfigError(f"{both}: collect folders that hold one of them")
         if not references:
             raise ConfigError(f"no run of {method} among those collected, to compare others with")
         found = [references.get(tuple(run.row.get(name) for name in SAME)) for run in runs]

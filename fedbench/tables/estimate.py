@@ -137,7 +137,7 @@ def estimate_lines(plan: Plan, missing: Sequence[Job], at_once: int) -> Iterator
     total = estimate(plan, missing, at_once)
     for reason, identities in total.unknown.items():
         yield f"cannot be built: {of_runs(plan, identities)}: {reason}"
-    ways = {"finished ones": total.finished, "a step timed here, without what servers do": total.timed}
+    ways = {"finished ones": total.finished, "a step timed here, without starts and servers": total.timed}
     how = ", ".join(f"{count} runs by {way}" for way, count in ways.items() if count)
     if not how:
         return

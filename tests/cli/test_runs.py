@@ -265,7 +265,7 @@ def test_two_references_of_a_run_are_refused(
     fedbench.run("method=finetune", *TINY, "protocol.optimizer.lr=0.05", runs_dir=str(tmp_path))
     arguments = ["collect", str(compared), str(tmp_path), "--clients", "--against", "finetune"]
     assert main(arguments) == 2
-    assert "are both runs of finetune: collect one" in capsys.readouterr().err
+    assert "are both runs of finetune: collect folders that hold one of them" in capsys.readouterr().err
 
 
 def test_local_and_common_accuracy_share_a_plane(compared: Path) -> None:

@@ -263,6 +263,8 @@ def test_npz_channels_last_keep_their_pixels(tmp_path: Path) -> None:
         ({"x": np.zeros((2, 0)), "y": np.zeros(2)}, "must not be empty"),
         ({"x": X, "y": Y, "x_test": X[:0], "y_test": Y[:0]}, "the test split is empty"),
         ({"x": X, "y": np.eye(20)}, r"as long as the samples, .*; of one-hot labels take y\.argmax\(1\)"),
+        ({"x": X, "y": (np.arange(20) % 2)[:, None]}, r"as long as the samples, .*; of a column take y\.ravel\(\)"),
+        ({"x": X, "y": np.zeros(20, dtype=int)}, "all labels are 0, so that any model is right; give two classes"),
         ({"x": X, "y": Y == "cat", "x_test": X, "y_test": np.arange(20) % 2}, "labels are booleans, test labels numb"),
     ],
 )

@@ -66,6 +66,25 @@ def test_lines_are_means_with_their_deviation() -> None:
     assert figure.axes == [axis]
 
 
+def test_a_line_goes_on_where_another_was_scored_more_often() -> None:
+    often, seldom = ({"round": rounds, "acc": [float(done) for done in rounds]} for rounds in ([0, 1, 2, 3], [0, 3]))
+    lines = runs.accuracy_curves({"often": [often], "seldom": [seldom]}, "acc").axes[0].lines
+    assert [line.get_xdata().tolist() for line in lines] == [[0, 1, 2, 3], [0, 3]]
+
+
+def test_a_legend_of_long_names_stays_within_its_figure() -> None:
+    for letters, across in ((5, 3), (12, 2), (40, 1)):
+        figure, ((axis,),) = style.panels()
+        for index in range(6):
+            axis.plot([0, 1], [0, index], label="x" * letters)
+        style.legend(figure, axis)
+        assert figure.legends[0]._ncols == across
+        figure.canvas.draw()
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0, letters
+        assert box.x1 <= figure.bbox.x1, letters
+
+
 def test_cosines_of_label_distributions() -> None:
     q = np.array([[2, 2, 0], [1, 1, 0], [0, 0, 5]])
     assert style.label_cosine(q)[0] == pytest.approx([1, 1, 0])

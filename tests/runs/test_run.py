@@ -20,7 +20,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedbench.cli.program import main
-from fedbench.config.schema import CheckpointConfig
+from fedbench.config.schema import CheckpointConfig, OptimizerConfig
 from fedbench.config.schema import TestConfig as Protocol
 from fedbench.core.errors import CheckpointError, ConfigError, DataMissing, FedbenchError, FolderInUse
 from fedbench.data.datasets.synthetic import Synthetic
@@ -35,15 +35,23 @@ from fedbench.runs.folder import CODE, RunFolder
 from fedbench.runs.run import Reading, summarise
 from tests.helpers.runs import FAST, config, count_rounds, interrupt_after, kill_and_rerun, rows, same_models, stamps
 
+SGD = OptimizerConfig()
 
-def told(caplog: pytest.LogCaptureFixture, sizes: Sequence[int], sets: str = "local", prepares: int = 0) -> list[str]:
+
+def told(
+    caplog: pytest.LogCaptureFixture,
+    sizes: Sequence[int],
+    sets: str = "local",
+    prepares: int = 0,
+    optimizer: OptimizerConfig = SGD,
+) -> list[str]:
     """What is said before the two rounds of a run."""
     fingerprint.warn_once.cache_clear()
     caplog.clear()
     federation = SimpleNamespace(sets={"local": SimpleNamespace(sizes=torch.tensor(sizes))})
     method, protocol = (
         SimpleNamespace(prepare_round=prepares),
-        SimpleNamespace(rounds=2, test=SimpleNamespace(sets=sets)),
+        SimpleNamespace(rounds=2, test=SimpleNamespace(sets=sets), optimizer=optimizer),
     )
     chosen: Any = SimpleNamespace(recorders=(), method=method, protocol=protocol, labels={"method": "late"})
     setup: Any = SimpleNamespace(federation=federation)
@@ -62,6 +70,13 @@ def test_a_method_that_never_prepares_is_told_of(caplog: pytest.LogCaptureFixtur
     """After the last round it still does, before the scores."""
     assert [told(caplog, [3], prepares=late) for late in (1, 2)] == [[], []]
     assert told(caplog, [3], prepares=3) == ["late prepares after 3 rounds; of 2 it never does"]
+
+
+def test_a_momentum_that_adam_does_not_use_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    used = OptimizerConfig(momentum=0.9), OptimizerConfig(name="adam")
+    assert [told(caplog, [3], optimizer=each) for each in used] == [[], []]
+    said = ["adam has no momentum: protocol.optimizer.momentum=0.9 is not used"]
+    assert told(caplog, [3], optimizer=OptimizerConfig(name="adam", momentum=0.9)) == said
 
 
 @pytest.mark.parametrize(

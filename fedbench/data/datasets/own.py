@@ -146,7 +146,8 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
         if shape[:1] == part["x"].shape[:1] == (0,):
             raise DataCorrupt(f"{path}: the {split} split is empty; leave it out, or put samples there")
         if len(shape) != 1 or shape != part["x"].shape[:1] or not part["y"].size:
-            hint = "; of one-hot labels take y.argmax(1)" if len(shape) == 2 else ""
+            one = "a column take y.ravel()" if shape[1:] == (1,) else "one-hot labels take y.argmax(1)"
+            hint = f"; of {one}" if len(shape) == 2 else ""
             raise DataCorrupt(
                 f"{path}: labels must be a list as long as the samples, got {part['x'].shape} and {shape}{hint}"
             )
@@ -157,6 +158,8 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     except (ValueError, TypeError) as error:
         raise DataCorrupt(f"{path}: {error}") from error
     names, y = np.unique(labels, return_inverse=True)
+    if len(names) < 2:
+        raise DataCorrupt(f"{path}: all labels are {names[0]}, so that any model is right; give two classes")
     y = y.astype(np.int64)
     said += _doubts(names, y, count)
     if train["x"].shape[1:] == x.shape[1:] and x.shape[3] < x.shape[1] and x.shape[1] not in COLOURS:
