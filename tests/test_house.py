@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 # 330 went: keys that no YAML set, forwarding by hand, rows that tests alone read, constants spelled as properties, a
 # command that was another's name. Methods are a catalogue: each is a file, and they may be long only on average as the
 # papers need.
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 27_459, 118, 140, 3_011
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 27_461, 118, 140, 3_011
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
 # that the loop, the execution of runs and the commands use.

@@ -177,6 +177,8 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
             require(run, folder, kept(folder), run.protocol.rounds)
             if run.settings.save_models and not (folder.path / MODEL).is_file():
                 fingerprint.warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
+            if trackers := ", ".join(run.settings.trackers):
+                fingerprint.warn_once(f"a run that has finished logs nothing to {trackers}; force=true makes it again")
             row = folder.result()
             if not folder.data:
                 fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")

@@ -419,6 +419,17 @@ def test_a_checkpoint_of_another_config_or_a_damaged_one_is_refused(
     assert not list(tmp_path.rglob("result.json"))
 
 
+def test_what_a_finished_run_cannot_give_any_more_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    brief = ("method=local", "protocol.rounds=1")
+    folder = run.execute(config(tmp_path, *brief)).folder
+    fingerprint.warn_once.cache_clear()
+    assert run.execute(
+        config(tmp_path, *brief, "save_models=true", "wandb.enabled=true", "wandb.mode=disabled")
+    ).earlier
+    assert f"{folder} was made without save_models=true; force=true makes it again" in caplog.messages
+    assert "a run that has finished logs nothing to wandb; force=true makes it again" in caplog.messages
+
+
 KEPT = ["checkpoint.rounds=1", "save_models=true"]
 
 
