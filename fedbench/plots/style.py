@@ -111,7 +111,7 @@ def save(figure: Figure, place: Path, caption: str = "", formats: Iterable[str] 
     """Write `place`.FORMAT of each format, with `caption` in small print below it."""
     if caption:
         width, height = figure.get_size_inches()
-        text = textwrap.fill(caption, int(width * 23))
+        text = textwrap.fill(caption, int(width * 21))
         lines = text.count("\n") + 1
         figure.set_size_inches(width, height + 0.125 * lines + 0.05)
         figure.supxlabel(text, fontsize=6, color="#555555", x=0.01, ha="left")
