@@ -94,7 +94,7 @@ def _write(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         if folder.exists() and _read(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
-    except OSError:
+    except OSError:  # a full disk, or another process was first: what was built is used all the same
         pass
     finally:
         if staging is not None:
