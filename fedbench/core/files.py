@@ -18,9 +18,9 @@ import platform
 import secrets
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from filelock import FileLock, SoftFileLock, Timeout
@@ -163,6 +163,7 @@ def checksum_of(path: Path) -> str:
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
 
+ResultT = TypeVar("ResultT")
 PATIENCE = 0.2  # seconds between attempts to hold a folder
 TRIES = 100  # at a folder that other processes remove, as a run does with empty ones above its own
 
@@ -246,20 +247,26 @@ def _tell_of_no_locks() -> None:
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Hold `folder`, so that what is read there stays true until it is written; waits while another process does."""
-    lock, told = FolderLock(folder), False
-    while True:
-        try:
-            lock.acquire()
-            break
-        except FolderInUse as error:
-            if not told:
-                log.warning("waiting for another process: %s", error)
-            told = True
-            time.sleep(PATIENCE)
+    lock = FolderLock(folder)
+    wait_while_in_use(lock.acquire)
     try:
         yield
     finally:
         lock.release()
+
+
+def wait_while_in_use(attempt: Callable[[], ResultT], between: Callable[[], object] = lambda: None) -> ResultT:
+    """Return what `attempt` returns, which is called again, after `between`, as long as it raises FolderInUse."""
+    told = False
+    while True:
+        try:
+            return attempt()
+        except FolderInUse as error:  # noqa: PERF203 - it waits
+            if not told:
+                log.warning("waiting for another process: %s", error)
+            told = True
+            time.sleep(PATIENCE)
+            between()
 
 
 def _sign(file: int) -> None:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
 from fedbench.config import groups
-from fedbench.core.errors import CheckpointError, FedbenchError, FolderInUse, Stale
-from fedbench.core.files import as_csv, as_json, as_npz, write_text
+from fedbench.core.errors import CheckpointError, FedbenchError, Stale
+from fedbench.core.files import as_csv, as_json, as_npz, wait_while_in_use, write_text
 from fedbench.core.signals import Stopped, asked, held, stop_if_asked
 from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
@@ -29,7 +29,7 @@ from fedbench.metrics import Floats
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve, run_key
-from fedbench.runs.fingerprint import environment, log, versions
+from fedbench.runs.fingerprint import environment, versions
 from fedbench.runs.folder import ARRAYS, CLIENTS, CONFIG, ENVIRONMENT, MODEL, RESULT, RunFolder, Status, files_of
 from fedbench.runs.progress import Progress
 from fedbench.runs.run import Reading, Run, client_rows, summarise
@@ -150,8 +150,6 @@ def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -
         raise FedbenchError(f"{folder.path} was made without record={lost[0]}; force=true makes it again")
 
 
-ResultT = TypeVar("ResultT")
-PATIENCE = 0.5  # seconds between looks at a run that another process makes
 REFERENCE = "(the reference of IPR and RSD)"
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
@@ -393,22 +391,8 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
         if run_status(reference, folder) != "finished":
             execute(reference, purpose=REFERENCE)
 
-    wait_while_in_use(make)
+    wait_while_in_use(make, stop_if_asked)
     return folder.accuracies(), run_key(reference)
-
-
-def wait_while_in_use(make: Callable[[], ResultT]) -> ResultT:
-    """Return what `make` returns, which is called again as long as another process is at the run that it needs."""
-    told = False
-    while True:
-        try:
-            return make()
-        except FolderInUse as error:  # noqa: PERF203 - it waits
-            if not told:
-                log.warning("waiting for another process: %s", error)
-            told = True
-            time.sleep(PATIENCE)
-            stop_if_asked()
 
 
 def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError
+from fedbench.core.files import wait_while_in_use
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds
 
@@ -176,7 +177,7 @@ def _execute(run: RunConfig) -> Run:
     count, begin = _count.get(), time.monotonic()
     if count is not None and run.settings.progress != "none":
         print(count.line(HydraConfig.get().job.num), flush=True)
-    result = execution.wait_while_in_use(lambda: execution.execute(run))
+    result = wait_while_in_use(lambda: execution.execute(run), stop_if_asked)
     if count is not None and not result.earlier:  # what is only read takes no time
         count.made.append(time.monotonic() - begin)
     return result
