@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -215,3 +216,16 @@ def test_values_are_written_as_hydra_reads_them(value: object, text: str) -> Non
     assert api._text(value) == text
     with pytest.raises(ConfigError, match="no value of a key"):
         api._text({1})
+
+
+def test_the_docs_use_a_trained_model_as_it_was_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDBENCH_RUNS", str(tmp_path))
+    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    _, code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    options = ", ".join(f'"{each}"' for each in SHORT)
+    exec(code.replace("save_models=True", f"{options}, save_models=True"), {})
+    by_hand, reported = re.findall(r"\d+\.\d+", capsys.readouterr().out)
+    assert float(by_hand) == pytest.approx(float(reported), abs=1e-3)
+    assert float(reported) > 20
