@@ -38,6 +38,13 @@ class Definition(NamedTuple):
     name: str
 
 
+class Covered(NamedTuple):
+    """A hash, and the definitions that it is over."""
+
+    digest: str
+    definitions: frozenset[Definition]
+
+
 Scope = dict[str, Definition | None]
 """What names stand for; None is a local variable."""
 
@@ -50,12 +57,13 @@ def digest(roots: Iterable[str], named: Collection[Definition] = ()) -> str:
     Raises:
         FedbenchError: a root has no definition or no source file.
     """
-    return hashlib.sha256("\n".join(_Walk(roots, named).texts).encode()).hexdigest()[:12]
+    return covered(roots, named).digest
 
 
-def closure(roots: Iterable[str], named: Collection[Definition] = ()) -> frozenset[Definition]:
-    """Return the definitions that `digest` covers."""
-    return frozenset(_Walk(roots, named).found)
+def covered(roots: Iterable[str], named: Collection[Definition] = ()) -> Covered:
+    """Return `digest`, and the definitions that it is over."""
+    walk = _Walk(roots, named)
+    return Covered(hashlib.sha256("\n".join(walk.texts).encode()).hexdigest()[:12], frozenset(walk.found))
 
 
 def edited(definitions: Iterable[Definition]) -> bool:
@@ -341,10 +349,14 @@ class _Walk:
     def _is_own(self, module: str) -> bool:
         """Return whether `module` counts: it is ours, in a root's package, or nothing that was installed."""
         top = module.partition(".")[0]
-        if top in self.own:
-            return True
-        places = _places(top)
-        return bool(places) and not any(INSTALLED & set(place.resolve().parents) for place in places)
+        return top in self.own or _lies_outside(top)
+
+
+@functools.cache
+def _lies_outside(top: str) -> bool:
+    """Return whether the package or module `top` has files, and lies where nothing is installed."""
+    places = _places(top)
+    return bool(places) and not any(INSTALLED & set(place.resolve().parents) for place in places)
 
 
 def _region(node: ast.AST) -> Iterator[ast.AST]:

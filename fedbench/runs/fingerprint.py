@@ -66,7 +66,7 @@ def code_of(run: RunConfig) -> str:
 def warn_of_edits(run: RunConfig) -> None:
     """Say so where code was edited after this process began, as in a notebook: what runs is what it was then."""
     for part, roots in roots_of(run).items():
-        if source.edited(_closure(part, roots)):
+        if source.edited(_covered(part, roots).definitions):
             warn_once(f"the code of {part} was edited after this process began, which runs what it was: start again")
 
 
@@ -123,19 +123,18 @@ def _content(data: DataSource, stamp: str) -> str:
 @functools.cache
 def _digest(part: str, roots: tuple[str, ...]) -> str:
     """Return the hash of a part; if its files may not be what was imported, one that no code has."""
-    edited = source.edited(_closure(part, roots))
-    return source.digest(roots, _named(part)) + ("edited" if edited else "")
+    digest, definitions = _covered(part, roots)
+    return digest + ("edited" if source.edited(definitions) else "")
 
 
 @functools.cache
-def _closure(part: str, roots: tuple[str, ...]) -> frozenset[source.Definition]:
-    """Return the definitions that the hash of a part covers."""
-    return source.closure(roots, _named(part))
+def _covered(part: str, roots: tuple[str, ...]) -> source.Covered:
+    return source.covered(roots, _named(part))
 
 
 def _named(part: str) -> frozenset[source.Definition]:
     """Return what the hash of a part does not cover: what decides nothing, and what the engine's covers."""
-    return SILENT if part == "engine" else SILENT | _closure("engine", ENGINE)
+    return SILENT if part == "engine" else SILENT | _covered("engine", ENGINE).definitions
 
 
 @functools.cache

@@ -11,7 +11,7 @@ PARTS = ("method", "model", "partition", "engine")
 
 def forget() -> None:
     """Look hashes up again, and warn again."""
-    for name in ("_digest", "_closure", "_same", "warn_once"):
+    for name in ("_digest", "_same", "warn_once"):
         clear = getattr(getattr(fingerprint, name), "cache_clear", None)
         if clear is not None:  # none while `edit` stands in for it
             clear()

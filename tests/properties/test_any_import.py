@@ -67,7 +67,7 @@ def test_any_import(form: str, inside: str, through: str, initialised: bool, in_
 
 def hashed(form: str, inside: str, through: str, initialised: bool, in_function: bool, value: str) -> str:
     """The hash of a class in a package of its own that reads `rate` of a helper, which is `value`."""
-    for cached in (source.file_of, source._places, source._module):
+    for cached in (source.file_of, source._places, source._module, source._lies_outside):
         cached.cache_clear()
     pack = "any_pack"
     words = {"pack": pack, "helper": f"{pack}.helper"}
