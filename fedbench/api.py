@@ -40,7 +40,7 @@ def run(*overrides: str, **values: Any) -> Run:
     from fedbench.runs.execution import execute
 
     with _told():
-        return execute(resolve(compose([*_texts(QUIET), *overrides, *_texts(values)])))
+        return execute(resolve(compose([*_texts(QUIET), *_checked(overrides), *_texts(values)])))
 
 
 def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
@@ -56,7 +56,7 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
     from fedbench.cli.program import outcomes_of
     from fedbench.sweeps.session import swept, tidy
 
-    arguments = ["-m", *overrides]
+    arguments = ["-m", *_checked(overrides)]
     for key, value in values.items():
         arguments.append(f"{key}={','.join(map(_text, value if isinstance(value, (list, tuple)) else [value]))}")
     with _told(), contextlib.ExitStack() as quiet:
@@ -97,6 +97,13 @@ def table(name: str, results: Path | str = "results") -> FilledTable:
     from fedbench.tables.render import FilledTable
 
     return FilledTable.named(name, results)
+
+
+def _checked(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    for each in overrides:
+        if not isinstance(each, str):
+            raise ConfigError(f"{each!r} is no override: give a text, 'seed=0', or a dictionary as run(**values)")
+    return overrides
 
 
 def _texts(values: dict[str, Any]) -> list[str]:

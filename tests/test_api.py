@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -199,6 +200,12 @@ def test_errors_are_the_command_lines(bad: str, tmp_path: Path, capsys: pytest.C
         fedbench.run(bad, runs_dir=tmp_path)
     assert main([bad, f"runs_dir={tmp_path}"]) == 2
     assert capsys.readouterr().err.strip() == f"error: {caught.value}"
+
+
+@pytest.mark.parametrize("call", [fedbench.run, fedbench.sweep])
+def test_a_dictionary_is_told_where_it_goes(call: Any) -> None:
+    with pytest.raises(ConfigError, match=r"\{'seed': 0\} is no override: .* run\(\*\*values\)"):
+        call({"seed": 0})
 
 
 @pytest.mark.parametrize(

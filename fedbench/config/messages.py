@@ -125,6 +125,7 @@ def _unparsable(error: OverrideParseException) -> str:
         owner = next((group for group in REGISTRIES if override in groups.names(group)), None)
         return f"{found}; for example {f'{owner}={override}' if owner else 'method=fedavg, without spaces or dashes'}"
     reason = re.sub(r"\s*See https?://\S+.*", "", _flat(error.message), flags=re.DOTALL)
+    reason = re.sub(r"mismatched input '<EOF>' expecting .*", "it ends too early", reason)
     key, _, value = override.partition("=")
     quoted = shlex.quote(f'{key}="{value}"')
     # A text, such as a path, whose signs mean something to Hydra.

@@ -74,6 +74,7 @@ BAD = [
     ),
     (["hardware.device=gpu"], "hardware.device=gpu is none of auto, cpu, cuda and cuda:0, cuda:1, ..."),
     (["method=[fedavg"], "cannot read 'method=[fedavg'"),
+    (["method=fedavg,"], "cannot read 'method=fedavg,': it ends too early"),
     (["method=[local,fedavg]"], "method=[local,fedavg] would mix them into one run; a run of each: -m method=local,"),
     (["protocol=[quick,pfllib]"], "a run of each: -m protocol=quick,pfllib (in Python fedbench.sweep)"),
     (["runs_dir=~/x"], """; quote it twice: 'runs_dir="~/x"'"""),
