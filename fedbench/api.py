@@ -39,8 +39,8 @@ def run(*overrides: str, **values: Any) -> Run:
     from fedbench.runs.config import resolve
     from fedbench.runs.execution import execute
 
-    with _told():
-        return execute(resolve(compose([*_texts(QUIET), *_checked(overrides), *_texts(values)])))
+    with _told(overrides):
+        return execute(resolve(compose([*_texts(QUIET), *overrides, *_texts(values)])))
 
 
 def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
@@ -56,10 +56,10 @@ def sweep(*overrides: str, **values: Any) -> pd.DataFrame:
     from fedbench.cli.program import outcomes_of
     from fedbench.sweeps.session import swept, tidy
 
-    arguments = ["-m", *_checked(overrides)]
+    arguments = ["-m", *overrides]
     for key, value in values.items():
         arguments.append(f"{key}={','.join(map(_text, value if isinstance(value, (list, tuple)) else [value]))}")
-    with _told(), contextlib.ExitStack() as quiet:
+    with _told(overrides), contextlib.ExitStack() as quiet:
         if not any(text.startswith("progress=") for text in arguments):
             arguments += _texts(QUIET)
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -99,13 +99,6 @@ def table(name: str, results: Path | str = "results") -> FilledTable:
     return FilledTable.named(name, results)
 
 
-def _checked(overrides: tuple[str, ...]) -> tuple[str, ...]:
-    for each in overrides:
-        if not isinstance(each, str):
-            raise ConfigError(f"{each!r} is no override: give a text, 'seed=0', or a dictionary as run(**values)")
-    return overrides
-
-
 def _texts(values: dict[str, Any]) -> list[str]:
     return [f"{key}={_text(value)}" for key, value in values.items()]
 
@@ -134,12 +127,14 @@ def _text(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _told(overrides: tuple[str, ...]) -> Iterator[None]:
     """Raise what the command line would say in one line as such, and leave the caller's torch as it was."""
     import torch
 
     from fedbench.config import messages
 
+    if other := [each for each in overrides if not isinstance(each, str)]:
+        raise ConfigError(f"{other[0]!r} is no override: give a text, 'seed=0', or a dictionary as run(**values)")
     threads, precise = torch.get_num_threads(), {}
     parts: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     for part in parts:

@@ -38,13 +38,6 @@ class Definition(NamedTuple):
     name: str
 
 
-class Covered(NamedTuple):
-    """A hash, and the definitions that it is over."""
-
-    digest: str
-    definitions: frozenset[Definition]
-
-
 Scope = dict[str, Definition | None]
 """What names stand for; None is a local variable."""
 
@@ -57,13 +50,13 @@ def digest(roots: Iterable[str], named: Collection[Definition] = ()) -> str:
     Raises:
         FedbenchError: a root has no definition or no source file.
     """
-    return covered(roots, named).digest
+    return covered(roots, named)[0]
 
 
-def covered(roots: Iterable[str], named: Collection[Definition] = ()) -> Covered:
+def covered(roots: Iterable[str], named: Collection[Definition] = ()) -> tuple[str, frozenset[Definition]]:
     """Return `digest`, and the definitions that it is over."""
     walk = _Walk(roots, named)
-    return Covered(hashlib.sha256("\n".join(walk.texts).encode()).hexdigest()[:12], frozenset(walk.found))
+    return hashlib.sha256("\n".join(walk.texts).encode()).hexdigest()[:12], frozenset(walk.found)
 
 
 def edited(definitions: Iterable[Definition]) -> bool:

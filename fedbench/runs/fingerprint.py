@@ -66,7 +66,7 @@ def code_of(run: RunConfig) -> str:
 def warn_of_edits(run: RunConfig) -> None:
     """Say so where code was edited after this process began, as in a notebook: what runs is what it was then."""
     for part, roots in roots_of(run).items():
-        if source.edited(_covered(part, roots).definitions):
+        if source.edited(_covered(part, roots)[1]):
             warn_once(f"the code of {part} was edited after this process began, which runs what it was: start again")
 
 
@@ -128,13 +128,13 @@ def _digest(part: str, roots: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def _covered(part: str, roots: tuple[str, ...]) -> source.Covered:
+def _covered(part: str, roots: tuple[str, ...]) -> tuple[str, frozenset[source.Definition]]:
     return source.covered(roots, _named(part))
 
 
 def _named(part: str) -> frozenset[source.Definition]:
     """Return what the hash of a part does not cover: what decides nothing, and what the engine's covers."""
-    return SILENT if part == "engine" else SILENT | _covered("engine", ENGINE).definitions
+    return SILENT if part == "engine" else SILENT | _covered("engine", ENGINE)[1]
 
 
 @functools.cache

@@ -168,7 +168,7 @@ def test_moves_merges_and_renamings_of_definitions_do_not_count(toypack: Path) -
 def test_a_definition_of_another_hash_counts_by_its_name(toypack: Path) -> None:
     def named(*edits: tuple[str, str, str], helper: str = "deep") -> str:
         digest(toypack, *edits)
-        return source.digest(["toypack.a:A"], source.covered([f"toypack.base:{helper}"]).definitions)
+        return source.digest(["toypack.a:A"], source.covered([f"toypack.base:{helper}"])[1])
 
     before = named()
     assert named(("base", "x + 1", "x - 1")) == before
@@ -177,7 +177,7 @@ def test_a_definition_of_another_hash_counts_by_its_name(toypack: Path) -> None:
 
 def test_a_module_that_is_passed_on_counts_whole(toypack: Path) -> None:
     digest(toypack, ("a", "return 7", "return vars(base)"))
-    found = source.covered(["toypack.a:scale"]).definitions
+    found = source.covered(["toypack.a:scale"])[1]
     assert {each.name for each in found if each.module == "toypack.base"} >= {"rate", "unused", "Above"}
 
 
@@ -186,13 +186,13 @@ def test_a_helper_of_a_root_outside_a_package_counts(toypack: Path) -> None:
     (toypack.parent / "lonely.py").write_text("from lonely_helper import help\n\ndef f():\n    return help()\n")
     (toypack.parent / "lonely_helper.py").write_text("RATE = 1\n\ndef help():\n    return RATE\n")
     forget()
-    assert Definition("lonely_helper", "RATE") in source.covered(["lonely:f"]).definitions
+    assert Definition("lonely_helper", "RATE") in source.covered(["lonely:f"])[1]
 
 
 def test_statements_of_another_project_count_and_installed_packages_do_not(toypack: Path) -> None:
     before = digest(toypack)
     assert digest(toypack, ("base", "rate = 2\n", "rate = 2\nprint(rate)\n")) != before
-    assert {each.module.partition(".")[0] for each in source.covered(["toypack.a:A"]).definitions} == {"toypack"}
+    assert {each.module.partition(".")[0] for each in source.covered(["toypack.a:A"])[1]} == {"toypack"}
 
 
 def test_every_version_of_python_finds_the_same_hash() -> None:

@@ -239,11 +239,7 @@ def traced() -> Iterator[set[Definition]]:
 
 def covered(run: RunConfig) -> set[Definition]:
     """All definitions in the hashes of a run's code."""
-    own = {
-        each
-        for part, roots in fingerprint.roots_of(run).items()
-        for each in fingerprint._covered(part, roots).definitions
-    }
+    own = {each for part, roots in fingerprint.roots_of(run).items() for each in fingerprint._covered(part, roots)[1]}
     return own if run.local is None else own | covered(run.local)
 
 
@@ -291,15 +287,15 @@ def executed_uncovered(run: RunConfig) -> set[Definition]:
 
 
 def test_what_a_worker_process_executes_is_in_the_engines_hash() -> None:
-    engine = fingerprint._covered("engine", fingerprint.ENGINE).definitions
+    engine = fingerprint._covered("engine", fingerprint.ENGINE)[1]
     assert {Definition(each.__module__, each.__name__) for each in (serve, Setup)} <= engine
 
 
 def test_how_code_is_hashed_is_in_no_hash_so_it_may_learn_to_see_more() -> None:
-    modules = {each.module for each in fingerprint._covered("engine", fingerprint.ENGINE).definitions}
+    modules = {each.module for each in fingerprint._covered("engine", fingerprint.ENGINE)[1]}
     assert "fedbench.core.source" not in modules
 
 
 @pytest.mark.parametrize("name", ["fairness", "report", "_best_val", "clip", "JointTask", "Flip", "History"])
 def test_the_engines_hash_covers(name: str) -> None:
-    assert name in {each.name for each in source.covered(fingerprint.ENGINE).definitions}
+    assert name in {each.name for each in source.covered(fingerprint.ENGINE)[1]}
