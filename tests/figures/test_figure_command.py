@@ -264,3 +264,21 @@ def test_a_figure_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> No
     found = tried(place.with_name(name), lambda: plan.load_figure(place))
     assert found["refused"] > 2 * DAMAGES
     assert set(found) <= ({"refused", "no difference"} if name == files.MANIFEST else {"refused"})
+
+
+def test_figures_of_a_scale_are_written_while_their_folder_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share their checksums, and commands for two of them may run at once."""
+    held, write = [], files.ChecksummedFolder.write
+
+    def watched(self: files.ChecksummedFolder, *given: Any) -> None:
+        held.append((self.folder / ".lock").is_file())
+        write(self, *given)
+
+    monkeypatch.setattr(files.ChecksummedFolder, "write", watched)
+    monkeypatch.setattr(plan, "draw", lambda *_: None)
+    given = SimpleNamespace(changed=(), seeds=(0,), scale="quick", spec=plan.load_spec("fedsac_f7"), command=str)
+    plan.save_figure(tmp_path, SimpleNamespace(selection=given, runs=given, **vars(given)), MADE["fedsac_f7"])
+    plan.redraw(tmp_path / "quick" / "fedsac_f7")
+    assert held == [True, True]
