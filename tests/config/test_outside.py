@@ -46,7 +46,7 @@ def forget() -> None:
     """Look for packages again, and read their code again."""
     for cached in (fields.outside, fields._installed, groups.conf_dirs_of_others):
         cached.cache_clear()
-    for cached in (source.file_of, source._places, source._module, source._lies_outside):
+    for cached in (source.file_of, source._places, source._module, source._lies_outside, fingerprint._covered):
         cached.cache_clear()
     codes.forget()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("fedbench_fedexp", "one", "two")]:
