@@ -100,7 +100,7 @@ def papers() -> str:
             settings.setdefault((found.spec.table.removeprefix("T"), text.data(found)), []).append(text.setting(found))
         runs: dict[str, list[str]] = {}
         for (number, data), each in settings.items():
-            what = f"{each[0] if len(each) == 1 else f'{len(each)} changed settings'}; {data}"
+            what = f"{' and '.join(each) if len(each) < 3 else f'{len(each)} changed settings'}; {data}"
             runs.setdefault(what, []).append(number)
         ran = "<br>".join(
             f"Table{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {what}" for what, numbers in runs.items()
