@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from fedbench import recorders
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import ChecksummedFolder, as_npz, held, write_text
+from fedbench.core.files import ChecksummedFolder, as_json, as_npz, checksum, held, write_text
 from fedbench.plots import style
 from fedbench.runs import execution
 from fedbench.tables import plan as tables
@@ -150,6 +149,10 @@ class FigurePlan:
         again = [with_recorders(job, execution.kept(job.folder), force=True) for job in without]
         return [*self.runs.missing(), *again]
 
+    def keys(self) -> str:
+        """Return a checksum of the keys of its runs."""
+        return checksum(" ".join(job.key for job in self.runs.jobs).encode())
+
     def command(self) -> str:
         """Return the command line that makes the figure."""
         given = [f"scale={self.scale}"]
@@ -232,6 +235,7 @@ class Drawn:
     command: str
     claim: str  # what the paper says that its figure shows
     note: str = ""
+    runs: str = ""  # FigurePlan.keys, which tell whether the figure is of today's settings
 
     @property
     def caption(self) -> str:
@@ -248,14 +252,14 @@ def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequenc
     changed = f" with {' '.join(plan.selection.changed)}" if plan.selection.changed else ""
     drawn = Drawn(
         spec.name, plan.scale, spec.mirrors, spec.title, spec.setting(plan.scale).data + changed,
-        tuple(plan.runs.seeds), plan.command(), spec.claim, spec.note,
+        tuple(plan.runs.seeds), plan.command(), spec.claim, spec.note, plan.keys(),
     )  # fmt: skip
     place = folder / plan.scale / spec.name
     place.parent.mkdir(parents=True, exist_ok=True)
     exact = {key: np.asarray(array) for key, array in arrays.items()}
     kept = {key: each.astype(np.float32) if each.dtype == np.float64 else each for key, each in exact.items()}
     with held(place.parent):  # the figures of a scale share their checksums
-        files_of(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": _said(drawn)})
+        files_of(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": as_json(asdict(drawn))})
     draw(place, drawn, arrays, formats)
     return drawn
 
@@ -274,7 +278,7 @@ def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
     spec = load_spec(drawn.name)
     drawn = replace(drawn, title=spec.title, claim=spec.claim, note=spec.note, mirrors=spec.mirrors)
     with held(place.parent):
-        files_of(place).write({f"{place.name}.json": _said(drawn)})
+        files_of(place).write({f"{place.name}.json": as_json(asdict(drawn))})
     draw(place, drawn, arrays, formats)
     return drawn
 
@@ -288,7 +292,7 @@ def load_figure(place: Path) -> tuple[Drawn, Arrays]:
     files = files_of(place)
     content, arrays = files.json(f"{place.name}.json"), files.npz(f"{place.name}.npz")
     try:
-        said = {each.name: content[each.name] for each in fields(Drawn)}  # earlier versions said more
+        said = {each.name: content[each.name] for each in fields(Drawn) if each.name in content}
         return Drawn(**{**said, "seeds": tuple(content["seeds"])}), arrays
     except (TypeError, KeyError) as error:
         raise files.damaged(f"{place.name}.json", "it is of another version") from error
@@ -297,10 +301,6 @@ def load_figure(place: Path) -> tuple[Drawn, Arrays]:
 def files_of(place: Path) -> ChecksummedFolder:
     """Return the files of the figures beside `place` (no suffix) that are read back."""
     return ChecksummedFolder(place.parent, f"python -m fedbench figure {place.name} makes it again")
-
-
-def _said(drawn: Drawn) -> bytes:
-    return (json.dumps(asdict(drawn), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def place_of(folder: Path, name: str, scale: str = PAPER) -> Path | None:

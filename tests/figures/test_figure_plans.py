@@ -27,6 +27,14 @@ def planned(name: str, scale: str, folder: Path, *changed: str) -> plan.FigurePl
     return plan.FigurePlan(plan.load_spec(name), scale, plan._plan(plan.load_spec(name), scale, selection), selection)
 
 
+@pytest.mark.parametrize("name", ["fedsac_f5", "fedsac_f6", "fedsac_f7"])
+def test_fedsacs_figures_score_a_personalised_model_as_trained(name: str, tmp_path: Path) -> None:
+    for scale in plan.load_spec(name).settings:
+        jobs = planned(name, scale, tmp_path, *(() if scale == "quick" else ("dataset=digits", "model=mlp"))).runs.jobs
+        own = {job.config.protocol.score for job in jobs if job.config.labels["method"] in ("fedsac", "local")}
+        assert own in ({"both", "trained"}, {"trained"}), scale
+
+
 def test_all_figures_of_the_papers_are_here() -> None:
     wanted = {  # in the order of the tables
         "fedcollab": (1, 3, 4, 5, 6, 7, 8),
