@@ -18,6 +18,7 @@ from fedbench.core import files
 from fedbench.core.errors import Damaged
 from fedbench.core.files import as_json, as_npz
 from fedbench.figures import plan
+from fedbench.tables.spec import Selection
 from tests.helpers.damage import DAMAGES, tried
 from tests.helpers.runs import FAST
 from tests.plots.made import MADE
@@ -239,6 +240,20 @@ def test_committed_figures_are_of_what_is_kept() -> None:
             assert (folder / each.scale / f"{each.name}.{kind}").is_file()
         kept = json.loads((folder / each.scale / f"{each.name}.json").read_text(encoding="utf-8"))
         assert kept["claim"] == plan.load_spec(each.name).claim, "run `make tables`"
+
+
+COMMITTED = sorted(file for file in Path("results/figures").glob("*/*_f*.json"))
+
+
+@pytest.mark.parametrize("file", COMMITTED, ids=[f"{file.parent.name}-{file.stem}" for file in COMMITTED])
+def test_a_committed_figure_is_of_todays_settings(file: Path) -> None:
+    """If this fails: the figure was made before its YAML or a preset changed; its command makes it again."""
+    drawn, _ = plan.load_figure(file.with_suffix(""))
+    spec = plan.load_spec(drawn.name)
+    today = plan.FigurePlan(spec, drawn.scale, plan._plan(spec, drawn.scale, Selection(seeds=drawn.seeds)), Selection())
+    if not all(cell.jobs for cell in today.runs.cells):
+        pytest.skip("its data are not on this machine")
+    assert drawn.runs == today.keys(), drawn.command
 
 
 @pytest.mark.parametrize("kind", ["pdf", "svg"])
