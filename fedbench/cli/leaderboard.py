@@ -34,7 +34,7 @@ usage: python -m fedbench leaderboard board=NAME [KEY=VALUE ...] [--dry-run]
 A board is declared before it is run: beside these, only settings that change no result are taken, as runs_dir=DIR
 hardware=cpu. The same command again runs only what is missing, and what other code made.
 
-Exit code: 0, every row asked for is there; 3, some failed; 2, refused; 1, a defect; 130, 143, stopped.
+Exit code: 0, every row asked for is there; 3, not all; 2, refused; 1, a defect; 130, 143, stopped.
 """
 KEYS = ("board", "rows", "seeds", "jobs", "results", "retry", "dry_run", "render")
 NAMED = 3  # rows that a line about what is missing names
@@ -65,8 +65,9 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
         for line in hours(ledger, rows, launcher_of(selection)[1], selection.seeds):
             print(line, flush=True)
         return OK
-    if not selection.render:
-        fill(ledger, selection, selection.seeds, rows)
+    if not selection.render and (lost := fill(ledger, selection, selection.seeds, rows)):
+        print(f"incomplete: {lost}", file=sys.stderr)
+        return INCOMPLETE
     return conclude(ledger, selection.results, selection.seeds, rows)
 
 
@@ -95,8 +96,8 @@ def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequ
     return INCOMPLETE if lacking else OK
 
 
-def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> None:
-    """Run what `ledger` lacks, stage by stage, and record each stage when it ends or is stopped."""
+def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> str:
+    """Run what `ledger` lacks, stage by stage, and record each; return what of a stage is not there, which ends it."""
     from fedbench.engine.hardware import stacks
     from fedbench.tables.leaderboard import FINAL, stages
 
@@ -116,10 +117,10 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
                 ledger.record(entries)
                 ledger.save()
         if lost := ledger.missing(missing):  # the next stage would go on without these trials
-            raise FedbenchError(
-                f"{len(lost)} runs of {name} did not end, as {' '.join(lost[0].job.overrides)}; wait for the process "
-                "that makes them, if there is one, then give the same command again"
-            )
+            first = " ".join(lost[0].job.overrides)
+            again = "wait for the process that makes them, if there is one, then give the same command again"
+            return f"{len(lost)} runs of {name} did not end, as {first}; {again}"
+    return ""
 
 
 def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int] = ()) -> Iterator[str]:
