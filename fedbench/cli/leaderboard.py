@@ -65,8 +65,8 @@ def leaderboard_command(arguments: Sequence[str]) -> int:
         for line in hours(ledger, rows, launcher_of(selection)[1], selection.seeds):
             print(line, flush=True)
         return OK
-    if not selection.render and (lost := fill(ledger, selection, selection.seeds, rows)):
-        print(f"incomplete: {lost}", file=sys.stderr)
+    if not selection.render and (unfinished := fill(ledger, selection, selection.seeds, rows)):
+        print(f"incomplete: {unfinished}", file=sys.stderr)
         return INCOMPLETE
     return conclude(ledger, selection.results, selection.seeds, rows)
 
