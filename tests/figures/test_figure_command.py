@@ -293,7 +293,9 @@ def test_figures_of_a_scale_are_written_while_their_folder_is_held(
 
     monkeypatch.setattr(files.ChecksummedFolder, "write", watched)
     monkeypatch.setattr(plan, "draw", lambda *_: None)
-    given = SimpleNamespace(changed=(), seeds=(0,), scale="quick", spec=plan.load_spec("fedsac_f7"), command=str)
+    given = SimpleNamespace(
+        changed=(), seeds=(0,), scale="quick", spec=plan.load_spec("fedsac_f7"), command=str, keys=str
+    )
     plan.save_figure(tmp_path, SimpleNamespace(selection=given, runs=given, **vars(given)), MADE["fedsac_f7"])
     plan.redraw(tmp_path / "quick" / "fedsac_f7")
     assert held == [True, True]
