@@ -112,7 +112,7 @@ class OptimizerConfig(Component):
 
     `state` is what becomes of its momentum, or of Adam's moments and count, at the end of a round: the next one begins
     without (`fresh`), or each client goes on from its own (`kept`), also after rounds without it. A fine-tuning before
-    scoring, and what a method trains to prepare, always begin without. FedNova and SCAFFOLD refuse kept momentum.
+    scoring and what a method trains to prepare begin without. FedNova and SCAFFOLD's option II refuse kept momentum.
     """
 
     section: ClassVar[str] = "protocol.optimizer"

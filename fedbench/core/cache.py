@@ -78,7 +78,7 @@ def _read(folder: Path) -> Arrays | None:
         if all(checksum_of(folder / name) in sums for name, sums in known.items()):
             return {Path(name).stem: np.load(folder / name, mmap_mode="r") for name in known}
     except (OSError, ValueError):
-        pass
+        pass  # damaged, or another version's: built again
     return None
 
 

@@ -242,7 +242,7 @@ def test_committed_figures_are_of_what_is_kept() -> None:
         assert kept["claim"] == plan.load_spec(each.name).claim, "run `make tables`"
 
 
-COMMITTED = sorted(file for file in Path("results/figures").glob("*/*_f*.json"))
+COMMITTED = sorted(Path("results/figures").glob("*/*_f*.json"))
 
 
 @pytest.mark.parametrize("file", COMMITTED, ids=[f"{file.parent.name}-{file.stem}" for file in COMMITTED])
