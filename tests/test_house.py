@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 # leaderboards (1,000 lines, three files), tables on clusters and runs on several devices (540, and 110 of scripts that
 # measure what those cost), random errors (400 of scripts). Some 130 faults that reviews found took 430 lines, for which
 # 330 went: keys that no YAML set, forwarding by hand, rows that tests alone read, constants spelled as properties, a
-# command that was another's name. Methods are a catalogue: each is a file, and they may be long only on average as the
+# command that was another's name. The budget has 5 % of air: without any it bought lines with legibility. Methods are a catalogue: each is a file, and they may be long only on average as the
 # papers need.
-HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 27_461, 118, 140, 3_011
+HOUSE_LINES, HOUSE_FILES, METHOD_LINES, SCRIPTS_LINES = 28_800, 130, 140, 3_200
 
 # Modules that one other module alone imports, and why each is a file: api, behind `import fedbench`; ideas of their own
 # that the loop, the execution of runs and the commands use.
