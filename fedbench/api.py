@@ -19,7 +19,7 @@ from fedbench.runs.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.tables.render import FilledTable
+    from fedbench.papers.render import FilledTable
 
 QUIET = {"progress": "none"}
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")  # text that Hydra reads as it is
@@ -94,7 +94,7 @@ def table(name: str, results: Path | str = "results") -> FilledTable:
     Raises:
         FedbenchError: it was not filled; says how.
     """
-    from fedbench.tables.render import FilledTable
+    from fedbench.papers.render import FilledTable
 
     return FilledTable.named(name, results)
 

@@ -9,7 +9,7 @@ share a model are not; s is at least that of rounding to whole test samples. McN
 
 The share of gaining clients (IPR) is tested by client; a table's verdict takes clients for alike. In S + 1 runs, ours
 and the published one, client i gains T_i times, with the variance T_i (S + 1 - T_i) / ((S + 1) S). The root of their
-sum over N stands in for the binomial floor of fedbench.tables.equivalence; rule and margin are a table's. Exact: if
+sum over N stands in for the binomial floor of fedbench.papers.equivalence; rule and margin are a table's. Exact: if
 ours and theirs are alike, the published run is any of the S + 1, and what gains in it are N independent draws with
 chances T_i / (S + 1).
 """
@@ -31,11 +31,11 @@ from scipy import stats
 from fedbench.core.files import write_text
 from fedbench.data import authors
 from fedbench.metrics import TIE, fairness
-from fedbench.tables import spec, store
-from fedbench.tables.equivalence import LEVEL, Comparison, Sample, compare, seeds_needed
-from fedbench.tables.spec import Published
-from fedbench.tables.store import Provenance
-from fedbench.tables.verdict import holm
+from fedbench.papers import spec, store
+from fedbench.papers.equivalence import LEVEL, Comparison, Sample, compare, seeds_needed
+from fedbench.papers.spec import Published
+from fedbench.papers.store import Provenance
+from fedbench.papers.verdict import holm
 
 Floats = NDArray[np.float64]
 Frames = Mapping[str, pd.DataFrame]  # by a key of LABELS; percent, a line for each of S >= 2 seeds

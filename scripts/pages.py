@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedbench.tables.text import markdown
+from fedbench.core.markdown import markdown
 
 
 def table(head: Sequence[object], *rows: Sequence[object]) -> list[str]:

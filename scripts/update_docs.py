@@ -18,8 +18,9 @@ from pathlib import Path
 from benchmarks.render import markdown
 
 from fedbench.cli.list import KINDS, listing
-from fedbench.tables import store, text
-from fedbench.tables.store import TableResult
+from fedbench.core.markdown import markdown as markdown_table
+from fedbench.papers import store, text
+from fedbench.papers.store import TableResult
 
 ROOT = Path(__file__).resolve().parents[1]
 VENUES = {
@@ -79,7 +80,7 @@ def tables() -> str:
         )
         rows.append(cells)
     head = ("table", "setting", "data", "seeds", "verdicts", "made, by code of, hours of runs")
-    return text.markdown([head, *rows])
+    return markdown_table([head, *rows])
 
 
 def commands() -> str:
@@ -107,7 +108,7 @@ def papers() -> str:
         )
         verdicts = text.words(judged.get((paper, ""), ()))
         rows.append((f"[{TITLES[name]}](results/{paper}.md)", ran or "nothing yet", verdicts))
-    return text.markdown([("paper", "what was run", "verdicts"), *rows])
+    return markdown_table([("paper", "what was run", "verdicts"), *rows])
 
 
 def sections(file: str, by: str, columns: Mapping[str, str]) -> str:
@@ -123,7 +124,7 @@ def sections(file: str, by: str, columns: Mapping[str, str]) -> str:
         found = [row for row in rows if (row[by] not in titles if other else row[by] == name)]
         lines = [[cell(row, column, row[by] if other else "") for column in columns] for row in found]
         if lines:
-            parts.append(f"## {title}\n\n{text.markdown([list(columns.values()), *lines])}")
+            parts.append(f"## {title}\n\n{markdown_table([list(columns.values()), *lines])}")
     return "\n".join(parts)
 
 

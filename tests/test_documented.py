@@ -20,12 +20,12 @@ from sklearn.datasets import load_digits
 from fedbench.cli.program import COMMANDS, main
 from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
+from fedbench.papers import spec
+from fedbench.papers.estimate import ResourceEstimate
+from fedbench.papers.plan import Plan
+from fedbench.papers.spec import Selection, compose_cell
+from fedbench.papers.store import Provenance
 from fedbench.runs.config import from_plain
-from fedbench.tables import spec
-from fedbench.tables.estimate import ResourceEstimate
-from fedbench.tables.plan import Plan
-from fedbench.tables.spec import Selection, compose_cell
-from fedbench.tables.store import Provenance
 from tests.helpers.tiers import tiered
 
 ROOT = Path(__file__).parents[1]
@@ -49,12 +49,12 @@ NOT_RUN = {  # command, or how it begins -> why no test runs it, and what the pa
     "make docs": ("it writes into the repository; a test holds that nothing would change", "make docs"),
     "make bench": ("half an hour; tests/scripts runs its parts", "`make bench` times rounds"),
     "make gpu-check": ("a GPU", "GPU"),
-    "make leaderboard": ("hours; tests/tables/test_leaderboard.py fills a tiny board", "takes hours"),
-    "fedbench leaderboard": ("hours; tests/tables/test_leaderboard.py fills a tiny board", "takes hours"),
-    "make figures": ("half an hour; tests/figures plans and draws each", "make figures"),
+    "make leaderboard": ("hours; tests/papers/tables/test_leaderboard.py fills a tiny board", "takes hours"),
+    "fedbench leaderboard": ("hours; tests/papers/tables/test_leaderboard.py fills a tiny board", "takes hours"),
+    "make figures": ("half an hour; tests/papers/figures plans and draws each", "make figures"),
     "make reproduce-all": ("every table; its cells are built below", "The fifth runs every table"),
     "make tables": ("it writes into the repository; its redraw is run", "make tables"),
-    "make report": ("it writes into the repository; tests/report makes the page", "make report"),
+    "make report": ("it writes into the repository; tests/papers/report makes the page", "make report"),
     "make check-method": ("tests/testing runs the suite on README's method", "make check-method"),
     "python scripts/bench.py": ("half an hour; tests/scripts runs its parts", "bench.py"),
     "python scripts/gpu.py": ("minutes; tests/scripts runs it on one method", "tries one method without a GPU"),
@@ -240,7 +240,7 @@ EXPRESSIONS = {  # a documented call of pytest -> a name for its NAME
     "pytest tests/models/test_networks.py -k NAME": "lenet5",
     "pytest tests/data/test_partitions.py -k NAME": "homo",
     "pytest tests/engine/test_kinds.py -k NAME": "fediot",
-    "pytest tests/tables/test_specs.py tests/config/test_stated.py -k NAME": "fedcollab_t3",
+    "pytest tests/papers/tables/test_specs.py tests/config/test_stated.py -k NAME": "fedcollab_t3",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from fedbench.config import groups
 from fedbench.config.fields import DOMAIN, OWN, Component, typed
 from fedbench.config.groups import SCHEMAS
 from fedbench.core.errors import unknown
+from fedbench.core.markdown import markdown
 
 if TYPE_CHECKING:
     from fedbench.engine.method import Method
@@ -39,8 +41,6 @@ class Listing:
 
     def markdown(self) -> str:
         """Return the table as Markdown, the same on every machine."""
-        from fedbench.tables.text import markdown
-
         columns = [column for column in self.columns if column not in self.local]
         return markdown([columns, *([row[column] for column in columns] for row in self.rows)])
 
@@ -53,7 +53,9 @@ def listing(kind: str) -> Listing:
     """
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
-    return KINDS[kind]()
+    found = KINDS[kind]
+    made: Listing = (pkgutil.resolve_name(found) if isinstance(found, str) else found)()
+    return made
 
 
 def usable(group: str) -> list[str]:
@@ -278,39 +280,6 @@ def _datasets() -> Listing:
     return Listing("Data sets", rows, local=("state", "where"))
 
 
-def _tables() -> Listing:
-    from fedbench.tables import spec
-
-    rows = []
-    for name in groups.names("table"):
-        table = spec.load(name)
-        published = sum(table.published(*place) is not None for place in table.places())
-        used = dict.fromkeys(name for column in table.columns for name in table.datasets(column))
-        ready = [d for d in used if groups.registry("dataset").build(groups.load("dataset", d)).state().ready]
-        rows.append(
-            {
-                "table": name,
-                "content": table.title,
-                "rows × columns": f"{len(table.rows)} × {len(table.columns)}",
-                "published values": str(published),
-                "seeds": str(table.seeds),
-                "data": ", ".join(used),
-                "ready": ", ".join(ready) or "-",
-            }
-        )
-    return Listing("Tables: make reproduce-NAME, - for _", rows, local=("ready",))
-
-
-def _figures() -> Listing:
-    from fedbench.figures.plan import ordered_specs
-
-    rows = [
-        {"figure": s.name, "mirrors": s.mirrors, "shows": s.title, "scales": ", ".join(s.settings)}
-        for s in ordered_specs()
-    ]
-    return Listing("Figures of the papers", rows)
-
-
 def _recorders() -> Listing:
     from fedbench.recorders import RECORDERS
 
@@ -325,7 +294,7 @@ def _recorders() -> Listing:
     return Listing("What a run can record besides its scores", rows)
 
 
-KINDS: dict[str, Callable[[], Listing]] = {
+KINDS: dict[str, Callable[[], Listing] | str] = {  # of papers by name, which only a listing of them imports
     "methods": methods,
     "groups": _groups,
     "presets": presets,
@@ -336,8 +305,8 @@ KINDS: dict[str, Callable[[], Listing]] = {
     ),
     "models": partial(components, "model", "Models"),
     "protocols": partial(components, "protocol", "Protocols; parameters that differ from the schema's defaults"),
-    "tables": _tables,
-    "figures": _figures,
+    "tables": "fedbench.papers.listing:tables",
+    "figures": "fedbench.papers.listing:figures",
     "recorders": _recorders,
 }
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedbench.cli.program import asks_for_help
 from fedbench.config import groups
+from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import OK, REFUSED
 from fedbench.core.errors import ConfigError, unknown
 

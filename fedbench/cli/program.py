@@ -13,7 +13,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,14 +32,14 @@ COMMANDS = {  # name -> the function that takes the arguments after it and retur
     "list": "fedbench.cli.list:list_command",
     "new": "fedbench.cli.new:new_command",
     "prepare": "fedbench.cli.prepare:prepare_command",
-    "reproduce": "fedbench.cli.reproduce:reproduce_command",
-    "figure": "fedbench.cli.reproduce:figure_command",
-    "leaderboard": "fedbench.cli.leaderboard:leaderboard_command",
+    "reproduce": "fedbench.papers.reproduce:reproduce_command",
+    "figure": "fedbench.papers.reproduce:figure_command",
+    "leaderboard": "fedbench.papers.leaderboard:leaderboard_command",
     "plot": "fedbench.cli.runs:plot_command",
     "collect": "fedbench.cli.runs:collect_command",
     "tta": "fedbench.cli.runs:tta_command",
-    "report": "fedbench.report.build:report_command",
-    "redraw": "fedbench.cli.runs:redraw_command",
+    "report": "fedbench.papers.report:report_command",
+    "redraw": "fedbench.papers.reproduce:redraw_command",
     "check-method": "fedbench.testing.command:check_command",
 }
 SWEEPING = ("-m", "--multirun")
@@ -62,26 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return end("python -m fedbench", given, _run)
 
 
-# What follows a command: KEY=VALUE arguments, and the words that a shell offers to complete.
-
-
-def split_arguments(arguments: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return the values of `keys`, the other KEY=VALUE arguments, and the words without a "="."""
-    values, others, words = {}, [], []
-    for text in arguments:
-        key, equals, value = text.partition("=")
-        if not equals:
-            words.append(text)
-        elif key in keys:
-            values[key] = value
-        else:
-            others.append(text)
-    return values, others, words
-
-
-def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Return whether a command line holds --help."""
-    return bool({"-h", "--help"} & set(arguments))
+# What a shell offers to complete behind a command.
 
 
 def _typed() -> tuple[list[str], str]:

@@ -1,8 +1,9 @@
-"""Commands on what is there: `collect`, `plot` and `tta` read finished runs, `redraw` draws filled tables again."""
+"""Commands on finished runs: `collect`, `plot` and `tta`."""
 
 from __future__ import annotations
 
 import argparse
+import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,22 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from fedbench.cli.program import asks_for_help, split_arguments
+from fedbench.config.arguments import asks_for_help, split_arguments
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.messages import OK, REFUSED
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
 from fedbench.core.files import write_bytes, write_text
-from fedbench.engine.history import TEST_SETS
 from fedbench.metrics import improvement
 from fedbench.plots import runs, style
 from fedbench.runs.config import NOT_RESULT
 from fedbench.runs.folder import RESULT, finished_below
 from fedbench.runs.progress import STALE, Output, identity, remark
-from fedbench.runs.run import Run, add_client_measures, collect, flat
-from fedbench.tables import render, store, text
-from fedbench.tables.measures import reaches
-from fedbench.tables.spec import ColumnSpec
-from fedbench.tables.store import RunCounts, TableResult
+from fedbench.runs.run import Run, add_client_measures, collect, flat, reaches
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +139,8 @@ def plot_command(arguments: Sequence[str]) -> int:
         name += f"-{named[name]}" if named[name] > 1 else ""  # the same run or table of another place
         try:
             with style.styled(name):
-                figures = run_figures(folder) if index < len(runs) else table_figures(folder)
+                draw = run_figures if index < len(runs) else pkgutil.resolve_name(TABLE_FIGURES)
+                figures: Figures = draw(folder)
                 save_figures(figures, out / name, formats)
         except Damaged as error:
             if len(runs) + len(tables) == 1:
@@ -210,33 +207,12 @@ def times_to_accuracy(
     return f"To {100 * reference:.2f} % on the {test_set} test set", lines
 
 
-def redraw_command(arguments: Sequence[str]) -> int:
-    """Draw all tables below a folder (default: results) again and count their verdicts; return the exit code."""
-    if asks_for_help(arguments):
-        print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")
-        return OK
-    if len(arguments) > 1:
-        raise ConfigError(f"redraw takes one folder of results, got {' '.join(arguments)}")
-    results = arguments[0] if arguments else "results"
-    folders = store.folders(results)
-    behind = RunCounts()
-    for folder in folders:
-        behind += render.write(folder)[1]
-        store.write_checksums(folder)
-        print(folder)
-    text.write(Path(results))
-    print(behind)
-    if not folders:
-        print(f"no filled table below {results}; python -m fedbench reproduce makes one", file=sys.stderr)
-    return OK if folders else REFUSED
-
-
-# Pictures of finished runs and filled tables, from their files: what `python -m fedbench plot` writes.
-#
-# `run_figures`, `comparison_figures` and `table_figures` return figures by name.
+# Pictures of finished runs, from their files: what `python -m fedbench plot` writes. Those of a filled table are drawn
+# by `TABLE_FIGURES`, which is named as text because runs know nothing of papers.
 
 Figures = dict[str, "Figure"]
 TABLE = "table.json"
+TABLE_FIGURES = "fedbench.papers.pictures:table_figures"
 
 
 def run_figures(folder: Path) -> Figures:
@@ -260,7 +236,7 @@ def comparison_figures(folders: Sequence[Path]) -> Figures:
     finished = [Run(folder) for folder in folders]
     rows = [run.row for run in finished]
     for run, name in zip(finished, names := distinct_names(rows, finished), strict=True):
-        named.setdefault(name, []).append(_curve(run.rounds))
+        named.setdefault(name, []).append(curve_of(run.rounds))
     column = f"acc_on_{rows[0]['test_set']}"
     if any(column not in curve for each in named.values() for curve in each):
         raise FedbenchError(f"these runs were not scored on one test set; {column} is not in all of them")
@@ -307,46 +283,7 @@ def _with_settings(names: Sequence[str], finished: Sequence[Run]) -> list[str]:
     ]
 
 
-def table_figures(folder: Path) -> Figures:
-    """Return curves by column, and ours beside the published values."""
-    table = store.load_table(folder)
-    found: Figures = {}
-    points = store.load_rows(folder, store.CURVES)
-    for index, column in enumerate(table.spec.columns, 1):
-        named = _named(points, column.label)
-        sets = {name for each in named.values() for run in each for name in run if name.startswith("acc_on_")}
-        wanted = [f"acc_on_{name}" for name in TEST_SETS if f"acc_on_{name}" in sets]
-        name = ", ".join(text.headings(table, column)) if table.provenance.substitute else column.label
-        if wanted:
-            found[f"curves-{index}"] = runs.accuracy_curves(named, wanted[0], f"{name}: accuracy, %")
-        if published := _beside(table, column):
-            labels = [row.label for row in table.spec.rows]
-            found[f"beside-{index}"] = runs.beside_published(published, labels, f"{table.title}: {name}")
-    return found
-
-
-def _named(points: Sequence[Mapping[str, str]], column: str) -> dict[str, list[runs.Curve]]:
-    """Return the curves of a column by row, one a seed."""
-    found: dict[str, dict[str, list[Mapping[str, str]]]] = {}
-    for point in points:
-        if point["column"] == column:
-            found.setdefault(point["row"], {}).setdefault(point["seed"], []).append(point)
-    return {row: [_curve(seed) for seed in seeds.values()] for row, seeds in found.items()}
-
-
-def _beside(table: TableResult, column: ColumnSpec) -> dict[str, np.ndarray]:
-    """Return by metric mean and deviation, ours and published, [rows, 4]; none if nothing is published."""
-    found = {}
-    for metric in table.spec.metrics:
-        cells = table.cells_below(column, metric)
-        theirs = [(c.published.mean, c.published.std) if c.published else (np.nan, np.nan) for c in cells]
-        values = np.array([(c.mean, c.std, *t) for c, t in zip(cells, theirs, strict=True)], dtype=np.float64)
-        if np.isfinite(values[:, 2]).any() and np.isfinite(values[:, 0]).any():
-            found[metric.label] = values
-    return found
-
-
-def _curve(rows: Sequence[Mapping[str, str]]) -> runs.Curve:
+def curve_of(rows: Sequence[Mapping[str, str]]) -> runs.Curve:
     """Return the numeric columns of a history, by name."""
     kept = ("round", "bytes_up", "bytes_down", "seconds_total")
     names = [name for name in rows[0] if name in kept or name.startswith("acc_on_")]

@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.engine.history import VALIDATION, History, Labels, seconds_columns
-from fedbench.metrics import RULES, Floats, Reported, by_size, fairness, hurt, worst
+from fedbench.metrics import (
+    RULES,
+    Floats,
+    Reported,
+    TimeToAccuracy,
+    by_size,
+    fairness,
+    hurt,
+    time_to_accuracy,
+    worst,
+)
 from fedbench.runs.folder import (
     ARRAYS,
     CLIENTS,
@@ -436,3 +446,18 @@ def client_rows(
 
 def _accuracies(name: str, reported: Reported) -> dict[str, float]:
     return {name: 100 * reported.tally.mean(), f"{name}_pooled": 100 * reported.tally.pooled()}
+
+
+def reaches(run: Run, reference: float, test_set: str) -> TimeToAccuracy:
+    """Return rounds, seconds and bytes until the accuracy of `run` on `test_set` is at least `reference`, a fraction.
+
+    Raises:
+        UnknownName: the run was not scored on it.
+    """
+    return time_to_accuracy(
+        [int(row["round"]) for row in run.rounds],
+        run.curve(test_set),
+        reference,
+        [float(row["seconds_total"]) for row in run.rounds],
+        [int(row["bytes_up"]) + int(row["bytes_down"]) for row in run.rounds],
+    )

@@ -11,11 +11,11 @@ import torch
 
 from fedbench.cli import program
 from fedbench.cli.program import main
-from fedbench.cli.reproduce import select
 from fedbench.config import compose, groups
 from fedbench.config.messages import explained, one_line
 from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, UnknownName
 from fedbench.data.partitions.file import read_arrays
+from fedbench.papers.reproduce import select
 from fedbench.runs.config import RunConfig, resolve
 from tests.helpers.runner import FakeRunner
 from tests.helpers.tiers import tiered

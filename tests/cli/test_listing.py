@@ -12,7 +12,6 @@ import pytest
 
 from fedbench.cli.list import GROUPS, KINDS, Listing, _paper, domains, kind_of, listing
 from fedbench.cli.program import main
-from fedbench.cli.reproduce import select
 from fedbench.config import compose, groups
 from fedbench.config.schema import ProtocolConfig
 from fedbench.core.errors import UnknownName
@@ -20,6 +19,7 @@ from fedbench.methods.cfl import CFL
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.fedper import FedPer
+from fedbench.papers.reproduce import select
 from fedbench.runs.config import resolve
 
 ROOT = Path(__file__).parents[2]

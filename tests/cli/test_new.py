@@ -24,7 +24,7 @@ from fedbench.config import groups
 from fedbench.config.fields import Registry
 from fedbench.core.rng import numpy_rng
 from fedbench.data.partitions.base import Pool
-from fedbench.tables import spec
+from fedbench.papers import spec
 
 ROOT = Path(__file__).parents[2]
 

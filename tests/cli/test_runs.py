@@ -17,8 +17,8 @@ from fedbench.cli.program import main
 from fedbench.cli.runs import comparison_figures, find_folders, times_to_accuracy
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import write_csv
+from fedbench.papers.measures import Speedup
 from fedbench.runs.run import SAME, Run, add_client_measures, collect
-from fedbench.tables.measures import Speedup
 
 
 def run(folder: Path, row: dict[str, Any], config: str | None) -> None:

@@ -25,8 +25,8 @@ from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedcollab.fedcollab import FedCollab
 from fedbench.methods.parts import simplex
 from fedbench.methods.sosicfl import SosicFL, SosicFLPlus
+from fedbench.papers import spec
 from fedbench.runs.config import canonical
-from fedbench.tables import spec
 from tests.methods.toys import FOUR, close, federation, gap, models, setup, simulate
 
 GROUPS = [[0, 1], [2, 3], [0, 1], [2, 3]]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedbench.core import trees
 from fedbench.metrics import Tally, fairness, improvement, report, time_to_accuracy, weighted
-from fedbench.tables.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare, seeds_needed
+from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Sample, compare, seeds_needed
 from tests.helpers.examples import tried
 
 Counts = list[tuple[int, int]]

@@ -18,8 +18,8 @@ from fedbench.core.errors import CheckpointError, Damaged, FedbenchError
 from fedbench.core.files import ChecksummedFolder
 from fedbench.data.partitions.file import read_arrays
 from fedbench.engine import checkpoint
+from fedbench.papers import store
 from fedbench.runs.folder import numeric_rows
-from fedbench.tables import store
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
 from tests.helpers.examples import line_of, tried
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import as_json, as_npz
-from fedbench.figures import plan
-from tests.figures.test_figure_command import DRAWN
+from fedbench.papers import figure_plan as plan
 from tests.helpers.any_damage import Damage, damages, read_or_refused
 from tests.helpers.examples import tried
-from tests.tables.test_damaged_tables import STORED, table
+from tests.papers.figures.test_figure_command import DRAWN
+from tests.papers.tables.test_damaged_tables import STORED, table
 
 
 @given(damages(), st.sampled_from(list(STORED)))

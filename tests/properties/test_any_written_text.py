@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedbench.config import groups
 from fedbench.core.errors import Damaged
-from fedbench.tables import spec
+from fedbench.papers import spec
 from tests.helpers.any_damage import Damage, damages, holding, read_or_refused
 from tests.helpers.examples import line_of, tried
 

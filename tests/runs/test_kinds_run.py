@@ -14,10 +14,10 @@ from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.data.partition import Partition
 from fedbench.engine.recording import check
+from fedbench.papers import spec
 from fedbench.recorders import RECORDERS, parse
 from fedbench.runs.config import RunConfig, resolve, run_key
 from fedbench.runs.execution import build, execute, execute_batched, split_data
-from fedbench.tables import spec
 from tests.helpers.labelled_formats import LABELLED
 
 TWO = [

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbench.cli.reproduce import select
 from fedbench.config.compose import compose
 from fedbench.core.batch import Batch
 from fedbench.engine.looped import LoopedTrainer
@@ -16,6 +15,7 @@ from fedbench.engine.stacked import StackedTrainer
 from fedbench.methods.fedavg import FedAvg
 from fedbench.models.modalities import JointTask
 from fedbench.models.small import LeNet5
+from fedbench.papers.reproduce import select
 from fedbench.runs.config import resolve, run_key
 from fedbench.runs.execution import execute
 from fedbench.testing.toys import federation, gap, setup, simulate

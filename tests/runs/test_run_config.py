@@ -6,8 +6,8 @@ import pytest
 
 from fedbench.config.compose import compose
 from fedbench.core.errors import ConfigError, UnknownName
+from fedbench.papers.plan import Job, local_reference
 from fedbench.runs.config import RunConfig, from_plain, resolve, run_key
-from fedbench.tables.plan import Job, local_reference
 
 CHOSEN = ("dataset=digits", "method=fedcollab", "method/base=ditto", "partition=dir0.5", "force=true")
 

@@ -28,10 +28,10 @@ from fedbench.data.partitions.file import read_arrays
 from fedbench.engine import checkpoint
 from fedbench.engine.history import History, Labels, Record
 from fedbench.metrics import Tally
+from fedbench.papers.measures import ArrayMean, Clients
 from fedbench.runs import fingerprint
 from fedbench.runs.folder import RESULT, RunFolder, files_of
-from fedbench.runs.run import Run, collect
-from fedbench.tables.measures import ArrayMean, Clients, reaches
+from fedbench.runs.run import Run, collect, reaches
 from tests.helpers.damage import DAMAGES, tried
 from tests.helpers.runs import deterministic
 from tests.runs.toys import KEY, LABELS, a_history, a_record, names, write_all

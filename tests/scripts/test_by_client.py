@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench.tables.equivalence import EQUIVALENT, Sample, compare
-from fedbench.tables.spec import Published
-from tests.tables.toys import value
+from fedbench.papers.equivalence import EQUIVALENT, Sample, compare
+from fedbench.papers.spec import Published
+from tests.papers.tables.toys import value
 
 ROOT = Path(__file__).parents[2]
 LARGE = np.array([True, True, False, False])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.tables import spec
+from fedbench.papers import spec
 
 ROOT = Path(__file__).parents[2]
 PLANTED = " ".join(["0"] * 5 + ["1"] * 5 + ["2"] * 10)

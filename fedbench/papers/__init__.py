@@ -1,0 +1,1 @@
+"""What papers print, and how ours compares: tables, verdicts, figures, leaderboards, the page."""

@@ -1,0 +1,291 @@
+"""Running the missing runs of a plan through one of Hydra's launchers, several at once where it can."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import itertools
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbench.config import messages
+from fedbench.config.groups import conf_dir
+from fedbench.core.errors import FedbenchError, FolderInUse, unknown
+from fedbench.engine.hardware import stacks
+from fedbench.papers.plan import Job
+from fedbench.runs import fingerprint
+from fedbench.runs.config import RunConfig, from_plain, run_key
+from fedbench.sweeps.jobs import JobOutcome, launch, run_stoppable, tell
+from fedbench.sweeps.session import scratch
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from omegaconf import DictConfig
+
+    from fedbench.runs.folder import RunFolder
+
+POLL = 1.0  # seconds between two looks at the run folders
+Watch = Callable[[Sequence[Job], Sequence[Job]], None]  # (finished, failed) so far
+
+
+def run_all(
+    waves: Sequence[Sequence[Job]],
+    launcher: Sequence[str],
+    watch: Watch | None = None,
+    *,
+    join_seeds: bool = True,
+) -> None:
+    """Run the jobs of each wave, one wave after the other; `launcher` holds overrides such as hydra/launcher=joblib.
+
+    `join_seeds`: where runs are stacked, those that differ in seed and learning rate alone are one program; their times
+    are then shares of it.
+    A job that fails leaves its reason in its folder and does not stop the others. `watch` is told now and then, from
+    another thread, and once at the end, which are done.
+    """
+    every = [job for wave in waves for job in wave]
+    with _watching(every, watch):
+        for wave in waves:
+            _launch([job for job in wave if not job.study], launcher, join_seeds=join_seeds)
+            for job in wave:
+                if job.study:
+                    _study(job)
+
+
+def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
+    """Return jobs that differ in their seeds and learning rates only, where they would train on the stacked engine.
+
+    None that report to a tracker: wandb gives a process one run at a time, and all seeds would write to it. `cards`:
+    each gets one from its launcher, whether there is one here or not.
+    """
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        if stacks(job.config.hardware, cards=cards) and not job.config.settings.trackers:
+            protocol = job.config.plain["protocol"]
+            alike = {"seed": 0, "protocol": {**protocol, "optimizer": {**protocol["optimizer"], "lr": 1.0}}}
+            groups.setdefault(run_key(job.config.changed(**alike)), []).append(job)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _launch(jobs: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool) -> None:
+    """Run all jobs, those of `_stackable` as one task of the launcher each."""
+    import hydra
+    from hydra._internal.callbacks import Callbacks  # a launcher's context, which is public, must hold them
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
+    from hydra.types import HydraContext, RunMode
+
+    from fedbench.config import sources
+
+    if not jobs:
+        return
+    sources.register()
+    with hydra.initialize_config_dir(str(conf_dir()), job_name="fedbench", version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        # An override, as each process composes its config anew; a folder that other machines see.
+        runs_dir = str(Path(jobs[0].config.settings.runs_dir).absolute()).replace("'", r"\'")
+        shared_dir = f"hydra.sweep.dir='{runs_dir}/.sweeps/${{fedbench.unique:}}'"
+        config = loader.load_configuration("config", [*launcher, shared_dir], run_mode=RunMode.MULTIRUN)
+        cards = any(config.hydra.launcher.get(key) for key in CARDS)
+        groups = _stackable(jobs, cards=cards) if join_seeds else []
+        tasks = [*groups, *([job] for job in jobs if not any(job in group for group in groups))]
+        target = str(config.hydra.launcher["_target_"])
+        apart, here = not target.endswith("BasicLauncher"), target.endswith("JoblibLauncher")
+        shared = apart and len(tasks) > 1 and not cards  # the only run, often Local, has all cores
+        plains = [[_plain(job, shared=shared, apart=apart, here=here) for job in task] for task in tasks]
+        context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
+        perform_them = functools.partial(perform, plains, apart)
+
+        def attempt(numbers: Sequence[int]) -> list[JobReturn]:
+            runner = Plugins.instance().instantiate_launcher(context, perform_them, config)
+            return launch(runner, folder, [[f"+task={number}"] for number in numbers], 0)
+
+        with scratch(config):
+            folder = Path(config.hydra.sweep.dir)
+            _persist(tasks, folder, attempt)
+
+
+CARDS = ("num_gpus", "gpus_per_node", "gpus_per_task", "gres")  # keys of launchers that give a job cards
+DIED = "its process died (killed, out of memory, or its machine is gone)"
+
+
+def _persist(tasks: Sequence[Sequence[Job]], folder: Path, attempt: Callable[[Sequence[int]], list[JobReturn]]) -> None:
+    """Give all tasks, by their numbers, to `attempt`; those whose process died once more.
+
+    One of joblib's processes takes all others with it, and nobody says which it was. So each task that had begun then
+    runs alone, and a task that kills its process costs no other.
+    """
+    batches = [list(range(len(tasks)))]
+    died_before: set[int] = set()
+    while batches:
+        batch, error, returned = batches.pop(0), None, dict[int, Any]()
+        try:
+            returned = dict(zip(batch, attempt(batch), strict=False))
+        except FedbenchError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - the launcher itself, or what one of its processes did to it
+            error = problem
+        for job in returned.values():
+            if not _failed(job) and job.return_value.failure:
+                tell(job.return_value.failure)
+        died = [number for number in batch if _log(folder, number).is_file() or _failed(returned.get(number))]
+        left = [number for number in batch if number not in died and _open(tasks[number])] if error is not None else []
+        if error is not None and left == batch:  # nothing began: it is no process that died
+            raise error
+        for number in died_before.intersection(died):
+            _note_death(tasks[number], returned.get(number), _log(folder, number))
+        again = [number for number in died if number not in died_before]
+        died_before.update(again)
+        for number in again:
+            named = " ".join(tasks[number][0].overrides)
+            tell(f"{DIED}, it is tried once more: {named}; log: {_log(folder, number)}")
+        batches += [[number] for number in again] if error is not None else [again] if again else []
+        batches += [left] if left else []
+
+
+def _open(task: Sequence[Job]) -> bool:
+    return any(not job.finished and not job.failure for job in task)
+
+
+def _failed(returned: JobReturn | None) -> bool:
+    from hydra.core.utils import JobStatus
+
+    return returned is not None and returned.status is JobStatus.FAILED
+
+
+def _log(folder: Path, number: int) -> Path:
+    """The log of a task, which is there from its beginning, and after its death."""
+    return folder / f"{number}.log"
+
+
+def _note_death(task: Sequence[Job], returned: JobReturn | None, log: Path) -> None:
+    """Note in the folders of a task's runs why its process died, or could not read its configuration."""
+    for job in task:
+        if not job.finished and not job.failure:
+            with contextlib.suppress(Exception), job.folder.noting_failure():
+                if log.is_file() or returned is None:
+                    raise FedbenchError(f"{DIED}, twice; log: {log}")
+                _ = returned.return_value  # raises what ended the job
+
+
+def _plain(job: Job, *, shared: bool, apart: bool, here: bool) -> dict[str, Any]:
+    """Return the plain config of a job's run, the one form in which it goes to another process."""
+    plain = dict(job.config.plain)
+    if shared and plain["hardware"]["engine"] == "auto" and not (here and stacks(job.config.hardware)):
+        plain["hardware"] = {**plain["hardware"], "engine": "looped"}  # runs share the cores, one each
+    if apart:  # there `runs` could be another folder, and a log with rounds says how far it got
+        plain |= {"runs_dir": str(Path(plain["runs_dir"]).absolute()), "progress": "lines"}
+    return plain
+
+
+def perform(plains: Sequence[Sequence[Mapping[str, Any]]], logged: bool, config: DictConfig) -> JobOutcome:
+    """Run one task of the launcher, in whatever process; note failures in the runs' folders.
+
+    Of what Hydra composes for it, its number among `plains` and the folder of its log are looked at.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    def make() -> JobOutcome:
+        log = _log(Path(HydraConfig.get().sweep.dir), config.task)
+        with _printing_to(log) if logged else contextlib.nullcontext():
+            return JobOutcome(failure=_run([from_plain(plain) for plain in plains[config.task]]))
+
+    return run_stoppable(make)
+
+
+def _run(runs: Sequence[RunConfig]) -> str:
+    """Make the runs; return why those failed whose folders cannot hold it."""
+    from fedbench.runs.execution import execute, execute_batched, folder_of
+
+    unwritten: list[str] = []
+    together = execute_batched(runs) if len(runs) > 1 and stacks(runs[0].hardware) else []
+    for run, result in itertools.zip_longest(runs, together):
+        with _noting(folder_of(run), unwritten):
+            if isinstance(result, Exception):
+                raise result
+            if not together:
+                execute(run)
+    return "\n".join(unwritten)
+
+
+@contextlib.contextmanager
+def _noting(folder: RunFolder, unwritten: list[str]) -> Iterator[None]:
+    """Note in `folder` why the block failed; where the folder cannot hold it, as on a full disk, in `unwritten`."""
+    try:
+        with folder.noting_failure():
+            yield
+    except Exception as error:  # noqa: BLE001 - noted, or told
+        if not folder.failure() and not isinstance(error, FolderInUse):
+            unwritten.append(messages.explained(error)[1])
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """Send what this process prints to a log, which stays if the process dies in the block, not if it is stopped."""
+    with path.open("ab") as log:
+        log.write(f"process {os.getpid()} on {platform.node()}\n".encode())
+        log.flush()
+        streams = {number: os.dup(number) for number in (1, 2)}
+        for number in streams:
+            os.dup2(log.fileno(), number)
+        faulthandler.enable(log)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, own in streams.items():
+                os.dup2(own, number)
+                os.close(own)
+            path.unlink(missing_ok=True)
+
+
+def _study(job: Job) -> None:
+    from fedbench.papers.studies import STUDIES
+
+    folder, unwritten = job.folder, list[str]()
+    with _noting(folder, unwritten), folder:
+        folder.clear()
+        if job.study not in STUDIES:
+            raise unknown("study", job.study, STUDIES)
+        found = STUDIES[job.study](job.config)
+        made = {"seed": job.seed, "data": job.data, "code": fingerprint.code_of(job.config)}
+        folder.finish({**found, **made})
+    for failure in unwritten:
+        tell(failure)
+
+
+@contextlib.contextmanager
+def _watching(jobs: Sequence[Job], watch: Watch | None) -> Iterator[None]:
+    if watch is None:
+        yield
+        return
+    done = threading.Event()
+    waiting = list(jobs)
+    finished: list[Job] = []
+
+    def look() -> None:
+        now = [job.finished for job in waiting]  # once it is, it stays so
+        finished.extend(itertools.compress(waiting, now))
+        waiting[:] = [job for job, ended in zip(waiting, now, strict=True) if not ended]
+        watch(finished, [job for job in waiting if job.failure])
+
+    def poll() -> None:
+        while not done.wait(POLL):
+            with contextlib.suppress(FedbenchError):  # told where the run is asked for
+                look()
+
+    thread: Any = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        look()

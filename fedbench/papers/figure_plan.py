@@ -1,0 +1,341 @@
+"""A figure as data (conf/figure/NAME.yaml), the runs that it needs, found by the tables' planner, and its files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from fedbench import recorders
+from fedbench.config import groups
+from fedbench.config.fields import typed
+from fedbench.core.errors import ConfigError, unknown
+from fedbench.core.files import ChecksummedFolder, as_json, as_npz, checksum, held, write_text
+from fedbench.papers import plan as tables
+from fedbench.papers.plan import Job, Plan
+from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, content_of
+from fedbench.papers.text import PAPERS
+from fedbench.plots import style
+from fedbench.runs import execution
+
+PAPER, OPEN, QUICK = "paper", "open", "quick"
+SETTINGS = (PAPER, OPEN, QUICK)
+ALONE = ({"label": "-"},)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The runs' data, protocol and seeds at one scale."""
+
+    overrides: tuple[str, ...] = ()
+    seeds: int = 1
+    rows: tuple[str, ...] = ()  # labels; none: all
+    columns: tuple[str, ...] = ()
+    data: str = ""  # what the caption says of data and protocol
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure of a paper: rows and columns of runs, as a table's, and what is read of them."""
+
+    name: str
+    paper: str  # a key of PAPERS
+    figure: str  # its number there
+    title: str
+    claim: str  # what the paper says that it shows
+    settings: dict[str, Any]  # paper: as published; open: on data that anyone has; quick: minutes
+    base: tuple[str, ...] = ()  # overrides of every run, before the column's and the row's
+    rows: tuple[RowSpec, ...] = ()
+    columns: tuple[ColumnSpec, ...] = ()
+    reads: dict[str, Any] = field(default_factory=dict)  # fedbench.papers.figure_arrays
+    runs: bool = True  # false: drawn from data and partitions, nothing is trained
+    note: str = ""  # what the caption adds
+
+    @property
+    def mirrors(self) -> str:
+        """The paper and the number there, as "FedSaC, Figure 1"."""
+        return f"{PAPERS[self.paper]}, Figure {self.figure}"
+
+    def setting(self, name: str) -> Setting:
+        """Return the setting at a scale.
+
+        Raises:
+            UnknownName: the figure has no such setting.
+        """
+        if name not in self.settings:
+            raise unknown(f"scale of figure {self.name}", name, self.settings)
+        return cast("Setting", self.settings[name])
+
+    def table(self, name: str) -> TableSpec:
+        """Return the runs of a setting as a table, for the tables' planner."""
+        setting = self.setting(name)
+        whole = TableSpec(
+            self.name,
+            f"{self.mirrors}: {self.title}",
+            "",
+            "",
+            (MetricSpec("acc"),),
+            self.rows,
+            self.columns,
+            (*self.base, *setting.overrides),
+            setting.seeds,
+        )
+        return whole.only(setting.rows, setting.columns)
+
+
+def load_spec(name: str) -> FigureSpec:
+    """Return the figure in conf/figure/`name`.yaml; fedsac-f1 is fedsac_f1.
+
+    Raises:
+        UnknownName: no such figure, or a key that does not exist.
+        ConfigError: a value of the wrong type, or a setting that is lacking.
+    """
+    name = name.replace("-", "_")
+    return parse_spec(content_of("figure", name), name)
+
+
+def parse_spec(content: Mapping[str, Any], name: str) -> FigureSpec:
+    """Return a figure from the plain content of its YAML.
+
+    Raises:
+        UnknownName: a key, paper or scale that there is none of.
+        ConfigError: no quick setting.
+    """
+    where = f"figure '{name}'"
+    content = {"rows": ALONE, "columns": ALONE, **content, "name": name}
+    lists = {"rows": RowSpec, "columns": ColumnSpec}
+    made: dict[str, Any] = {
+        key: tuple(typed(cls, each, f"{where}, {key}") for each in content[key]) for key, cls in lists.items()
+    }
+    settings = {}
+    for scale, values in (content.get("settings") or {}).items():
+        if scale not in SETTINGS:
+            raise unknown(f"scale of {where}", scale, SETTINGS)
+        settings[scale] = typed(Setting, values, f"{where}, {scale}")
+    if QUICK not in settings:
+        raise ConfigError(f"{where} needs settings.quick")
+    rest = {key: value for key, value in content.items() if key not in (*lists, "settings")}
+    spec = replace(typed(FigureSpec, {**rest, "settings": {}}, where), **made, settings=settings)
+    if spec.paper not in PAPERS:
+        raise unknown(f"paper of {where}", spec.paper, PAPERS)
+    return spec
+
+
+def ordered_specs() -> list[FigureSpec]:
+    """Return all figures, in the order of the papers and of numbers."""
+    papers = list(PAPERS)
+    return sorted(map(load_spec, groups.names("figure")), key=lambda s: (papers.index(s.paper), int(s.figure)))
+
+
+@dataclass(frozen=True)
+class FigurePlan:
+    """A figure's runs at one of its settings."""
+
+    spec: FigureSpec
+    scale: str
+    runs: Plan
+    selection: Selection
+    substituted: str = ""  # why it is not at the paper's setting although that was asked for
+
+    def missing(self) -> list[Job]:
+        """Return the runs to be made; one that is there without what is to be recorded is made again."""
+        if not self.spec.runs:
+            return []
+        without = [job for job in self.runs.jobs if job.finished and execution.lacking(job.config)]
+        again = [with_recorders(job, execution.kept(job.folder), force=True) for job in without]
+        return [*self.runs.missing(), *again]
+
+    def keys(self) -> str:
+        """Return a checksum of the keys of its runs."""
+        return checksum(" ".join(job.key for job in self.runs.jobs).encode())
+
+    def command(self) -> str:
+        """Return the command line that makes the figure."""
+        given = [f"scale={self.scale}"]
+        given += [f"seeds={list(self.runs.seeds)}".replace(" ", "")] if self.selection.seeds else []
+        return " ".join(["python -m fedbench figure", self.spec.name, *given, *self.selection.changed])
+
+
+def make_plan(spec: FigureSpec, selection: Selection) -> FigurePlan:
+    """Compose the runs of a figure; nothing is trained or loaded.
+
+    Where the paper's data are not on this machine, `scale=paper` is the figure's open setting, if it has one.
+
+    Raises:
+        UnknownName: a scale that the figure does not have.
+        ConfigError: its overrides do not compose, or there are no data for it and no open setting.
+    """
+    scale, why = selection.scale, "the paper's setting is not given"
+    if scale != PAPER or scale in spec.settings:
+        runs = _plan(spec, scale, selection)
+        why = next((cell.reason for cell in runs.cells if cell.reason), "") if scale == PAPER else ""
+    if why:
+        if OPEN not in spec.settings:
+            raise ConfigError(f"figure {spec.name}: {why}; scale=quick draws it on other data")
+        scale, runs = OPEN, _plan(spec, OPEN, selection)
+    return FigurePlan(spec, scale, runs, selection, why)
+
+
+def _plan(spec: FigureSpec, scale: str, selection: Selection) -> Plan:
+    """Plan the runs of a setting; the table that stands for it is itself at the paper's scale."""
+    seeds = selection.seeds[:1] if spec.setting(scale).seeds == 1 else selection.seeds  # it shows no mean, but one
+    return tables.make(spec.table(scale), Selection(seeds=seeds, overrides=selection.overrides))
+
+
+def with_recorders(job: Job, kept: Mapping[str, np.ndarray], *others: Job, force: bool = False) -> Job:
+    """Return `job` with all that it, `others` of its key, and arrays `kept` record."""
+    run = job.config
+    wanted = [recorder for each in (job, *others) for recorder in each.config.recorders]
+    entries = recorders.listed(wanted, kept, run.protocol.rounds)
+    return Job(job.overrides, run.changed(record=entries, force=force or run.settings.force))
+
+
+def merged(jobs: Sequence[Job]) -> list[Job]:
+    """Return each run of several figures once, with what any of them records."""
+    alike: dict[str, list[Job]] = {}
+    for job in jobs:
+        alike.setdefault(job.identity, []).append(job)
+    return [
+        with_recorders(first, execution.kept(first.folder) if first.finished else {}, *rest)
+        if any(each.config.recorders for each in (first, *rest))
+        else first
+        for first, *rest in alike.values()
+    ]
+
+
+# The files of drawn figures: SCALE/NAME.npz (arrays), .json (what is said of it), .svg, .png; README.md of all.
+
+Arrays = Mapping[str, np.ndarray]
+HEAD = """# Figures of the five papers
+
+Made by `make figures scale=quick`, or one by one by `make figure-NAME`, at the papers' settings where the data are
+there; drawn again from the arrays beside them, without any run, by `make tables`. The claim is the paper's, of its own
+data and settings. Only a figure at the paper's setting can be held against it; the others show the same quantities on
+other data, and neither support nor refute the claim.
+
+![all figures](contact.png)
+"""
+RUN = {PAPER: "at the paper's setting", OPEN: "on open data", QUICK: "at a small scale"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is said of a drawn figure."""
+
+    name: str
+    scale: str
+    mirrors: str  # as "FedSaC, Figure 1"
+    title: str
+    data: str
+    seeds: tuple[int, ...]
+    command: str
+    claim: str  # what the paper says that its figure shows
+    note: str = ""
+    runs: str = ""  # FigurePlan.keys, which tell whether the figure is of today's settings
+
+    @property
+    def caption(self) -> str:
+        """Data, protocol, seeds and command."""
+        count = len(self.seeds)
+        seeds = f"seed {self.seeds[0]}" if count == 1 else f"{count} seeds, mean and one standard deviation"
+        note = f" {self.note}" if self.note else ""
+        return f"{self.mirrors}: {self.title}. {self.data}; {seeds}.{note} {self.command}"
+
+
+def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> Drawn:
+    """Write the arrays of a figure, in the single precision that it shows, and what is said of them, and draw it."""
+    spec = plan.spec
+    changed = f" with {' '.join(plan.selection.changed)}" if plan.selection.changed else ""
+    drawn = Drawn(
+        spec.name, plan.scale, spec.mirrors, spec.title, spec.setting(plan.scale).data + changed,
+        tuple(plan.runs.seeds), plan.command(), spec.claim, spec.note, plan.keys(),
+    )  # fmt: skip
+    place = folder / plan.scale / spec.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    exact = {key: np.asarray(array) for key, array in arrays.items()}
+    kept = {key: each.astype(np.float32) if each.dtype == np.float64 else each for key, each in exact.items()}
+    with held(place.parent):  # the figures of a scale share their checksums
+        files_of(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": as_json(asdict(drawn))})
+    draw(place, drawn, arrays, formats)
+    return drawn
+
+
+def draw(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> None:
+    """Draw a figure from its arrays, without any run; in `formats`, and those of the overview of all figures."""
+    paper, _, number = drawn.name.rpartition("_")
+    function = getattr(importlib.import_module(f"fedbench.plots.{paper}"), number)
+    with style.styled(drawn.name):
+        style.save(function(arrays), place, drawn.caption, dict.fromkeys(("svg", "png", *formats)))
+
+
+def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
+    """Draw again what is kept at `place` (no suffix), in the words that its YAML has today."""
+    drawn, arrays = load_figure(place)
+    spec = load_spec(drawn.name)
+    drawn = replace(drawn, title=spec.title, claim=spec.claim, note=spec.note, mirrors=spec.mirrors)
+    with held(place.parent):
+        files_of(place).write({f"{place.name}.json": as_json(asdict(drawn))})
+    draw(place, drawn, arrays, formats)
+    return drawn
+
+
+def load_figure(place: Path) -> tuple[Drawn, Arrays]:
+    """Return what `save_figure` kept at `place` (no suffix).
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    files = files_of(place)
+    content, arrays = files.json(f"{place.name}.json"), files.npz(f"{place.name}.npz")
+    try:
+        said = {each.name: content[each.name] for each in fields(Drawn) if each.name in content}
+        return Drawn(**{**said, "seeds": tuple(content["seeds"])}), arrays
+    except (TypeError, KeyError) as error:
+        raise files.damaged(f"{place.name}.json", "it is of another version") from error
+
+
+def files_of(place: Path) -> ChecksummedFolder:
+    """Return the files of the figures beside `place` (no suffix) that are read back."""
+    return ChecksummedFolder(place.parent, f"python -m fedbench figure {place.name} makes it again")
+
+
+def place_of(folder: Path, name: str, scale: str = PAPER) -> Path | None:
+    """Return where the figure is kept at `scale`, or nearest the paper's (no suffix); None if it has not been made."""
+    places = [folder / each / name for each in (SETTINGS if scale == PAPER else (scale,))]
+    return next((place for place in places if place.with_suffix(".json").is_file()), None)
+
+
+def drawn_figures(folder: Path) -> list[Drawn]:
+    """Return every figure that is there, at the scale nearest the paper's, paper by paper."""
+    places = [place_of(folder, spec.name) for spec in ordered_specs()]
+    return [load_figure(place)[0] for place in places if place is not None]
+
+
+def write_overview(folder: Path) -> None:
+    """Write README.md and contact.png of a folder of figures."""
+    found = drawn_figures(folder)
+    if not found:
+        return
+    pictures = [folder / each.scale / f"{each.name}.png" for each in found]
+    style.contact_sheet(pictures, [each.mirrors for each in found]).savefig(folder / "contact.png", dpi=100)
+    write_text(folder / "README.md", overview_text(found))
+
+
+def overview_text(found: Sequence[Drawn]) -> str:
+    """Return the page: a line a figure, with the paper's claim and what was run."""
+    lacking = sorted(set(groups.names("figure")) - {each.name for each in found})
+    counts = ", ".join(f"{sum(each.scale == scale for each in found)} {words}" for scale, words in RUN.items())
+    lines = [HEAD, f"{len(found)} figures: {counts}."]
+    if lacking:
+        lines.append(f"Not made yet: {', '.join(lacking)}.")
+    lines += ["", "| figure | claim of the paper | run | data |", "|---|---|---|---|"]
+    lines += [
+        f"| [{each.mirrors}]({each.scale}/{each.name}.svg) | {each.claim} | {RUN[each.scale]} "
+        f"| {each.data}; {len(each.seeds)} seed{'s' * (len(each.seeds) > 1)} |"
+        for each in found
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,148 @@
+"""`python -m fedbench leaderboard`: tune and run what a board lacks, judge it, draw it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedbench.config.arguments import asks_for_help
+from fedbench.config.messages import INCOMPLETE, OK, REFUSED
+from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.core.files import held
+from fedbench.papers.reproduce import launcher_of, make_runs, select
+from fedbench.runs.progress import rough_seconds
+
+if TYPE_CHECKING:
+    from fedbench.papers.boards import Ledger
+    from fedbench.papers.spec import Selection
+
+LEADERBOARD_HELP = """\
+usage: python -m fedbench leaderboard board=NAME [KEY=VALUE ...] [--dry-run]
+
+  board=NAME           one of conf/leaderboard/
+  rows=A,B             only these, and the board's references; the others keep what they have
+  seeds=3              only final runs of seeds 0, 1 and 2, or of those in a list: seeds=[0,3]
+  jobs=N               runs at once (default: one a core, on a GPU one)
+  results=results      the board goes to DIR/leaderboard/NAME/; the runs themselves go to runs_dir
+  retry=false          true: run failed trials again
+  dry_run=false        true, or --dry-run: measure a step of every row, show hours, and stop
+  render=false         true: draw the board again from its rows, look at no run
+
+A board is declared before it is run: beside these, only settings that change no result are taken, as runs_dir=DIR
+hardware=cpu. The same command again runs only what is missing, and what other code made.
+
+Exit code: 0, every row asked for is there; 3, not all; 2, refused; 1, a defect; 130, 143, stopped.
+"""
+KEYS = ("board", "rows", "seeds", "jobs", "results", "retry", "dry_run", "render")
+NAMED = 3  # rows that a line about what is missing names
+
+
+def leaderboard_command(arguments: Sequence[str]) -> int:
+    """Run the board that the arguments select; return the exit code."""
+    if not arguments or asks_for_help(arguments):
+        print(LEADERBOARD_HELP, end="")
+        return OK if arguments else REFUSED
+    from fedbench.papers import boards
+
+    selection, words = select(arguments, KEYS)
+    if words or not selection.board:
+        raise ConfigError("which board? board=NAME; see python -m fedbench leaderboard --help")
+    if selection.changed:
+        raise ConfigError(f"{selection.changed[0]}: a board is run as it is declared; copy its YAML to another name")
+    board = boards.load(selection.board)
+    if lost := {*selection.seeds} - {*board.seeds}:
+        raise ConfigError(f"seeds: the board has no seed {min(lost)}; its seeds are {list(board.seeds)}")
+    for name in selection.rows:
+        if name not in board.all_rows:
+            raise unknown("row of the board", name, board.all_rows)
+    rows = [name for name in board.all_rows if name in (*selection.rows, *board.references)] if selection.rows else []
+    folder = Path(selection.results) / "leaderboard" / board.name
+    ledger = boards.Ledger(board, folder, selection.settings)
+    if selection.dry_run:
+        for line in hours(ledger, rows, launcher_of(selection)[1], selection.seeds):
+            print(line, flush=True)
+        return OK
+    if not selection.render and (unfinished := fill(ledger, selection, selection.seeds, rows)):
+        print(f"incomplete: {unfinished}", file=sys.stderr)
+        return INCOMPLETE
+    return conclude(ledger, selection.results, selection.seeds, rows)
+
+
+def conclude(ledger: Ledger, results: str, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> int:
+    """Draw the board, say what it lacks of the rows and seeds that are asked for, and return the exit code."""
+    from fedbench.core.files import write_text
+    from fedbench.papers import standings, store
+
+    if not ledger.lines:
+        raise ConfigError(f"{ledger.folder} has no rows yet; run the board without render=true")
+    page, drawn = ledger.folder / standings.PAGE, standings.read(ledger.folder)
+    write_text(page, standings.markdown(drawn))
+    print(f"{page}: {drawn.runs} runs, {drawn.cost:.2f} hours by their clocks")
+    if store.folders(results):  # a page has one at least
+        print(f"beside the tables: python -m fedbench report {results}")
+    lacking, board = dict[str, list[str]](), ledger.board
+    said = {(each.label, line.row): line.lacks for each in drawn.federations for line in each.lines}
+    for federation, row in product(board.federations, rows or board.all_rows):
+        lost = ledger.lost(federation.label, row, seeds or board.seeds)
+        if lost and board.has(federation, row):
+            why = said.get((federation.label, row), "not run") or f"without a score: seeds {', '.join(map(str, lost))}"
+            lacking.setdefault(why, []).append(f"{row} in {federation.label}")
+    for why, named in lacking.items():
+        further = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+        print(f"incomplete: {why}: {', '.join(named[:NAMED])}{further}", file=sys.stderr)
+    return INCOMPLETE if lacking else OK
+
+
+def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> str:
+    """Run what `ledger` lacks, stage by stage, and record each; return what of a stage is not there, which ends it."""
+    from fedbench.engine.hardware import stacks
+    from fedbench.papers.boards import FINAL, stages
+
+    launcher, _ = launcher_of(selection)
+    ledger.folder.mkdir(parents=True, exist_ok=True)
+    joined = not selection.launcher and stacks(next(ledger.entries(stages(ledger.board)[0])).job.config.hardware)
+    for stage in stages(ledger.board, seeds, joined=joined):  # on this machine's GPU the seeds of a row are one program
+        entries = list(ledger.entries(stage, rows))
+        missing = ledger.missing(entries, retry=selection.retry)
+        name = f"{FINAL}, seed {', '.join(map(str, stage.seeds))}" if stage.name == FINAL else stage.name
+        print(f"{name}: {len(entries)} runs, {len(missing)} to do", flush=True)
+        try:
+            if missing:
+                make_runs([entry.job for entry in missing], launcher)
+        finally:  # rows outlive the folders of runs: another machine goes on where this one was stopped
+            with held(ledger.folder):
+                ledger.record(entries)
+                ledger.save()
+        if lost := ledger.missing(missing):  # the next stage would go on without these trials
+            first = " ".join(lost[0].job.overrides)
+            again = "wait for the process that makes them, if there is one, then give the same command again"
+            return f"{len(lost)} runs of {name} did not end, as {first}; {again}"
+    return ""
+
+
+def hours(ledger: Ledger, rows: Sequence[str], at_once: int, seeds: Sequence[int] = ()) -> Iterator[str]:
+    """Yield what the runs of a board take, by a step of every row's method that is timed here; nothing is trained."""
+    from fedbench.papers.boards import Trial, stages
+    from fedbench.papers.estimate import ResourceEstimate
+
+    board, total, runs = ledger.board, ResourceEstimate(), 0
+    for row in rows or board.all_rows:
+        taken, reason = 0.0, ""
+        for stage, federation in product(stages(board, seeds), board.federations):
+            if not board.has(federation, row):
+                continue
+            times = len(stage.seeds) * (1 if stage.rung is None else board.trials // 2**stage.rung)
+            job = ledger.job(stage, federation, row, Trial(0), stage.seeds[0])
+            try:
+                taken, runs = taken + times * total.timed_as_it_is(job.config), runs + times
+            except FedbenchError as error:
+                reason = str(error)
+        yield f"{row}: {f'cannot be built: {reason}' if reason else rough_seconds(taken)}"
+        total.seconds += taken
+    yield (
+        f"{runs} runs, about {total.seconds / 3600:.1f} hours of one core and {rough_seconds(total.seconds / at_once)} "
+        f"with {at_once} at once, without what servers do and before what is there already is taken off"
+    )

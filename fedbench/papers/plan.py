@@ -1,0 +1,452 @@
+"""From a table to the runs that fill it, and back: what is finished, what is to be run or cannot be, what came out."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.config import groups
+from fedbench.core.errors import ConfigError, DataMissing, FedbenchError, Stale
+from fedbench.papers import measures
+from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, compose_cell, load_scale, todo
+from fedbench.papers.store import BASELINE, PENDING, Array, Cell, Provenance, StoredTable, TableResult, place_of
+from fedbench.runs import fingerprint
+from fedbench.runs.config import RunConfig, from_plain, run_key
+from fedbench.runs.execution import folder_of, labels_of, run_status
+from fedbench.runs.fingerprint import machine, source_commit
+from fedbench.runs.folder import RunFolder
+from fedbench.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, or study, with one seed."""
+
+    overrides: tuple[str, ...]  # the command line that repeats it
+    config: RunConfig
+    study: str = ""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.config.seed
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of what determines the result."""
+        return run_key(self.config)
+
+    @property
+    def identity(self) -> str:
+        """A name that tells runs and studies apart, and those of one configuration."""
+        return f"{self.study} {self.key}"
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        """The folder in which the result is kept."""
+        if not self.study:
+            return folder_of(self.config)
+        runs = Path(self.config.settings.runs_dir) / "studies" / self.study
+        return RunFolder(runs, self.key, labels_of(self.config), self.data)
+
+    @cached_property
+    def data(self) -> str:
+        """Hash of the samples; "" if they are not on this machine."""
+        try:
+            return fingerprint.content(self.config.dataset)
+        except FedbenchError:
+            return ""
+
+    @property
+    def finished(self) -> bool:
+        """Return whether its result is there, and of today's code if the config wants no other."""
+        return run_status(self.config, self.folder, tell=False) == "finished"
+
+    @property
+    def run(self) -> Run:
+        """The finished run.
+
+        Raises:
+            Damaged: its row is not as it was written.
+            FedbenchError: its folder is of another configuration, or of other samples.
+        """
+        self.folder.result()
+        return Run(self.folder.path)
+
+    @property
+    def failure(self) -> str:
+        """Return why it failed when it was last run; "" if it did not."""
+        return self.folder.failure()
+
+
+def local_reference(job: Job) -> Job:
+    """Return the Local run that `job` is measured against; a Local run itself needs none other."""
+    if job.config.local is None:
+        return job
+    values = job.config.local_values
+    changed = {key: value for key, value in values.items() if job.config.plain.get(key) != value}
+    if (protocol := changed.pop("protocol", None)) is not None:  # with `reference_lr`: all but its rate is the job's
+        changed["protocol.optimizer.lr"] = protocol["optimizer"]["lr"]
+    kept = [text for text in job.overrides if re.split(r"[./=]", text.lstrip("+~"))[0] not in changed]
+    return Job((*kept, *(f"{key}={_option(value)}" for key, value in changed.items())), job.config.local)
+
+
+def _option(value: Any) -> str:
+    """Return a value of a plain config as a command line gives it; of a group its name."""
+    return str(value["name"]) if isinstance(value, Mapping) else json.dumps(value)
+
+
+def unique(jobs: Sequence[Job]) -> list[Job]:
+    """Return the first of each identity."""
+    return list({job.identity: job for job in reversed(jobs)}.values())[::-1]
+
+
+@dataclass(frozen=True)
+class CellRuns:
+    """The runs behind a row in a column: one a seed, and as many of the baseline where the row has one."""
+
+    row: RowSpec
+    column: ColumnSpec
+    jobs: tuple[Job, ...] = ()
+    baselines: tuple[Job, ...] = ()
+    seeds: frozenset[int] = frozenset()  # to be run; the other jobs are shown if there are results
+    selected: bool = True  # by the command line, whether it can be run or not
+    reason: str = ""  # why there are no jobs, or none of seeds that are asked for
+
+    def baseline_of(self, job: Job) -> Job | None:
+        """Return the run that `job` is held against; None if there is none."""
+        return next((each for each in self.baselines if each.seed == job.seed), None)
+
+    def keys(self, job: Job) -> tuple[str, str]:
+        """Return (run key of `job`, that of its baseline or, if it has none, its own): what its values depend on."""
+        return job.key, (self.baseline_of(job) or job).key
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of a table, in the order of its rows and columns."""
+
+    spec: TableSpec
+    provenance: Provenance
+    cells: tuple[CellRuns, ...]
+    seeds: tuple[int, ...]
+    stored: StoredTable = field(default_factory=StoredTable)
+
+    @cached_property
+    def jobs(self) -> tuple[Job, ...]:
+        """Every run that is asked for, once: first the Local runs that others are measured against."""
+        every: list[Job] = []
+        for cell in self.cells:
+            for job in (each for each in cell.jobs if each.seed in cell.seeds):
+                baseline = None if self.is_stored(cell, job) else cell.baseline_of(job)
+                every += [job] if baseline is None else [baseline, job]
+        return tuple(unique([*self._local(every), *every]))
+
+    def missing(self) -> list[Job]:
+        """Return the runs that are asked for and have no result."""
+        local = {job.identity for job in self._local(self.jobs)}  # needed as runs, to be measured against
+        return [
+            job
+            for job in self.jobs
+            if not job.finished and (job.identity in local or job.identity not in self._stored_identities)
+        ]
+
+    def is_stored(self, cell: CellRuns, job: Job) -> bool:
+        """Return whether the results of `job` are recorded in the table's folder, all of them."""
+        return all(value is not None for value in self._values(cell, job))
+
+    def has(self, cell: CellRuns, job: Job) -> bool:
+        """Return whether there is a result of `job`: its run, or a record of some of its metrics."""
+        return job.finished or any(value is not None for value in self._values(cell, job))
+
+    def value(self, cell: CellRuns, job: Job, metric: MetricSpec) -> float | None:
+        """Return the recorded value of `metric` for `job`, nan if censored; None if none stands."""
+        if self._unwanted(cell, job):
+            return None
+        return self.stored.value(cell.row, cell.column, metric, *cell.keys(job))
+
+    def _values(self, cell: CellRuns, job: Job) -> list[float | None]:
+        return [self.value(cell, job, each) for each in self.spec.metrics]
+
+    def _unwanted(self, cell: CellRuns, job: Job) -> bool:
+        """Return whether the record of `job` is of other samples than those here, or is outdated and not wanted.
+
+        Raises:
+            Stale: it is outdated, by its code, that of its baseline or its Local, and stale=error.
+        """
+        if job.study:  # of which a table keeps no line: what is beside the runs tells
+            return job.folder.status() == "finished" and not job.finished
+        made = self.stored.rows.get(job.key, {})
+        if made.get("data") and job.data and made["data"] != job.data:
+            return True
+        rule = job.config.settings.stale
+        if rule == "show":
+            return False
+        why = ""
+        if job.key in self.stored.apart:
+            why = "against another result of Local than the table's, which was run again since"
+        for how, run in (("against a baseline of", cell.baseline_of(job)), ("by", job)):
+            code = self.stored.rows.get(run.key, {}).get("code") if run else ""
+            if run and (parts := fingerprint.changed(code or "", fingerprint.code_of(run.config))):
+                why = f"{how} other code ({', '.join(parts)} changed since)"
+        if why and rule == "error":
+            raise Stale(
+                f"{' '.join(job.overrides)} was recorded {why}; stale=rerun makes it again, stale=show keeps it"
+            )
+        return bool(why)
+
+    @cached_property
+    def _stored_identities(self) -> set[str]:
+        return {job.identity for cell in self.cells for job in cell.jobs if self.is_stored(cell, job)}
+
+    def _local(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the Local runs beside those of `jobs` that have no record."""
+        alone = [job for job in jobs if not job.study and job.identity not in self._stored_identities]
+        return unique([local_reference(job) for job in alone])
+
+
+def provenance(table: TableSpec, selection: Selection) -> Provenance:
+    """Return what of the selection a reader of the table must know."""
+    varied = tuple(
+        text for text in selection.changed if text in table.left_open or text.partition("=")[0] in table.left_open
+    )
+    changed = tuple(text for text in selection.changed if text not in varied)
+    trained = load_scale(selection.scale).trained
+    return Provenance(selection.scale, selection.substitute, changed, varied, trained=trained, todo=todo(table.name))
+
+
+def make(table: TableSpec, selection: Selection, stored: StoredTable | None = None) -> Plan:
+    """Compose the cells of `table` that are selected or `stored`; nothing is trained or loaded.
+
+    Raises:
+        UnknownName: no such scale.
+        ConfigError: the table's own overrides do not compose, or those of the selection.
+    """
+    seeds = selection.seeds or tuple(range(load_scale(selection.scale).seeds or table.seeds))
+    stored = stored or StoredTable()
+    lacking = {
+        column.label: _lacking(table, column, selection)
+        for column in table.columns
+        if any(selection.selects(row, column) for row in table.rows)
+    }
+    cells = [
+        _cell_runs(row, column, table, selection, seeds, lacking.get(column.label, ""), stored)
+        for row in table.rows
+        for column in table.columns
+    ]
+    _check_names_of_data(cells)
+    return Plan(table, provenance(table, selection), tuple(cells), seeds, stored)
+
+
+def _check_names_of_data(cells: Sequence[CellRuns]) -> None:
+    """Refuse columns whose runs differ in the place of their data alone, which no key tells."""
+    places: dict[str, tuple[str, str]] = {}
+    for job in (job for cell in cells for job in (*cell.jobs, *cell.baselines)):
+        data = job.config.plain["dataset"]
+        place = str(data.get("root")), str(data.get("path"))
+        if places.setdefault(job.key, place) != place:
+            name = job.config.labels["dataset"]
+            raise ConfigError(f"two columns have other data under one name, {name}: rename the file or folder of one")
+
+
+def _lacking(table: TableSpec, column: ColumnSpec, selection: Selection) -> str:
+    """Return why nothing in the column can be run; "" if it can."""
+    _, plain = compose_cell(table, column, (), selection)
+    try:  # the data and the network alone: not every method could train it
+        dataset, model = (groups.registry(name).build(plain[name]) for name in ("dataset", "model"))
+    except DataMissing as error:  # a file of weights that was named
+        return f"weights missing ({error})"
+    state = dataset.state()
+    if not state.ready:
+        return f"data missing ({state.how})"
+    weights = model.lacking()
+    return f"weights missing ({weights})" if weights else ""
+
+
+def _cell_runs(
+    row: RowSpec,
+    column: ColumnSpec,
+    table: TableSpec,
+    selection: Selection,
+    seeds: Sequence[int],
+    lacking: str,
+    stored: StoredTable,
+) -> CellRuns:
+    cell = CellRuns(row, column, selected=selection.selects(row, column))
+    to_run = seeds if cell.selected and not lacking else ()
+    shown = stored.seeds(row, column)
+    if not to_run and not shown:
+        return replace(cell, reason=f"not run: {lacking}" if lacking else PENDING)
+    if lacking and cell.selected and (lost := {*seeds}.difference(shown)):
+        cell = replace(cell, reason=f"not run with seeds {', '.join(map(str, sorted(lost)))}: {lacking}")
+    every = sorted({*shown, *to_run})
+    overrides = (*row.overrides, *column.own(row.label))
+    jobs = _jobs(*compose_cell(table, column, overrides, selection), every, row.study)
+    baselines = _jobs(*compose_cell(table, column, row.baseline, selection), every, "") if row.baseline else ()
+    return replace(cell, jobs=jobs, baselines=baselines, seeds=frozenset(to_run))
+
+
+def _jobs(overrides: Sequence[str], plain: dict[str, Any], seeds: Sequence[int], study: str) -> tuple[Job, ...]:
+    config = from_plain(plain)
+    return tuple(Job((*overrides, f"seed={seed}"), config.changed(seed=seed), study) for seed in seeds)
+
+
+# Cells of a plan in words: as whole columns where every row that is asked for is among them.
+
+MOST = 4  # cells that are named one by one
+
+
+def named(plan: Plan, cells: Sequence[CellRuns]) -> str:
+    """Return `5 cells (all of C10 dir0.1; FedRep / EMNIST dir0.5)`."""
+    concerned = set(map(id, cells))
+    planned = [cell for cell in plan.cells if cell.selected or id(cell) in concerned]
+    if len(cells) == len(planned):
+        return f"all {len(planned)} cells" if len(planned) > 1 else "the one cell"
+    columns = []
+    for column in plan.spec.columns:
+        here = [cell for cell in planned if cell.column is column]
+        if len(here) > 1 and all(id(cell) in concerned for cell in here):
+            columns.append(column)
+    alone = [f"{cell.row.label} / {cell.column.label}" for cell in cells if cell.column not in columns]
+    words = [f"all of {', '.join(column.label for column in columns)}"] if columns else []
+    words += alone[:MOST] + ([f"{len(alone) - MOST} more"] if len(alone) > MOST else [])
+    count = f"{len(cells)} cells" if len(cells) > 1 else "1 cell"
+    return f"{count} ({'; '.join(words)})"
+
+
+def of_runs(plan: Plan, identities: Collection[str]) -> str:
+    """Return the cells that runs with these identities fill."""
+    return named(
+        plan,
+        [cell for cell in plan.cells if any(job.identity in identities for job in (*cell.jobs, *cell.baselines))],
+    )
+
+
+# From a plan whose runs are done to the filled table, its rows, its curves, its matrices and its clients.
+
+POINTS = 50  # of a learning curve that are kept
+
+
+def fill(plan: Plan) -> TableResult:
+    """Return the table with every value that the finished runs give; nothing is trained."""
+    cells = [_cell(plan, cell, metric) for cell in plan.cells for metric in plan.spec.metrics]
+    return TableResult(plan.spec, tuple(cells), _provenance(plan))
+
+
+def kept(plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Array], dict[str, Array]]:
+    """Return (rows, curves, matrices, clients) of every run of which there is a result, as `store.save` takes them.
+
+    A row is the whole result row; curves are thinned; a matrix [N, N] is of the first seed of a cell that has one, and
+    accuracies of clients [N] are of every run that kept them.
+    """
+    rows, curves = list[dict[str, Any]](), list[dict[str, Any]]()
+    matrices, clients = dict[str, Array](), dict[str, Array]()
+    with_matrix = set()
+    for row, column, job in _finished(plan):
+        labels, place = {"row": row, "column": column}, place_of(row, column, job.seed)
+        if job.finished:
+            run, result = job.run, job.folder.result()
+            matrix, accuracies = None if (row, column) in with_matrix else run.W, run.accuracies
+            for point in thinned(run.rounds):
+                scores = {name: value for name, value in point.items() if name.startswith(("round", "acc_on"))}
+                curves.append({**labels, "seed": job.seed, **scores})
+        else:
+            result = dict(plan.stored.rows.get(job.key, {}))
+            matrix, accuracies = plan.stored.matrices.get(place), plan.stored.clients.get(place)
+            curves += plan.stored.curve(row, column, job.seed)
+        rows.append({**labels, **result})
+        if matrix is not None and (row, column) not in with_matrix:
+            matrices[place] = matrix
+            with_matrix.add((row, column))
+        if accuracies is not None:
+            clients[place] = accuracies
+    return [*rows, *_baselines(plan)], curves, matrices, clients
+
+
+def thinned(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return at most `POINTS` of a run's scored rounds, the first and the last among them."""
+    if len(rounds) <= POINTS:
+        return rounds
+    return [rounds[i] for i in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
+
+
+def _finished(plan: Plan) -> Iterator[tuple[str, str, Job]]:
+    """Yield the labels of row and column, and the job, of every run of which there is a result."""
+    for cell in plan.cells:
+        for job in cell.jobs:
+            if not job.study and plan.has(cell, job):
+                yield cell.row.label, cell.column.label, job
+
+
+def _baselines(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield the result row of every baseline that has one: values depend on its code as well."""
+    for cell in plan.cells:
+        for job in cell.baselines:
+            if result := job.folder.result() if job.finished else plan.stored.rows.get(job.key):
+                yield {"row": cell.row.label + BASELINE, "column": cell.column.label, **result}
+
+
+def _cell(plan: Plan, runs: CellRuns, metric: MetricSpec) -> Cell:
+    published = plan.spec.published(runs.row, runs.column, metric)
+    cell = Cell(runs.row.label, runs.column.label, metric.name, published=published, reason=runs.reason)
+    if not runs.jobs:
+        return cell
+    measure = measures.build(metric.measured(runs.row, runs.column))
+    values, seeds, keys, baselines, reasons = [], [], [], [], []
+    for job in runs.jobs:
+        baseline = runs.baseline_of(job)
+        lacking = [each for each in (job, baseline) if each is not None and not each.finished]
+        if lacking:
+            value = plan.value(runs, job, metric)
+            if value is None:
+                reasons.append(f"seed {job.seed}: {lacking[0].failure or PENDING}")
+                continue
+        else:
+            try:
+                value = measure.value(job.run, None if baseline is None else baseline.run)
+            except FedbenchError as error:
+                reasons.append(f"seed {job.seed}: {error}")
+                continue
+        values.append(value)
+        seeds.append(job.seed)
+        keys.append(job.key)
+        baselines += [] if baseline is None else [baseline.key]
+    same = {reason.partition(": ")[2] for reason in reasons}
+    if len(reasons) == len(runs.jobs) and len(same) == 1:
+        reasons = list(same)
+    return replace(
+        cell,
+        values=tuple(values),
+        seeds=tuple(seeds),
+        keys=tuple(keys),
+        baselines=tuple(baselines),
+        reason="; ".join(reasons),
+    )
+
+
+def _provenance(plan: Plan) -> Provenance:
+    runs = [job for cell in plan.cells for job in (*cell.jobs, *cell.baselines) if job.finished]
+    recorded = [plan.stored.rows.get(job.key, {}) for *_, job in _finished(plan) if not job.finished]
+    every = (*_baselines(plan), *recorded, *(job.folder.result() for job in runs))
+    results = {str(row.get("key")): row for row in every}
+    commits = sorted({str(row.get("commit") or "") for row in results.values()} - {""})
+    made, today = [job.folder.environment() for job in runs], dt.datetime.now(dt.timezone.utc).isoformat()
+    machines, dates = {machine(each) for each in made}, [each.get("started", today)[:10] for each in made]
+    if recorded and (stored := plan.stored.provenance):
+        machines |= {*stored.machine.split("; ")}
+        dates.append(stored.date)
+    return replace(
+        plan.provenance,
+        machine="; ".join(sorted(machines)) or machine(),
+        commit=", ".join(commits) or source_commit()[0],
+        date=max(dates, default=today[:10]),
+        seconds=float(sum(float(row.get("seconds_total") or 0.0) for row in results.values())),
+    )

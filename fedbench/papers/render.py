@@ -1,0 +1,338 @@
+"""A filled table as Markdown, LaTeX, CSV and data frames, and for the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text as Words
+
+from fedbench.core.errors import FedbenchError, nearest
+from fedbench.core.files import as_csv, write_csv, write_text
+from fedbench.core.markdown import escaped, markdown
+from fedbench.papers import store, verdict
+from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
+from fedbench.papers.spec import ColumnSpec
+from fedbench.papers.store import TableResult
+from fedbench.papers.text import DASH, SIGNS, Layout, Text, absent, headings, notes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from fedbench.papers.store import RunCounts
+
+
+def write(folder: Path) -> tuple[TableResult, RunCounts]:
+    """Draw the table stored in `folder` as table.md, table.tex and cells.csv beside it, with the tests it allows.
+
+    significance.csv: rows against the headline; bias.csv: groups of rows against the paper; specificity.csv: every cell
+    against every published value of its column and metric.
+
+    Returns:
+        The table, how many runs are behind it, and how many of them were made by other code.
+
+    Raises:
+        FedbenchError: the stored table is unreadable.
+    """
+    table, count = store.load(folder)
+    drawings = (("table.md", draw_markdown), ("table.tex", draw_latex), ("cells.csv", draw_csv))
+    for name, draw in drawings:
+        write_text(folder / name, draw(table))
+    first, headline = table.spec.metrics[0], table.spec.headline
+    tests: dict[str, Sequence[Any]] = {
+        "significance.csv": verdict.paired(table, first, headline) if headline else [],
+        "bias.csv": verdict.biases(table),
+        "specificity.csv": verdict.matches(table),
+    }
+    for name, found in tests.items():
+        if found:
+            write_csv(folder / name, [dataclasses.asdict(each) for each in found])
+        else:
+            (folder / name).unlink(missing_ok=True)
+    return table, count
+
+
+def draw_csv(table: TableResult) -> str:
+    """Return the lines, with a header; numbers with all their digits, lists separated by spaces."""
+    layout, lines = Layout(table), []
+    for row, column, metric in table.spec.places():
+        cell, text = table.cell(row.label, column.label, metric.name), layout.text(row, column, metric)
+        judged, test, published = text.verdict, text.verdict.comparison, cell.published
+        lines.append(
+            {
+                "row": row.label,
+                "column": column.label,
+                "metric": metric.name,
+                "mean": cell.mean,
+                "std": cell.std,
+                "n": len(cell.values),
+                "seeds": " ".join(map(str, cell.seeds)),
+                "values": " ".join(map(repr, cell.values)),
+                "published_mean": published and f"{published.bound}{published.mean}",
+                "published_std": published and published.std,
+                "difference": judged.difference,
+                **{name: test and getattr(test, name) for name in ("low", "high", "effect", "margin")},
+                "verdict": judged.text,
+                "seeds_needed": "" if math.isnan(judged.seeds) else f"{judged.seeds:g}",
+                "exploratory": judged.exploratory,
+                "also_passes_for": ", ".join(text.also),
+                "reason": cell.reason,
+                "keys": " ".join(cell.keys),
+            }
+        )
+    return as_csv(lines).decode()
+
+
+def draw_markdown(table: TableResult) -> str:
+    """Return the whole document."""
+    layout, spec = Layout(table), table.spec
+    pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
+    several = len(spec.metrics) > 1
+    lines = [["", *(", ".join(filter(None, (*headings(table, at), of.label * several))) for at, of in pairs)]]
+    lines += [[row.label, *(_cell(layout.text(row, *pair)) for pair in pairs)] for row in layout.rows]
+    said = "".join(f"- {escaped(note)}\n" for note in notes(layout))
+    matrices = "".join(_matrix(layout, column) for column in layout.columns)
+    grid = f"{markdown(lines)}\n" if pairs else ""
+    return f"# {table.title}\n\n{grid}{said}{matrices}"
+
+
+def _matrix(layout: Layout, column: ColumnSpec) -> str:
+    """Return for which published rows each row of ours passes, a sign a metric; "" without a verdict."""
+    found = verdict.matrix(layout.matches, column.label)
+    rows = list(dict.fromkeys(row for row, _ in found))
+    published = list(dict.fromkeys(name for _, name in found))
+    if len(published) < 2:
+        return ""
+    signs = {pair: "".join(SIGNS[outcome] for outcome in outcomes) for pair, outcomes in found.items()}
+    lines = [[row, *(signs.get((row, name), "") for name in published)] for row in rows]
+    grid = markdown([["ours \\ published", *published], *lines])
+    metrics = ", ".join(metric.label for metric in layout.table.spec.metrics)
+    return (
+        f"\n## For which published rows does a row of ours pass? {escaped(column.label)}\n\n"
+        f"A sign for each of {metrics} that both have.\n\n{grid}"
+    )
+
+
+def _cell(text: Text) -> str:
+    needed = _needed(text.verdict)
+    if not text.ran:
+        before = f" {SIGNS[UNDECIDABLE]}{needed}" if needed else ""
+        return f"{text.ours} (paper {text.published}){before}" if text.published != "-" else text.ours
+    marked = {1: f"**{text.ours}**", 2: f"<u>{text.ours}</u>"}.get(text.place, text.ours)
+    if text.published == "-":
+        return marked
+    sign = SIGNS.get(text.verdict.kind, "") + ("†" if text.verdict.exploratory else "")
+    return f"{marked} (paper {text.published}; {text.difference}) {sign}{needed}".rstrip()
+
+
+def _needed(judged: verdict.Verdict) -> str:
+    """Return the number of seeds behind a sign."""
+    if math.isfinite(judged.seeds):
+        return f" {judged.seeds:.0f}"
+    return f" {judged.both:.0f} both" if math.isfinite(judged.both) else ""
+
+
+# A filled table as it is looked at from Python: cells, runs and curves as data frames, the drawing in notebooks.
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    """One filled table. Every part is read from its folder when it is first asked for."""
+
+    folder: Path
+
+    @classmethod
+    def named(cls, name: str, results: Path | str = "results") -> FilledTable:
+        """Return the table kept in the folder `name`.
+
+        Raises:
+            FedbenchError: there is none.
+        """
+        folders = {folder.name: folder for folder in store.folders(results)}
+        if name not in folders:
+            near = f"; filled are {nearest(name, folders)}" if folders else ""
+            raise FedbenchError(
+                f"no filled table '{name}' below {results}; python -m fedbench reproduce table=NAME fills one{near}"
+            )
+        return cls(folders[name])
+
+    @cached_property
+    def table(self) -> TableResult:
+        """The specification with its cells, and what of it other code made."""
+        return store.load(self.folder)[0]
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """One line a cell and metric: mean, standard deviation, values by seed, published value, verdict."""
+        import pandas as pd
+
+        frame: pd.DataFrame = pd.read_csv(io.StringIO(draw_csv(self.table)))
+        return frame
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """One line a run: its whole result row."""
+        return store.files_of(self.folder).frame(store.ROWS)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """The learning curves behind the cells."""
+        return store.files_of(self.folder).frame(store.CURVES)
+
+    @cached_property
+    def matrices(self) -> dict[str, np.ndarray]:
+        """Collaboration matrices [N, N] by "row|column|seed"."""
+        return store.load_arrays(self.folder, store.MATRICES)
+
+    def __repr__(self) -> str:
+        """Return the table as Markdown."""
+        return draw_markdown(self.table)
+
+    _repr_markdown_ = __repr__  # which notebooks draw
+
+
+# A table as LaTeX (booktabs): ours with the published value below, best bold, second underlined, as the papers do.
+
+LATEX_SIGNS = {EQUIVALENT: r"$\approx$", DIFFERENT: r"$\neq$", INCONCLUSIVE: "?", UNDECIDABLE: r"$\emptyset$"}
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+}
+
+
+def draw_latex(table: TableResult) -> str:
+    """Return a table environment; needs the package booktabs."""
+    layout, spec = Layout(table), table.spec
+    pairs = [(column, metric) for column in layout.columns for metric in spec.metrics]
+    width = len(spec.metrics)
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{_latex(table.title)}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(pairs)}}}",
+        r"\toprule",
+    ]
+    above = [headings(table, column) for column in layout.columns]
+    if any(group for group, _ in above):
+        lines.append(_spans([group for group, _ in above], width))
+    lines.append(_spans([label for _, label in above], width))
+    if width > 1:
+        lines.append(" & ".join(["", *(_latex(metric.label) for _, metric in pairs)]) + r" \\")
+    lines.append(r"\midrule")
+    for row in layout.rows:
+        texts = [layout.text(row, *pair) for pair in pairs]
+        lines.append(" & ".join([_latex(row.label), *map(_ours, texts)]) + r" \\")
+        if spec.paper:
+            lines.append(" & ".join([r"\quad published", *map(_published, texts)]) + r" \\")
+    lines += [
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(f"% {' '.join(note.splitlines())}" for note in notes(layout)),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex(text: str) -> str:
+    """Return `text` with LaTeX's special characters made printable."""
+    return "".join(SPECIAL.get(character, character) for character in text)
+
+
+def _spans(labels: list[str], width: int) -> str:
+    """Return a heading line over `width` columns a label; neighbours with one label share it."""
+    spans = [(label, width * len([*same])) for label, same in groupby(labels)]
+    return " & ".join(["", *(rf"\multicolumn{{{n}}}{{c}}{{{_latex(label)}}}" for label, n in spans)]) + r" \\"
+
+
+def _ours(text: Text) -> str:
+    if not text.ran:
+        return "--"
+    marked = {1: r"\textbf{%s}", 2: r"\underline{%s}"}.get(text.place, "%s")
+    return marked % _latex(text.ours)
+
+
+def _published(text: Text) -> str:
+    if text.published == "-":
+        return ""
+    sign = LATEX_SIGNS.get(text.verdict.kind, "") + (SPECIAL["†"] if text.verdict.exploratory else "")
+    return f"{_latex(text.published)} {sign}".rstrip()
+
+
+# A table for the terminal: one rich table a column of the paper's, a line a row, ours beside the published value.
+
+BEST = {1: "bold", 2: "underline"}
+BORDER = 3  # characters between two columns of a rich table
+
+
+def draw_terminal(table: TableResult, width: int = 120) -> Group:
+    """Return all columns in which something ran, what the signs mean, and what is left out.
+
+    No cell is folded: metrics that do not fit beside each other into `width` characters stand below each other.
+    """
+    layout = Layout(table)
+    drawn = [part for column in layout.columns for part in _column(layout, column, width)]
+    signs = ", ".join(f"{sign} {name}" for name, sign in SIGNS.items())
+    judged = f"; {signs}" if table.provenance.is_paper_setting else ""
+    order = "; bold best, underlined second" if table.provenance.trained else ""
+    told = [f"published value in brackets{judged}{order}"] if drawn else []
+    return Group(Words(table.title), *drawn, *map(Words, (*told, *absent(layout, cells=True))))
+
+
+def _column(layout: Layout, column: ColumnSpec, width: int) -> Iterator[Words | Table]:
+    """Yield the heading of a column, and its metrics in as many tables as they need."""
+    yield Words(", ".join(filter(None, headings(layout.table, column))))
+    metrics = layout.table.spec.metrics
+    texts = {row.label: [layout.text(row, column, metric) for metric in metrics] for row in layout.rows}
+    lines = {label: [*map(_words, own)] for label, own in texts.items() if any(text.ran for text in own)}
+    wide = [
+        max(cell_len(metric.label), *(line[i].cell_len for line in lines.values())) + BORDER
+        for i, metric in enumerate(metrics)
+    ]
+    left = room = width - 1 - BORDER - max(map(cell_len, lines))
+    blocks: list[list[int]] = [[]]
+    for i, needed in enumerate(wide):
+        if blocks[-1] and needed > left:
+            blocks.append([])
+            left = room
+        blocks[-1].append(i)
+        left -= needed
+    for block in blocks:
+        drawn = Table("")
+        for i in block:
+            drawn.add_column(metrics[i].label, justify="right", no_wrap=True)
+        for label, line in lines.items():
+            drawn.add_row(label, *(line[i] for i in block))
+        yield drawn
+
+
+def _words(text: Text) -> Words:
+    """Return a cell; a dash for what did not run, of which a line below the table says why."""
+    beside = "" if text.published == DASH else f" ({text.published})"
+    sign = SIGNS.get(text.verdict.kind, "")
+    return Words.assemble(
+        (text.ours if text.ran else DASH, BEST.get(text.place, "")), beside, f" {sign}" if sign else ""
+    )

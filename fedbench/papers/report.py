@@ -1,0 +1,604 @@
+"""The page of every filled table: Jinja2 writes the tables, the page's script draws the rest when asked to."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import functools
+import gzip
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import write_text
+from fedbench.papers import measures, standings, store, text
+from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
+from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
+from fedbench.papers.store import SEPARATOR, Cell, TableResult
+from fedbench.papers.text import DASH, Judged, Layout, Text, notes
+from fedbench.papers.verdict import NONE, verdict_of
+from fedbench.plots.style import cluster_order
+
+# What lies behind the cells of a table, packed small for the page: learning curves, matrices, clients.
+
+LEVELS = 1000  # between zero and the largest weight of a matrix
+CLIENTS = 150  # of a matrix that are drawn; more would be smaller than a pixel and weigh megabytes
+PREFIX = "acc_on_"
+
+
+def behind(
+    table: TableResult, curves: Sequence[Mapping[str, str]], matrices: store.Arrays, clients: store.Arrays
+) -> dict[str, Any]:
+    """Return what the page draws of a table, per "row|column" (numbers from 0).
+
+    Returns:
+        {"sets": names, "curves": {cell: {seed: {"round": [..], set: [..]}}},
+        "matrices": {cell: {"seed", "clients", "unit", "W", "order", "place", "group"}}, see `_matrix`,
+        "clients": {cell: {seed: [percent]}}}.
+        Rows and columns that the table lacks are left out.
+    """
+    cells = {
+        SEPARATOR.join((row.label, column.label)): f"{i}|{j}"
+        for i, row in enumerate(table.spec.rows)
+        for j, column in enumerate(table.spec.columns)
+    }
+    sets = sorted({name for point in curves for name in point if name.startswith(PREFIX)})
+    found: dict[str, dict[str, dict[str, list[float | None]]]] = {}
+    for point in curves:
+        cell = cells.get(SEPARATOR.join((point["row"], point["column"])))
+        if cell is None:
+            continue
+        run = found.setdefault(cell, {}).setdefault(point["seed"], {"round": [], **{name: [] for name in sets}})
+        run["round"].append(int(float(point["round"])))
+        for name in sets:
+            run[name].append(_number(point.get(name, "")))
+    drawn = {cell: _matrix(weights, seed) for cell, seed, weights in _placed(cells, matrices)}
+    scores: dict[str, dict[str, list[float | None]]] = {}
+    for cell, seed, values in _placed(cells, clients):
+        scores.setdefault(cell, {})[seed] = [_number(value) for value in values]
+    return {"sets": sets, "curves": found, "matrices": drawn, "clients": scores}
+
+
+def _placed(cells: Mapping[str, str], arrays: store.Arrays) -> Iterator[tuple[str, str, store.Array]]:
+    """Yield (cell, seed, array) of those that lie in a cell of the table."""
+    for name, array in arrays.items():
+        labels, _, seed = name.rpartition(SEPARATOR)
+        if labels in cells:
+            yield cells[labels], seed, array
+
+
+def _matrix(weights: store.Array, seed: str) -> dict[str, Any]:
+    """Return a matrix [N, N], of at most CLIENTS clients, as whole multiples of a unit.
+
+    With an order in which those who weigh each other stand together, a place of each client in the plane (the two
+    leading principal components of the rows), and its coalition: the clients whose rows weigh the same ones.
+    """
+    shown = np.asarray(weights[:CLIENTS, :CLIENTS], dtype=np.float64)
+    known = np.nan_to_num(shown)
+    left, values, _ = np.linalg.svd(known - known.mean(0), full_matrices=False)
+    place = np.pad((left * values)[:, :2], ((0, 0), (0, max(0, 2 - len(values)))))
+    _, group = np.unique(known > 0, axis=0, return_inverse=True)
+    return {
+        "seed": seed,
+        "clients": len(weights),
+        **_levels(shown),
+        "order": cluster_order(known).tolist(),
+        "place": [[_number(value) for value in point] for point in np.round(place, 6)],
+        "group": np.ravel(group).tolist(),
+    }
+
+
+def packed(content: Any) -> str:
+    """Return text, or anything JSON can hold, as base64 of gzip; the same content gives the same text."""
+    text = content if isinstance(content, str) else json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def _levels(weights: store.Array) -> dict[str, Any]:
+    """Return weights [N, N] as whole numbers, a tenth of the size of decimals; None where one is not finite."""
+    finite = np.isfinite(weights)
+    unit = float(np.abs(weights[finite]).max(initial=0.0)) / LEVELS or 1.0
+    whole = np.rint(np.where(finite, weights, 0.0) / unit).astype(int).astype(object)
+    whole[~finite] = None
+    return {"unit": unit, "W": whole.tolist()}
+
+
+def _number(value: Any) -> float | None:
+    """Return a number rounded to what can be seen; None where there is no finite value."""
+    if value in ("", None):
+        return None
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    short = float(f"{number:.4g}")
+    return int(short) if short.is_integer() else short
+
+
+PAGE = Path(__file__).with_name("page")
+SCRIPTS = (  # in the order in which they need each other
+    "base.js", "plots.js", "curves.js", "clients.js", "address.js", "grid.js", "card.js", "cell.js", "compare.js",
+    "page.js",
+)  # fmt: skip
+STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
+ResultRows = Sequence[Mapping[str, str]]  # of runs
+DRAWN = (  # linked where they exist
+    "table.md", "table.tex", "cells.csv", "rows.csv", "significance.csv", "bias.csv", "specificity.csv",
+)  # fmt: skip
+KINDS = {  # of cells -> the sign, for those who do not see the colour, and the word
+    EQUIVALENT: ("≈", "equivalent"),
+    "above": ("▲", "different, ours is higher"),
+    "below": ("▼", "different, ours is lower"),
+    INCONCLUSIVE: ("?", "inconclusive"),
+    UNDECIDABLE: ("∅", "undecidable: no outcome of so few seeds could be equivalent"),
+    "exploratory": ("†", "exploratory, counted apart"),
+    "open": ("○", "no verdict"),
+    "missing": ("–", "not run, or failed"),
+}
+ALONE = "alone"  # nothing is published beside it, and it has no sign
+SHORT = 24  # characters of a reason that fit into a cell
+OWN, PUBLISHED = "Our own tables", "as published"
+
+
+def report_command(arguments: Sequence[str]) -> int:
+    """Write the page of all filled tables and say where it is; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedbench report", description="Write every filled table below RESULTS to one page."
+    )
+    parser.add_argument("results", nargs="?", default="results", type=Path, help="default: results")
+    parser.add_argument("--out", type=Path, help="default: RESULTS/index.html")
+    given = parser.parse_args(arguments)
+    out = given.out or given.results / "index.html"
+    tables = build(given.results, out)
+    print(f"{out} ({tables} tables, {out.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def build(results: Path, out: Path) -> int:
+    """Write the page of all filled tables below `results` to `out`; returns how many there are.
+
+    Raises:
+        FedbenchError: there is no filled table, one is unreadable, or `out` cannot be written.
+    """
+    folders = store.folders(results)
+    if not folders:
+        raise FedbenchError(f"no filled table below {results}; python -m fedbench reproduce table=NAME makes one")
+    tables = {folder.name: store.load(folder)[0] for folder in folders}
+    rows = {folder.name: store.load_rows(folder) for folder in folders}
+    clients = clients_of(folders, rows)
+    views = []
+    for folder in folders:
+        links = [(name, _relative(folder / name, out)) for name in DRAWN if (folder / name).is_file()]
+        table, curves = tables[folder.name], store.load_rows(folder, store.CURVES)
+        found = behind(only_run(table), curves, store.load_arrays(folder, store.MATRICES), clients[folder.name])
+        views.append(table_view(table, folder.name, rows[folder.name], found, links))
+    boards = [board_view(folder, out) for folder in standings.folders(results)]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, render(views, overview(tables, rows), boards))
+    except OSError as error:
+        raise FedbenchError(f"cannot write {out} ({error}); name another file with --out") from error
+    return len(views)
+
+
+def board_view(folder: Path, out: Path) -> dict[str, Any]:
+    """Return what the page prints of a leaderboard."""
+    board = standings.read(folder)
+    return {
+        "name": board.name,
+        "title": board.title,
+        "cost": f"{board.runs} runs, {board.cost:.2f} hours by their clocks ({board.machine})",
+        "federations": [
+            (each, [standings.cells(line, board.references, len(each.seeds)) for line in each.lines])
+            for each in board.federations
+        ],
+        "rules": list(standings.rules(board)),
+        "links": [(name, _relative(folder / name, out)) for name in (standings.PAGE, "rows.csv")],
+    }
+
+
+def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Return the page with all it needs: style, script, data and Plotly."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["breakable"] = _breakable
+    script = "\n".join(map(_text, SCRIPTS))
+    plotly, plotly_hash = _plotly()
+    return environment.get_template("page.html").render(
+        views=views,
+        boards=boards,
+        headings=standings.HEADINGS,
+        start=first,
+        signs=text.SIGNS,
+        facets=_facets(views),
+        kinds=KINDS,
+        content=[each.content for each in views],
+        style="\n".join(map(_text, STYLES)),
+        script=script,
+        plotly=plotly,
+        hashes=[_hash(script), plotly_hash],
+    )
+
+
+def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[str, store.Arrays]:
+    """Return clients' accuracies by table and "row|column|seed", from another table where one did not keep a run's."""
+    kept = {folder.name: store.load_arrays(folder, store.CLIENTS) for folder in folders}
+    named = [
+        (table, store.place_of(run["row"], run["column"], run["seed"]), run["key"])
+        for table, runs in rows.items()
+        for run in runs
+    ]
+    by_key = {key: kept[table][name] for table, name, key in named if name in kept[table]}
+    return {
+        folder.name: {name: by_key[key] for table, name, key in named if table == folder.name and key in by_key}
+        for folder in folders
+    }
+
+
+def _relative(file: Path, out: Path) -> str:
+    """Return the address of `file` from the page `out`."""
+    return Path(os.path.relpath(file, out.parent)).as_posix()
+
+
+def _facets(views: Sequence[TableView]) -> list[dict[str, Any]]:
+    """Return what the page can be filtered by: a name, its label and its options."""
+    papers = {each.paper: text.PAPERS.get(each.paper, each.paper) or OWN for each in views}
+    datasets = sorted({name for each in views for column in each.content["columns"] for name in column["datasets"]})
+    methods = {row["label"] for each in views for row in each.content["rows"]}
+    in_order = sorted(methods, key=lambda name: (name.casefold(), name))  # as a set comes in any
+    return [
+        {"name": "paper", "label": "Paper", "options": sorted(papers.items())},
+        {"name": "dataset", "label": "Data set", "options": [(name, name) for name in datasets]},
+        {"name": "method", "label": "Method", "options": [(name, name) for name in in_order]},
+        {"name": "verdict", "label": "Verdict", "options": [(kind, word) for kind, (_, word) in KINDS.items()]},
+    ]
+
+
+def _text(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _plotly() -> tuple[str, str]:
+    """Return (Plotly's JavaScript packed, its hash)."""
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return packed(script), _hash(script)
+
+
+def _breakable(label: str) -> Any:
+    """Return `label`, escaped, with room for a line break after every plus, as in FedAvg+FedCollab."""
+    from markupsafe import Markup, escape
+
+    return Markup("+<wbr>").join(escape(part) for part in label.split("+"))
+
+
+def _hash(script: str) -> str:
+    """Return the hash by which a Content-Security-Policy names a script."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table of the page: what the template prints and what its script shows on demand."""
+
+    folder: str
+    title: str
+    name: str
+    setting: str
+    paper: str
+    headline: str
+    groups: tuple[tuple[str, tuple[int, ...]], ...]  # heading, the columns below it
+    counts: tuple[tuple[str, int], ...]  # kind, published values (cells of a table of our own)
+    notes: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    content: dict[str, Any]  # rows, columns, metrics and cells, for the template and the script
+    behind: str  # packed: curves, matrices, clients
+
+
+def only_run(table: TableResult) -> TableResult:
+    """Return a table, if it is not at the paper's setting, with only the rows and columns in which something ran."""
+    if table.provenance.is_paper_setting:
+        return table
+    layout = Layout(table)
+    chosen = dataclasses.replace(table.spec, rows=tuple(layout.rows), columns=tuple(layout.columns))
+    return dataclasses.replace(table, spec=chosen)
+
+
+def table_view(
+    table: TableResult,
+    folder: str,
+    runs: ResultRows,
+    behind: Mapping[str, Any],
+    links: Sequence[tuple[str, str]],
+) -> TableView:
+    """Return what the page says of `table`; `runs` are its result rows, `behind` what lies behind its cells."""
+    less = only_run(table)
+    layout = Layout(less)
+    known = script_content(layout, table.spec, folder, runs)
+    counts = Counter(cell["kind"] for cell in known["cells"].values())
+    return TableView(
+        folder=folder,
+        title=table.title,
+        name=_name(table),
+        setting=f"{text.setting(table).replace('`', '')}; {text.data(table)}",
+        paper=less.spec.paper,
+        headline=less.spec.headline,
+        groups=column_groups(less),
+        counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
+        notes=tuple(notes(layout if less is table else Layout(table))),
+        links=tuple(links),
+        content=known,
+        behind=packed(behind),
+    )
+
+
+def _name(table: TableResult) -> str:
+    """Return the paper's name of a table that has its data and rows, else its own."""
+    own, substitute = table.spec, table.provenance.substitute
+    if not own.paper or own.varies or substitute:
+        return f"{own.name} on {substitute}" if substitute else own.name
+    return f"{text.PAPERS.get(own.paper, own.paper)} {own.table}"
+
+
+def _cell(layout: Layout, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> dict[str, Any]:
+    """Return what is printed of a cell, and what is shown on demand."""
+    table = layout.table
+    cell, text = table.cell(row.label, column.label, metric.name), layout.text(row, column, metric)
+    kind, said = _kind(cell, text, metric, mirrored=bool(table.spec.paper))
+    values = [f"{value:.{metric.decimals}f}" if math.isfinite(value) else DASH for value in cell.values]
+    measure = measures.build(metric.measured(row, column))
+    return {
+        "kind": kind,
+        "place": text.place,
+        "said": said,
+        "ours": text.ours if text.ran else "",
+        "mean": round(cell.mean, 6) if math.isfinite(cell.mean) else None,
+        "paper": "" if cell.published is None else text.published,
+        "difference": "" if text.difference == DASH else text.difference,
+        "verdict": text.verdict.text,
+        "apart": text.verdict.exploratory,
+        "also": text.also,
+        "reason": cell.reason,
+        "seeds": [list(each) for each in zip(cell.seeds, values, cell.keys, strict=True)],
+        "says": measure.words,
+        "curve": getattr(measure, "column", "") == "score",
+    }
+
+
+def _kind(cell: Cell, text: Text, metric: MetricSpec, *, mirrored: bool) -> tuple[str, str]:
+    """Return (kind, the verdict in the width of a cell)."""
+    judged = text.verdict
+    if cell.published is None and (text.ran or mirrored):
+        return ALONE, ""
+    if not text.ran:
+        return "missing", _brief(cell.reason)
+    difference = f"{judged.difference:+.{metric.decimals}f}" if math.isfinite(judged.difference) else DASH
+    if judged.kind == NONE:
+        return "open", f"{difference}, no verdict"
+    side = "above" if judged.difference > 0 else "below"
+    kind = "exploratory" if judged.exploratory else side if judged.kind == DIFFERENT else judged.kind
+    return kind, f"{difference}, {judged.kind}"
+
+
+def _brief(reason: str) -> str:
+    """Say why there is no value, in the width of a cell; the whole reason is shown on demand."""
+    if not reason.startswith("not run"):
+        return "failed" if reason else "not run"
+    brief = reason.partition(" (")[0]
+    return brief if len(brief) <= SHORT else "not run"
+
+
+def script_content(layout: Layout, whole: TableSpec, folder: str, runs: ResultRows) -> dict[str, Any]:
+    """Return what template and script know of a table; cells by "row-column-metric", `whole` with columns not shown."""
+    table, spec, made = layout.table, layout.table.spec, layout.table.provenance
+    columns = [_column(table, column, runs) for column in spec.columns]
+    of_all, seeds = dataclasses.replace(table, spec=whole), text.seeds(table)
+    labels = Counter(column["label"] for column in columns)
+    for column in columns:  # the images and the captions of one split, for example
+        column["label"] += f", {column['note']}" if labels[column["label"]] > 1 else ""
+    cells = {
+        f"{i}-{j}-{k}": {
+            "name": f"{row.label}, {columns[j]['label']}, {metric.label}",
+            **_cell(layout, row, column, metric),
+        }
+        for i, row in enumerate(spec.rows)
+        for j, column in enumerate(spec.columns)
+        for k, metric in enumerate(spec.metrics)
+    }
+    return {
+        "id": folder,
+        "cells": cells,
+        "rows": [{"label": row.label, "overrides": row.overrides} for row in spec.rows],
+        "columns": columns,
+        "metrics": [
+            {
+                "label": metric.label,
+                "says": "; ".join(dict.fromkeys(each["says"] for key, each in cells.items() if key.endswith(f"-{k}"))),
+            }
+            for k, metric in enumerate(spec.metrics)
+        ],
+        "base": spec.base,
+        "changed": made.changed,
+        "varied": made.varied,
+        "scale": made.scale,
+        "runs": {run["key"]: _run_facts(run) for run in runs if run.get("key")},
+        "commands": {
+            f"{i}-{j}": text.command(of_all, row.label, column.label, seeds.get((row.label, column.label), ()))
+            for i, row in enumerate(spec.rows)
+            for j, column in enumerate(spec.columns)
+        },
+    }
+
+
+def _column(table: TableResult, column: ColumnSpec, runs: ResultRows) -> dict[str, Any]:
+    """Return what is said of a column, headed by the data that was run; `note`: which of the paper's that replaces."""
+    group, name, note = column.group, column.label, ""
+    if substitute := table.provenance.substitute:
+        parts = dict.fromkeys(run.get("partition", "") for run in runs if run.get("column") == column.label)
+        group, name = "", ", ".join([substitute, *filter(None, parts)])
+        note = text.headings(table, column)[1]
+    return {
+        "name": name,
+        "note": note,
+        "key": column.label,
+        "label": ", ".join(filter(None, [group, name])),
+        "datasets": _datasets(table, column),
+        "overrides": column.overrides,
+        "says": ", ".join(filter(None, [note, *column.overrides])) or "as the table's own settings say",
+        "own": [column.own(row.label) for row in table.spec.rows],
+        "substitute": (f"dataset={substitute}", *column.substitute) if substitute else (),
+    }
+
+
+def column_groups(table: TableResult) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return neighbouring columns with one heading; nothing if no column has any, or if other data was run."""
+    columns = table.spec.columns
+    if table.provenance.substitute or not any(column.group for column in columns):
+        return ()
+    numbered = groupby(enumerate(columns), key=lambda pair: pair[1].group)
+    return tuple((group, tuple(i for i, _ in pairs)) for group, pairs in numbered)
+
+
+def _run_facts(run: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is shown of a run beside its value, and what its figures need."""
+    sent = sum(float(run.get(name) or 0) for name in ("bytes_up", "bytes_down")) / 1e6
+    known = "bytes_up_prepare" in run  # which rows of before it was noted do not have
+    prepared = sum(float(run.get(name) or 0) for name in ("bytes_up_prepare", "bytes_down_prepare")) / 1e6
+    return {
+        "rounds": run.get("rounds", ""),
+        "seconds": f"{_number(run.get('seconds_total') or 0)}",
+        "megabytes": f"{_number(sent)}",
+        "prepared": f"{_number(prepared)}" if known else DASH,
+        "trained": f"{_number(sent - prepared)}" if known else DASH,
+        "curve": f"acc_on_{run.get('test_set', 'local')}{'_pooled' if run.get('average') == 'pooled' else ''}",
+        "partition": run.get("partition_hash", ""),
+        "local": run.get("local_key", ""),
+    }
+
+
+def _datasets(table: TableResult, column: ColumnSpec) -> tuple[str, ...]:
+    """Return the data set that was run: the column's own, or the one in its place."""
+    if table.provenance.substitute:
+        return (table.provenance.substitute,)
+    named = [column.published.get("dataset", ""), *table.spec.datasets(column)]
+    return tuple(filter(None, named[-1:]))
+
+
+@dataclass(frozen=True)
+class OverviewLine:
+    """The tables of a paper at one setting."""
+
+    paper: str  # as in a table's specification; "" for our own
+    label: str
+    setting: str
+    what: str
+    tables: tuple[str, ...]  # folders
+    confirmed: Counter[str]  # kind of verdict -> values, each once
+    exploratory: Counter[str]
+    open: int  # values beside published ones that get no verdict
+    runs: int
+    hours: float  # that its runs took, each once
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The start of the page: its lines and their sum, with verdicts at the papers' own settings only."""
+
+    lines: tuple[OverviewLine, ...]
+    empty: tuple[str, ...]  # folders of tables without a value, which are in no line
+    confirmed: Counter[str]
+    runs: int
+    hours: float
+
+
+def overview(tables: Mapping[str, TableResult], rows: Mapping[str, ResultRows]) -> Overview:
+    """Return what of each paper was run, how well it agrees and at what cost; `tables` and `rows` by folder name."""
+    found = text.judged(tables)
+    groups: list[tuple[str, str, Sequence[str], Sequence[Judged]]] = [
+        (each.paper, text.spelled(each.setting.split()) or PUBLISHED, each.tables, each.values)
+        for each in text.tallies(found)
+    ]
+    told = {folder for _, _, folders, _ in groups for folder in folders}
+    empty = tuple(name for name, table in tables.items() if not any(cell.values for cell in table.cells))
+    rest: dict[tuple[str, str], list[str]] = {}
+    for name, table in tables.items():
+        if name not in (*told, *empty):
+            rest.setdefault((table.spec.paper, ", ".join(_differences(table)) or PUBLISHED), []).append(name)
+    for place, folders in rest.items():
+        values = {(each.keys, each.metric): each for each in found if each.folder in folders}
+        groups.append((*place, folders, [*values.values()]))
+    papers = (*text.PAPERS, "")
+    groups.sort(key=lambda group: papers.index(group[0]) if group[0] in papers else len(papers))
+    lines = [_overview_line(tables, rows, *group) for group in groups]
+    own = [line.confirmed for line in lines if line.setting == PUBLISHED]
+    return Overview(tuple(lines), empty, sum(own, Counter()), *_cost(rows, list(tables)))
+
+
+def _overview_line(
+    tables: Mapping[str, TableResult],
+    rows: Mapping[str, ResultRows],
+    paper: str,
+    setting: str,
+    folders: Sequence[str],
+    values: Sequence[Judged],
+) -> OverviewLine:
+    chosen = [tables[name] for name in folders]
+    confirmed, exploratory = (Counter(each.kind for each in own) for own in text.parted(values))
+    runs: dict[str, list[str]] = {}
+    for table in chosen:
+        own = table.spec
+        short = own.name if not own.paper else f"{own.table} open" if own.varies else own.table
+        runs.setdefault(text.data(table), []).append(short)
+    return OverviewLine(
+        paper,
+        text.PAPERS.get(paper, paper) or OWN,
+        setting,
+        "; ".join(f"{', '.join(dict.fromkeys(names))}: {data}" for data, names in runs.items()),
+        tuple(folders),
+        confirmed,
+        exploratory,
+        sum(_open(table) for table in chosen),
+        *_cost(rows, folders),
+    )
+
+
+def _differences(table: TableResult) -> Iterator[str]:
+    """Yield in words what of a table is not as published."""
+    made = table.provenance
+    if not table.spec.paper:
+        yield "not in a paper"
+    if made.substitute:
+        yield "on other data"
+    if made.scale != "paper":
+        yield f"shorter: {made.scale} scale"
+    if made.todo:
+        yield "not filled in: TODO in its YAML"
+    if words := text.spelled((*made.changed, *made.varied)):
+        yield words
+    if table.spec.varies and made.is_paper_setting:
+        yield "several settings tried"
+
+
+def _open(table: TableResult) -> int:
+    return sum(1 for cell in table.cells if cell.published and cell.values and verdict_of(table, cell).kind == NONE)
+
+
+def _cost(rows: Mapping[str, ResultRows], folders: Sequence[str]) -> tuple[int, float]:
+    """Return (runs, hours that they took) of these tables, each run once."""
+    spent = {run["key"]: float(run.get("seconds_total") or 0) for name in folders for run in rows[name]}
+    return len(spent), sum(spent.values()) / 3600

@@ -1,0 +1,461 @@
+"""`python -m fedbench reproduce` and `figure`: run what a table or figures lack, and draw them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.progress import Progress
+
+from fedbench.config.arguments import asks_for_help, split_arguments
+from fedbench.config.compose import compose
+from fedbench.config.fields import typed
+from fedbench.config.messages import INCOMPLETE, OK, REFUSED
+from fedbench.core.errors import ConfigError, FedbenchError, unknown
+from fedbench.core.files import held
+from fedbench.papers import render, spec, store, text, verdict
+from fedbench.papers.spec import Selection, TableSpec
+from fedbench.papers.store import PENDING, Cell, RunCounts, TableResult
+from fedbench.papers.verdict import Verdict
+from fedbench.runs.progress import Output
+
+if TYPE_CHECKING:
+    from fedbench.papers.figure_plan import FigurePlan
+    from fedbench.papers.plan import CellRuns, Job, Plan
+
+REPRODUCE_HELP = """\
+python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
+
+  table=NAME           one of `python -m fedbench list tables`
+  scale=paper          paper | half | quick | smoke (conf/scale/); only paper gets verdicts
+  rows=A,B columns=1,2 run only these, by label or number from 1; the others keep what they have
+  seeds=5              that many, or a list: seeds=[0,3]
+  substitute=NAME      a data set in place of the table's own; the title says so, no verdicts
+  jobs=N               runs at once (default: one a core, on a GPU one)
+  results=results      where the filled table goes; the runs themselves go to runs_dir
+  retry=false          true: run failed cells again
+  dry_run=false        true, or --dry-run: show the plan with time, memory and disk on this machine, and stop
+  render=false         true: draw the table again from its files, look at no run
+
+Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
+of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed=0, say, or
+reference_seed=100). launcher=NAME launcher.KEY=VALUE make the runs elsewhere: joblib, submitit_slurm, ray, or a ready
+one of conf/hydra/launcher: eight_cards, slurm_account, ray_cluster (docs/cluster.md).
+The same command again runs only what is missing.
+
+Exit code: 0, every cell asked for is there; 3, some failed or cannot be run here; 2, refused; 1, a defect; 130, 143,
+stopped.
+"""
+FIGURE_HELP = """\
+usage: python -m fedbench figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
+
+  NAME                 fedsac_f1, say, or all; `python -m fedbench list figures` lists them
+  scale=paper          paper | open | quick: the paper's setting, data that anyone has, or minutes on digits; where the
+                       paper's data are not here, paper draws the open setting and says so
+  seeds=5              that many, or a list: seeds=[0,3]
+  jobs=N               runs at once (default: one a core, on a GPU one)
+  results=results      the figures go to DIR/figures/SCALE/; the runs themselves go to runs_dir
+  dry_run=false        true, or --dry-run: show what is to be run and stop
+  render=false         true: draw again from the arrays that are kept, look at no run
+  formats=svg,png      also pdf
+
+Everything else is an override of every run, and said in the caption: protocol.rounds=5 hardware=cpu runs_dir=DIR.
+The same command again runs only what is missing.
+"""
+LISTS = ("rows", "columns", "formats")  # keys whose values are names, separated by commas
+COMMON = ("scale", "seeds", "jobs", "results", "dry_run", "render")
+TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry")
+FIGURE_KEYS = (*COMMON, "formats")
+ELSEWHERE = "another process is at it, or was stopped; the same command goes on"
+
+
+# What a command line selects.
+
+
+def select(arguments: Sequence[str], keys: Collection[str] = TABLE_KEYS) -> tuple[Selection, list[str]]:
+    """Return what a command line selects, and its words that are no KEY=VALUE.
+
+    Raises:
+        ConfigError: a value of the wrong type, or an override that no plan takes.
+    """
+    given = ["dry_run=true" if text == "--dry-run" else _of_hydra(text) for text in arguments]
+    texts, others, words = split_arguments(given, keys)
+    values: dict[str, Any] = {"overrides": [_of_every_run(text) for text in others]}
+    for key, word in texts.items():
+        split = key in LISTS
+        values[key] = [part.strip() for part in word.strip("[]").split(",")] if split else _value(key, word)
+    if "seeds" in values:
+        values["seeds"] = _seeds(values["seeds"])
+    return typed(Selection, values, "the command line"), words
+
+
+def _of_hydra(text: str) -> str:
+    """Return `launcher=ray launcher.num_gpus=1` in Hydra's words, hydra/launcher=ray hydra.launcher.num_gpus=1."""
+    if text.startswith(("launcher=", "launcher.")):
+        return f"hydra{'/' if text[8] == '=' else '.'}{text}"
+    return text
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read '{key}={text}'; quote it, or see --help") from error
+
+
+def _seeds(given: Any) -> list[int]:
+    """Return `seeds=5` as the first five; `seeds=[0,3]` as it is."""
+    listed = list(range(given)) if type(given) is int else given
+    if not isinstance(listed, list) or not listed or not all(type(each) is int and each >= 0 for each in listed):
+        raise ConfigError(f"seeds={given}: how many (seeds=5, at least 1), or which (seeds=[0,3])")
+    return sorted({*listed})
+
+
+def _of_every_run(override: str) -> str:
+    """Return `override`, which every run of a plan is to have.
+
+    Raises:
+        ConfigError: of `seed`, as each run of a cell has its own; of `force`, as a plan only runs what is missing.
+    """
+    key, _, given = override.lstrip("+~").partition("=")
+    if key == "seed":
+        raise ConfigError(f"{override}: a cell has a run for each of its seeds; use seeds=[{given.strip('[]')}]")
+    if key == "force":
+        raise ConfigError(
+            f"{override}: what is finished is not run again here; stale=rerun repeats what other code made, and "
+            "reproduce's retry=true what failed"
+        )
+    return override
+
+
+# Tables.
+
+
+def reproduce_command(arguments: Sequence[str]) -> int:
+    """Reproduce the table that the arguments select; return the exit code."""
+    if not arguments or asks_for_help(arguments):
+        print(REPRODUCE_HELP, end="")
+        return OK if arguments else REFUSED
+    selection, words = select(arguments)
+    if words:
+        raise ConfigError(f"'{words[0]}' is no KEY=VALUE; see python -m fedbench reproduce --help")
+    if not selection.table:
+        raise ConfigError("which table? table=NAME; python -m fedbench list tables has the names")
+    return reproduce(selection)
+
+
+def reproduce(selection: Selection) -> int:
+    """Plan, run, fill and draw one table; return INCOMPLETE if a cell that was selected is not there, else OK."""
+    from fedbench.papers import plan
+
+    launcher, at_once = launcher_of(selection)
+    planned, folder = _planned(selection)
+    if selection.render:
+        render.write(folder)
+        print(f"cells drawn again: {folder / 'table.md'}")
+        return OK
+    missing = [job for job in planned.missing() if selection.retry or not job.failure]
+    announce(planned, missing, at_once)
+    if selection.dry_run:
+        for line in _mirrored(planned.spec):
+            print(line)
+        return OK
+    _require_cells(planned)
+    if missing:
+        timed = any(metric.timing for metric in planned.spec.metrics)
+        make_runs(missing, launcher, join_seeds=not timed)
+    with held(folder):
+        if missing:
+            planned, _ = _planned(selection)  # another call may have added cells meanwhile
+        store.save(folder, plan.fill(planned), *plan.kept(planned))
+        table, _ = render.write(folder)
+    console = Output() if sys.stdout.isatty() else Output(width=120)
+    console.print(render.draw_terminal(table, console.width))
+    return conclude(planned, folder, len(missing))
+
+
+def _planned(selection: Selection) -> tuple[Plan, Path]:
+    """Return what is selected, as it stands, and the folder of the filled table."""
+    from fedbench.papers import plan
+
+    table = spec.load(selection.table)
+    chosen = table.only(selection.rows, selection.columns)  # which may be given by their numbers
+    rows, columns = (tuple(line.label for line in lines) for lines in (chosen.rows, chosen.columns))
+    selection = replace(selection, rows=rows, columns=columns)
+    folder = store.folder_of(selection.results, table.name, plan.provenance(table, selection))
+    return plan.make(table, selection, store.read(folder)), folder
+
+
+def _require_cells(planned: Plan) -> None:
+    """Refuse to write a table without a single cell, as where all of its data is missing."""
+    if not any(cell.jobs for cell in planned.cells):
+        reasons = dict.fromkeys(cell.reason for cell in planned.cells if cell.reason != PENDING)
+        raise FedbenchError(f"no cell of {planned.spec.name} can be filled here: {'; '.join(reasons)}")
+
+
+def announce(plan: Plan, missing: Sequence[Job], at_once: int) -> None:
+    """Print the plan: cells, runs, what is there, what cannot be run, and what the rest takes."""
+    from fedbench.papers.estimate import estimate_lines
+    from fedbench.papers.plan import named
+
+    console = Output(highlight=False)
+    jobs = plan.jobs
+    failed = sum(1 for job in plan.missing() if job.failure)
+    finished = sum(job.finished for job in jobs)
+    recorded = len(jobs) - len(plan.missing()) - finished
+    console.print(plan.provenance.named(plan.spec), style="bold", markup=False)
+    cells = sum(bool(cell.seeds) for cell in plan.cells)
+    console.print(
+        f"{cells} cells, seeds {', '.join(map(str, plan.seeds))}, {len(jobs)} runs: "
+        f"{finished} finished, {f'{recorded} recorded, ' if recorded else ''}{failed} failed, {len(missing)} to do, "
+        f"{at_once} at once"
+    )
+    for line in _undecidable(plan):
+        console.print(line, markup=False)
+    reasons: dict[str, list[CellRuns]] = {}
+    for cell in plan.cells:
+        if cell.reason and cell.reason != PENDING:
+            reasons.setdefault(cell.reason, []).append(cell)
+    for reason, lacking in reasons.items():
+        console.print(f"{named(plan, lacking)}: {reason}", markup=False)
+    if missing:
+        print("measuring what the runs take on this machine ...", file=sys.stderr, flush=True)
+        for line in estimate_lines(plan, missing, at_once):
+            console.print(line, markup=False)
+
+
+def _mirrored(table: TableSpec) -> Iterator[str]:
+    """Yield what a table of a paper lacks: cells without a published value, and published values without a cell."""
+    if not table.paper or table.varies:
+        return
+    blank, shown = [], set()
+    for row, column, metric in table.places():
+        if value := table.published(row, column, metric):
+            shown.add(value)
+        else:
+            blank.append((row, column, metric))
+    if blank:
+        yield f"no published value: {len(blank)} cells; a line of fedbench/papers/published.csv for each that has one:"
+    for row, column, metric in blank:
+        given = {"method": row.label, "metric": metric.name, **column.published, **row.published}
+        words = (given.get(key, "") for key in ("dataset", "partition", "method", "metric"))
+        yield ",".join((table.paper, table.table, *words, "MEAN", "STD", given.get("setting", "")))
+    values = [each for each in spec.published() if (each.paper, each.table) == (table.paper, table.table)]
+    for each in values:
+        if each not in shown:
+            where = " ".join(filter(None, (each.dataset, each.partition, each.method, each.metric, each.setting)))
+            yield f"published, and in no cell: {where}: {each.text}; give a row and a column that filter, or correct it"
+
+
+def _undecidable(plan: Plan) -> Iterator[str]:
+    """Yield which values that are asked for no outcome of the seeds could make equivalent, and how many seeds could."""
+    from fedbench.papers.plan import named
+
+    clients = plan.stored.table.clients if plan.stored.table else {}
+    table = TableResult(plan.spec, (), plan.provenance, clients)
+    for metric in plan.spec.metrics:
+        found: list[tuple[CellRuns, Verdict]] = []
+        for runs in (each for each in plan.cells if each.selected):
+            published = plan.spec.published(runs.row, runs.column, metric)
+            cell = Cell(runs.row.label, runs.column.label, metric.name, published=published)
+            if judged := verdict.undecidable(table, cell, len(runs.jobs or plan.seeds)):
+                found.append((runs, judged))
+        if found:
+            ours = all(math.isfinite(judged.seeds) for _, judged in found)
+            numbers = sorted(judged.seeds if ours else judged.both for _, judged in found)
+            span = " to ".join(dict.fromkeys(f"{number:.0f}" for number in (numbers[0], numbers[-1])))
+            cells = named(plan, [runs for runs, _ in found])
+            yield (
+                f"undecidable, as no outcome could be equivalent: {metric.label} of {cells}; {span} seeds"
+                f"{'' if ours else ' on both sides'} could decide"
+            )
+
+
+def conclude(plan: Plan, folder: Path, made: int) -> int:
+    """Say whether every selected cell is there after `made` runs, and if not, why; return the exit code."""
+    from fedbench.papers.plan import of_runs
+
+    reasons: dict[str, list[Job]] = {}
+    for job in (lacking := plan.missing()):
+        why = f"failed: {job.failure}" if job.failure else f"not finished: {ELSEWHERE}"
+        reasons.setdefault(why, []).append(job)
+    for why, jobs in reasons.items():
+        word, _, reason = why.partition(": ")
+        where = of_runs(plan, {job.identity for job in jobs})
+        again = "; retry=true tries it again" * (word == "failed")
+        print(f"{word}: {where}: {reason}; as in: {shlex.join(jobs[0].overrides)}{again}", file=sys.stderr)
+    cells = [cell for cell in plan.cells if cell.selected]
+    identities = {job.identity for job in lacking}
+    counts = {
+        "cannot be run here": sum(bool(cell.reason) for cell in cells),
+        "failed or not finished": sum(
+            any(job.identity in identities for job in (*cell.jobs, *cell.baselines)) for cell in cells
+        ),
+    }
+    there = len(cells) - sum(counts.values())
+    rest = "".join(f", {count} {word}" for word, count in counts.items() if count)
+    whole = there == len(cells) and not lacking
+    print(
+        f"{'complete' if whole else 'incomplete'}: {there} of {len(cells)} cells asked for are in "
+        f"{folder / 'table.md'}{rest}; {made} runs asked of this call"
+    )
+    print(f"with curves and matrices: python -m fedbench report {folder.parents[1]}")
+    return OK if whole else INCOMPLETE
+
+
+def redraw_command(arguments: Sequence[str]) -> int:
+    """Draw all tables below a folder (default: results) again and count their verdicts; return the exit code."""
+    if asks_for_help(arguments):
+        print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")
+        return OK
+    if len(arguments) > 1:
+        raise ConfigError(f"redraw takes one folder of results, got {' '.join(arguments)}")
+    results = arguments[0] if arguments else "results"
+    folders = store.folders(results)
+    behind = RunCounts()
+    for folder in folders:
+        behind += render.write(folder)[1]
+        store.write_checksums(folder)
+        print(folder)
+    text.write(Path(results))
+    print(behind)
+    if not folders:
+        print(f"no filled table below {results}; python -m fedbench reproduce makes one", file=sys.stderr)
+    return OK if folders else REFUSED
+
+
+# Figures.
+
+
+def figure_command(arguments: Sequence[str]) -> int:
+    """Plan, run and draw figures; return the exit code (1: one could not be made)."""
+    if not arguments or asks_for_help(arguments):
+        print(FIGURE_HELP, end="")
+        return OK if arguments else REFUSED
+    from fedbench.papers import figure_plan as plan
+    from fedbench.plots import style
+
+    selection, names = select(arguments, FIGURE_KEYS)
+    for kind in selection.formats:
+        if kind not in style.FORMATS:
+            raise unknown("format", kind, style.FORMATS)
+    if selection.scale not in plan.SETTINGS:
+        raise unknown("scale of figures", selection.scale, plan.SETTINGS)
+    if not names:
+        raise ConfigError("which figure? a name such as fedsac_f1, or all; see python -m fedbench figure --help")
+    specs = plan.ordered_specs() if "all" in names else [plan.load_spec(name) for name in names]
+    selection = replace(selection, figures=tuple(spec.name for spec in specs))
+    folder = Path(selection.results) / "figures"
+    return _redraw_figures(selection, folder) if selection.render else _make_figures(selection, folder)
+
+
+def _make_figures(selection: Selection, folder: Path) -> int:
+    from fedbench.papers import figure_plan as plan
+
+    launcher, at_once = launcher_of(selection)
+    plans = _figure_plans(selection)
+    refused = len(selection.figures) - len(plans)
+    begun = time.monotonic()
+    missing = plan.merged([job for each in plans for job in each.missing()])
+    print(f"{len(plans)} figures, {len(missing)} runs to make, {at_once} at once")
+    if selection.dry_run:
+        return OK
+    if missing:
+        make_runs(missing, launcher)
+    failed = sum(not _draw_figure(each, folder) for each in plans)
+    plan.write_overview(folder)
+    print(f"{(time.monotonic() - begun) / 60:.0f} minutes; all figures: {folder / 'README.md'}")
+    return 1 if failed or refused else OK
+
+
+def _figure_plans(selection: Selection) -> list[FigurePlan]:
+    """Return the plans of the figures that can be planned; one alone that cannot is an error."""
+    from fedbench.papers import figure_plan as plan
+
+    plans = []
+    for name in selection.figures:
+        try:
+            plans.append(plan.make_plan(plan.load_spec(name), selection))
+        except FedbenchError as error:
+            if len(selection.figures) == 1:
+                raise
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        if reason := plans[-1].substituted:
+            print(f"{name}: {reason}; drawn at scale={plans[-1].scale} instead")
+    return plans
+
+
+def _draw_figure(earlier: FigurePlan, folder: Path) -> bool:
+    """Draw a figure whose runs are there; else say why not."""
+    from fedbench.papers import figure_arrays as arrays
+    from fedbench.papers import figure_plan as plan
+
+    current = plan.make_plan(earlier.spec, earlier.selection)  # what was missing is there now
+    if lacking := current.missing():
+        job = lacking[0]
+        reason = job.failure or f"not finished; {current.command()} goes on"
+        line = f"{current.spec.name}: {len(lacking)} runs lack: {' '.join(job.overrides)}: {reason}"
+        print(line, file=sys.stderr)
+        return False
+    drawn = plan.save_figure(folder, current, arrays.collect(current), current.selection.formats)
+    print(f"{drawn.mirrors} ({drawn.scale}): {folder / drawn.scale / drawn.name}")
+    return True
+
+
+def _redraw_figures(selection: Selection, folder: Path) -> int:
+    """Draw figures again from what is kept."""
+    from fedbench.papers import figure_plan as plan
+
+    places = {name: plan.place_of(folder, name, selection.scale) for name in selection.figures}
+    if lacking := [name for name, place in places.items() if place is None]:
+        scale = plan.QUICK if selection.scale == plan.PAPER else selection.scale
+        how = f"python -m fedbench figure {' '.join(lacking)} scale={scale} makes them"
+        print(f"not made below {folder}: {', '.join(lacking)}; {how}", file=sys.stderr)
+    for place in filter(None, places.values()):
+        print(plan.redraw(place, selection.formats).mirrors)
+    plan.write_overview(folder)
+    return 1 if lacking else OK
+
+
+# The runs of both, and of leaderboards.
+
+
+def launcher_of(selection: Selection) -> tuple[list[str], int]:
+    """Return (Hydra overrides that choose the launcher, runs at once)."""
+    import torch
+
+    from fedbench.engine.workers import available_workers
+
+    if selection.jobs < 0:
+        raise ConfigError(f"jobs={selection.jobs}: how many runs at once, at least 1, or 0 for one a core")
+    jobs = selection.jobs or (1 if torch.cuda.is_available() else available_workers())
+    if selection.launcher:
+        if selection.jobs:
+            raise ConfigError(f"jobs={jobs} is not for a launcher, which says how many (joblib: launcher.n_jobs)")
+        compose(selection.launcher)  # refuses what there is none of, before a step is timed
+        return list(selection.launcher), jobs
+    return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs
+
+
+def make_runs(missing: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool = True) -> None:
+    """Make the runs, first those of Local, which others are measured against, with a bar."""
+    from fedbench.papers.execute import run_all
+
+    first = [job for job in missing if job.config.labels["method"] == "local"]
+    rest = [job for job in missing if job.config.labels["method"] != "local"]
+    with Progress() as progress:
+        bar = progress.add_task("runs", total=len(missing))
+
+        def watch(finished: Sequence[Job], failed: Sequence[Job]) -> None:
+            text = f"runs, {len(failed)} failed" if failed else "runs"
+            progress.update(bar, completed=len(finished) + len(failed), description=text)
+
+        run_all((first, rest), launcher, watch, join_seeds=join_seeds)

@@ -1,0 +1,624 @@
+"""A filled table in words, which every rendering shares: its cells, what stands below them, and counts of verdicts."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.config import groups
+from fedbench.core.files import write_text
+from fedbench.core.markdown import markdown
+from fedbench.papers import spec, store, verdict
+from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, LEVEL, UNDECIDABLE
+from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec
+from fedbench.papers.store import LOCAL, PENDING, Cell, TableResult
+from fedbench.papers.verdict import NONE, Agreement, Bias, Match, Verdict, agreements, biases, counts, verdict_of
+from fedbench.runs.progress import STALE, rough_seconds
+
+DASH = "-"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A cell in words."""
+
+    ours: str  # "92.02 ± 0.39", "> horizon", or why there is no value
+    published: str  # as printed, or a dash
+    difference: str  # signed, with its 95 % interval and Hedges' g where there is a test; or a dash
+    verdict: Verdict
+    place: int  # 1: best of its column and metric, 2: second, 0: neither
+    ran: bool
+    also: tuple[str, ...] = ()  # other rows to whose published value it is equivalent as well
+
+
+class Layout:
+    """A table with its cells put into words."""
+
+    def __init__(self, table: TableResult) -> None:
+        self.table = table
+        self._places = {
+            (column.label, metric.name): _places(table, column, metric)
+            for column in table.spec.columns
+            for metric in table.spec.metrics
+        }
+
+    @cached_property
+    def columns(self) -> list[ColumnSpec]:
+        """The columns in which something ran."""
+        return [column for column in self.table.spec.columns if column.label in ran(self.table, "column")]
+
+    @cached_property
+    def rows(self) -> list[RowSpec]:
+        """The rows in which something ran."""
+        return [row for row in self.table.spec.rows if row.label in ran(self.table, "row")]
+
+    @property
+    def left_out(self) -> str:
+        """The rows and columns that were not asked for, or have not begun; "" if there are none."""
+        spec = self.table.spec
+        begun = [cell for cell in self.table.cells if not _pending(cell)]
+        shown = {column.label for column in self.columns}
+        known = {cell.row for cell in begun if cell.column in shown or not shown}
+        rows = [row.label for row in spec.rows if row.label not in known]
+        columns = [column.label for column in spec.columns if column.label not in {cell.column for cell in begun}]
+        sides = (("rows", rows), ("columns", columns))
+        said = "; ".join(f"{side} {', '.join(labels)}" for side, labels in sides if labels)
+        return f"Left out, as {PENDING}: {said}." if said else ""
+
+    @cached_property
+    def matches(self) -> list[verdict.Match]:
+        """Every cell with a verdict beside every published value of its column and metric."""
+        return verdict.matches(self.table)
+
+    def text(self, row: RowSpec, column: ColumnSpec, metric: MetricSpec) -> Text:
+        """Return the cell of a row, a column and a metric."""
+        cell = self.table.cell(row.label, column.label, metric.name)
+        judged, value = verdict_of(self.table, cell), ours(cell, metric)
+        marked = cell.values and value != DASH and (row.label, column.label) in self.table.stale
+        return Text(
+            value + (STALE if marked else ""),
+            DASH if cell.published is None else cell.published.text,
+            difference(judged, metric),
+            judged,
+            self._places[column.label, metric.name].get(row.label, 0),
+            bool(cell.values),
+            verdict.passes_for(self.matches, column.label, metric.name, row.label),
+        )
+
+
+def _pending(cell: Cell) -> bool:
+    return not cell.values and cell.reason in ("", PENDING)
+
+
+def ours(cell: Cell, metric: MetricSpec) -> str:
+    """Return our value: mean ± std, with the number of seeds that never got there; or the reason for having none."""
+    finite = [value for value in cell.values if math.isfinite(value)]
+    if not cell.values:
+        return cell.reason or "not run"
+    if not finite:
+        return DASH
+    text = f"{np.mean(finite):.{metric.decimals}f}"
+    if len(finite) > 1:
+        text += f" ± {np.std(finite, ddof=1):.{metric.decimals}f}"
+    missed = len(cell.values) - len(finite)
+    return f"{text} ({missed} of {len(cell.values)} censored)" if missed else text
+
+
+def _places(table: TableResult, column: ColumnSpec, metric: MetricSpec) -> dict[str, int]:
+    """Return 1 for the best rows, 2 for the second, as they are printed; nothing where an order means nothing."""
+    if metric.better == "neither" or not table.provenance.trained:
+        return {}
+    sign = 1 if metric.better == "higher" else -1
+    finite = [cell for cell in table.cells_below(column, metric) if math.isfinite(cell.mean)]
+    means = {cell.row: sign * round(cell.mean, metric.decimals) for cell in finite}
+    levels = sorted(set(means.values()), reverse=True)[:2]
+    return {row: levels.index(mean) + 1 for row, mean in means.items() if mean in levels and len(means) > 1}
+
+
+def difference(judged: Verdict, metric: MetricSpec) -> str:
+    """Return ours - published, its 95 % interval and Hedges' g; a dash if there is no difference."""
+    if not math.isfinite(judged.difference):
+        return DASH
+    digits, test = metric.decimals, judged.comparison
+    text = f"{judged.difference:+.{digits}f}"
+    if test is None:
+        return text
+    text += f" [{test.low:.{digits}f}, {test.high:.{digits}f}]"
+    return text if math.isnan(test.effect) else f"{text}, g {test.effect:.1f}"
+
+
+# What a filled table is, in words: its setting, its data, its seeds, and the commands that fill it.
+
+PAPERS = {
+    "fedcollab": "FedCollab",
+    "fedsac": "FedSaC",
+    "pfedsim": "pFedSim",
+    "sosicfl": "SosicFL",
+    "fedrema": "FedReMa",
+}
+WORDS = {  # key of a run's config -> what a reader is told of its value
+    "model": "network {}",
+    "model.classifier": "classifier split: {}",
+    "partition": "partition {}",
+    "partition.num_clients": "{} clients",
+    "partition.size": "{} samples a client",
+    "partition_seed": "the partition of seed {}",
+    "partition_seed=null": "a partition for each seed",
+    "protocol.optimizer.state": "{} optimisers",
+    "protocol.rounds": "{} rounds",
+    "reference_seed": "Local of seed {}",
+    "reference_lr": "Local at the rate {}",
+}
+
+
+def setting(table: TableResult) -> str:
+    """Return `as published`, or what differs from the paper."""
+    made, own = table.provenance, table.spec
+    parts = ["our own"] if not own.paper or own.varies else []
+    parts += [f"scale `{made.scale}`"] if made.scale != "paper" else []
+    parts += [f"`{text}`" for text in (*made.changed, *made.varied)]
+    return ", ".join(parts) or "as published"
+
+
+def spelled(overrides: Sequence[str]) -> str:
+    """Return `lenet5, 20 rounds` for model=lenet5 and protocol.rounds=20; an override without words as it is."""
+    pairs = ((text, *text.partition("=")[::2]) for text in overrides)
+    return ", ".join(WORDS.get(text, WORDS.get(key, f"{key}={{}}")).format(value) for text, key, value in pairs)
+
+
+def data(table: TableResult) -> str:
+    """Return the data sets that were run, and of how many columns."""
+    columns = [column for column in table.spec.columns if column.label in ran(table, "column")]
+    own = dict.fromkeys(name for column in columns for name in table.spec.datasets(column))
+    substitute = table.provenance.substitute
+    named = f"{substitute} instead" if substitute else ", ".join(own)
+    every = len(table.spec.columns)
+    return named if len(columns) == every else f"{named}, {len(columns)} of {every} columns"
+
+
+def headings(table: TableResult, column: ColumnSpec) -> tuple[str, str]:
+    """Return a column's group and label; on other data than the paper's, those data and what they take the place of."""
+    if not table.provenance.substitute:
+        return column.group, column.label
+    own = column.label if not column.group or column.group in column.label else f"{column.group}, {column.label}"
+    return table.provenance.substitute, f"in place of {own}"
+
+
+def ran(table: TableResult, side: str) -> set[str]:
+    """Return labels of the rows ("row") or columns ("column") in which something ran."""
+    return {getattr(cell, side) for cell in table.cells if cell.values}
+
+
+def seeds(table: TableResult) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the seeds of which a row has values in a column, in any metric, by (row, column)."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for cell in (cell for cell in table.cells if cell.values):
+        found.setdefault((cell.row, cell.column), set()).update(cell.seeds)
+    return {place: tuple(sorted(own)) for place, own in found.items()}
+
+
+def commands(table: TableResult) -> Iterator[str]:
+    """Yield `make reproduce-TABLE ...` for all rows that have the same seeds in the same columns."""
+    columns: dict[tuple[str, tuple[int, ...]], list[str]] = {}  # by row and seeds
+    for (row, column), own in seeds(table).items():
+        columns.setdefault((row, own), []).append(column)
+    groups: dict[tuple[tuple[int, ...], tuple[str, ...]], set[str]] = {}
+    for (row, own), found in columns.items():
+        groups.setdefault((own, tuple(found)), set()).add(row)
+    for (own, labels), rows in sorted(groups.items(), reverse=True):
+        places = _numbers("columns", table.spec.columns, {*labels})
+        chosen = [*places, *_numbers("rows", table.spec.rows, rows), *_seeds_text(table, own)]
+        yield " ".join([f"make reproduce-{table.spec.name.replace('_', '-')}", *_made(table), *chosen])
+
+
+def command(table: TableResult, row: str, column: str, own: tuple[int, ...]) -> str:
+    """Return `python -m fedbench reproduce ...` for one cell with its seeds; those of the table where it has none."""
+    chosen = [
+        *_numbers("rows", table.spec.rows, {row}),
+        *_numbers("columns", table.spec.columns, {column}),
+        *(_seeds_text(table, own) if own else []),
+    ]
+    words = ["python", "-m", "fedbench", "reproduce", f"table={table.spec.name}", *_made(table), *chosen]
+    return shlex.join(words)
+
+
+def _made(table: TableResult) -> list[str]:
+    made = table.provenance
+    words = [f"substitute={made.substitute}"] if made.substitute else []
+    words += [f"scale={made.scale}"] if made.scale != "paper" else []
+    return [*words, *made.changed, *made.varied]
+
+
+def _seeds_text(table: TableResult, own: tuple[int, ...]) -> list[str]:
+    """Return `seeds=5`, or which; nothing for those that the table has anyway."""
+    if own == tuple(range(spec.load_scale(table.provenance.scale).seeds or table.spec.seeds)):
+        return []
+    count = len(own) if own == tuple(range(len(own))) else f"[{','.join(map(str, own))}]"
+    return [f"seeds={count}"]
+
+
+def _numbers(key: str, lines: Sequence[Any], chosen: set[str]) -> list[str]:
+    """Return `key=1,3`, the places of the chosen lines; nothing for all of them."""
+    places = [str(number) for number, line in enumerate(lines, 1) if line.label in chosen]
+    return [] if len(places) == len(lines) else [f"{key}={','.join(places)}"]
+
+
+# What is said of a table's verdicts: the rule and its margins, how many of which kind, and what they are worth.
+
+SIGNS = {EQUIVALENT: "≈", DIFFERENT: "≠", INCONCLUSIVE: "?", UNDECIDABLE: "∅"}
+JUDGED_KINDS = tuple(SIGNS)
+
+
+def sentences(layout: Layout) -> Iterator[str]:
+    """Yield what is said of the verdicts; nothing for a table that mirrors no published one."""
+    table = layout.table
+    if not table.spec.paper:
+        return
+    if not table.provenance.is_paper_setting:
+        why = "the table's YAML says TODO" if table.provenance.todo else "this is not the paper's setting"
+        yield f"Beside ours the published value and the difference. No verdicts: {why}."
+        return
+    yield (
+        "Beside ours the published value, and in brackets behind the difference its 95 % interval and effect size "
+        "(Hedges' g). Equivalent (≈): the 90 % interval of the difference lies inside the margin, an equivalence test "
+        "at 5 %. Different (≠): the 95 % interval lies wholly outside it. Inconclusive (?): neither; a number behind "
+        "it is how many seeds of ours would decide. Undecidable (∅): neither, and no outcome of so few seeds could be "
+        "equivalent; a number is how many could, `both` if the paper had to have them too. See docs/verdicts.md."
+    )
+    yield f"Margins: {'; '.join(_margin(table, metric) for metric in table.spec.metrics if not metric.timing)}."
+    yield from _partitions(table)
+    yield from _count_notes(table)
+    yield from _not_run(table)
+    yield from _leaning(table)
+    yield from _worth(layout)
+
+
+def _margin(table: TableResult, metric: MetricSpec) -> str:
+    own = table.spec.margins.get(metric.name)
+    sizes = {spec.width(metric.name, table.spec.margins, 100, n) for n in table.clients.values() or [None]}
+    if own is None and metric.name == "ipr":
+        words = f"one client ({', '.join(f'{size:g}' for size in sorted(filter(None, sizes))) or 'unknown'})"
+    else:
+        relative = (own or spec.default(metric.name)).relative
+        words = f"{sizes.pop():g}{' % of the published value' if relative else ''}"
+    return f"{metric.label} {words}{f' ({own.why})' if own else ''}"
+
+
+def _partitions(table: TableResult) -> Iterator[str]:
+    """Say over what the intervals are: training seeds alone, or the draw of the partition as well."""
+    made = (*table.provenance.varied, *table.provenance.changed)
+    filled, kept = ran(table, "column"), {}
+    for column in table.spec.columns:
+        last = {text.partition("=")[0]: text for text in (*table.spec.base, *column.overrides, *made)}
+        if column.label in filled:
+            kept[column.label] = [text for text in last.values() if _keeps(text)]
+    for texts, labels in groupby(kept, key=lambda label: kept[label]):
+        where = "" if len({*map(tuple, kept.values())}) == 1 else f"{', '.join(labels)}: "
+        if texts:
+            yield (
+                f"{where}One partition for all seeds ({' '.join(texts)}): intervals and verdicts are over training "
+                "seeds on this partition and say nothing of another."
+            )
+        else:
+            yield (
+                f"{where}Each seed draws its own partition: intervals hold the draw and the training. If the paper "
+                "kept one partition, a difference may be that draw's, which its spread does not show."
+            )
+
+
+def _keeps(override: str) -> bool:
+    """Return whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
+    key, _, value = override.partition("=")
+    if key != "partition" or (file := groups.find("partition", value)) is None:
+        return key == "partition_seed" and value != "null"
+    return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
+
+
+def _count_notes(table: TableResult) -> Iterator[str]:
+    what = "cells beside a published value" if table.spec.varies else "published values"
+    for exploratory, before in ((False, "Of"), (True, "Exploratory, counted apart: of")):
+        if found := counts(table, exploratory=exploratory):
+            words = ", ".join(f"{found[kind]} {kind}" for kind in JUDGED_KINDS)
+            yield f"{before} {found.total()} {what}: {words}, {found[NONE]} without a verdict."
+    reasons: dict[str, dict[str, None]] = {}
+    for column in table.spec.columns:
+        for row in table.spec.rows:
+            if reason := table.exploratory(row.label, column.label):
+                label = column.label if reason == column.exploratory else row.label
+                reasons.setdefault(reason, {})[label] = None
+    for reason, labels in reasons.items():
+        named = "all rows" if [*labels] == [row.label for row in table.spec.rows] else ", ".join(labels)
+        yield f"Exploratory (†), {named}: {reason}."
+
+
+def _not_run(table: TableResult) -> Iterator[str]:
+    """Say of how many values that are not run no outcome could be equivalent."""
+    waiting = [cell for cell in table.cells if cell.published and not cell.values]
+    found = [cell for cell in waiting if verdict.undecidable(table, cell, table.spec.seeds)]
+    by_metric = Counter(table.spec.metric(cell.metric).label for cell in found)
+    if found:
+        told = ", ".join(f"{count} {label}" for label, count in by_metric.items())
+        yield (
+            f"Of the {len(waiting)} published values beside which nothing was run {len(found)} would be undecidable "
+            f"with {table.spec.seeds} seeds ({told})."
+        )
+
+
+def _leaning(table: TableResult) -> Iterator[str]:
+    """Yield the joint tests, a sentence a column and group."""
+    digits = {metric.name: (metric.label, metric.decimals) for metric in table.spec.metrics}
+    found = sorted(biases(table), key=lambda each: (each.column, each.group))
+    for (column, group), metrics in groupby(found, key=lambda each: (each.column, each.group)):
+        told = "; ".join(_bias(each, *digits[each.metric]) for each in metrics)
+        yield f"Does a group lean to one side? {column}, {group}, mean difference over rows: {told} (bias.csv)."
+
+
+def _bias(each: Bias, label: str, decimals: int) -> str:
+    interval = f"[{each.low:.{decimals}f}, {each.high:.{decimals}f}]"
+    side = f"{each.below} of {each.rows} rows below"
+    return f"{label} {each.difference:+.{decimals}f} {interval}, p = {each.p:.2g} by Holm, {side}"
+
+
+def _worth(layout: Layout) -> Iterator[str]:
+    """Say for how many other published rows the rows pass."""
+    labels = {metric.name: metric.label for metric in layout.table.spec.metrics}
+    for column in layout.table.spec.columns:
+        here = [each for each in layout.matches if each.column == column.label]
+        told = [_passing(labels[metric], list(each)) for metric, each in groupby(here, key=lambda each: each.metric)]
+        if len({each.published for each in here}) > 1:
+            yield (
+                f"What a verdict is worth, {column.label}, each row against the published values of all rows "
+                f"(specificity.csv): {'; '.join(told)}."
+            )
+
+
+def _passing(label: str, found: Sequence[Match]) -> str:
+    own = {each.row for each in found if each.row == each.published and each.outcome == EQUIVALENT}
+    others = [each for each in found if each.row != each.published]
+    also = [each for each in others if each.outcome == EQUIVALENT]
+    passing = sum(each.row in own for each in also)
+    mean = f", which pass for {passing / len(own):.1f} other rows on average" if own else ""
+    different = sum(each.outcome == DIFFERENT for each in others)
+    return (
+        f"{label} {len(own)} of {len({each.row for each in found})} rows are equivalent to their own{mean}, and of "
+        f"{len(others)} pairs of different rows {len(also)} are equivalent, {different} different"
+    )
+
+
+def notes(layout: Layout) -> list[str]:
+    """Return the sentences below a table, in the order in which they are read."""
+    table = layout.table
+    own, made = table.spec, table.provenance
+    changed = filter(None, [spec.load_scale(made.scale).words])
+    said = [*_seed_notes(table), *changed, *_stale(table), *sentences(layout), *absent(layout)]
+    if not made.trained:
+        said.append("The runs are too short for the order of the methods to mean anything.")
+        return [*said, _made_on(table)]
+    said += [_agreement(each, own.headline) for each in agreements(table)]
+    said += _significance(table)
+    said += own.notes
+    if made.scale == "paper" and not made.substitute:
+        said += [finding.text for finding in own.findings if finding.changed == made.changed]
+    return [*said, _made_on(table)]
+
+
+def _made_on(table: TableResult) -> str:
+    made = table.provenance
+    spent = f", {rough_seconds(made.seconds)} of runs" if math.isfinite(made.seconds) else ""
+    return f"Made on {made.date}, {made.machine}{spent}, commit {made.commit or 'unknown'}."
+
+
+def _seed_notes(table: TableResult) -> Iterator[str]:
+    """Say over which seeds the values are, and which rows, columns or cells have only some of them."""
+    every = tuple(sorted({seed for cell in table.cells for seed in cell.seeds}))
+    yield f"Ours: mean ± sample standard deviation over seeds {', '.join(map(str, every)) or 'none'}."
+    places = seeds(table)
+    named: dict[tuple[int, ...], dict[str, None]] = {}
+    for (row, column), own in places.items():
+        alike = ((row, 0), (column, 1))  # the whole row, or the whole column, has these seeds
+        whole = next((name for name, side in alike if {v for k, v in places.items() if k[side] == name} == {own}), "")
+        if own != every:
+            named.setdefault(own, {})[whole or f"{row} / {column}"] = None
+    each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in named.items()]
+    if each:
+        yield f"Fewer seeds so far: {'; '.join(each)}."
+
+
+def _stale(table: TableResult) -> Iterator[str]:
+    """Yield which cells other code made, or have another Local, and how to make them again."""
+    again = "The command with stale=rerun makes them again."
+    if parts := sorted({part for parts in table.stale.values() for part in parts} - {LOCAL}):
+        rows = dict.fromkeys(row for (row, _), own in table.stale.items() if {*own} - {LOCAL})
+        yield (
+            f"Made by other code than today's ({STALE}), as the code of {', '.join(parts)} has changed since: "
+            f"{', '.join(rows)}. {again}"
+        )
+    if apart := dict.fromkeys(row for (row, _), own in table.stale.items() if LOCAL in own):
+        yield (
+            f"IPR and RSD against another result of Local than the one above ({STALE}), which was run again since on "
+            f"a machine that rounds otherwise: {', '.join(apart)}. {again}"
+        )
+
+
+def absent(layout: Layout, *, cells: bool = False) -> Iterator[str]:
+    """Yield which rows and columns are left out, and why; with `cells` also which of those that are drawn lack a value.
+
+    A row that is left out because its columns are is not named again.
+    """
+    if layout.left_out:
+        yield layout.left_out
+    columns, rows = ({line.label for line in lines} for lines in (layout.columns, layout.rows))
+    found: dict[str, dict[str, dict[str, None]]] = {"column": {}, "row": {}, "cell": {}}
+    for cell in layout.table.cells:
+        if cell.values or _pending(cell):
+            continue
+        if cell.column not in columns:
+            side, label = "column", cell.column
+        elif cell.row not in rows:
+            side, label = "row", cell.row
+        else:
+            side, label = "cell", f"{cell.row} / {cell.column}"
+        found[side].setdefault(label, {})[cell.reason.removeprefix("not run: ")] = None
+    for side in ("column", "row", *(["cell"] if cells else [])):
+        alike: dict[str, list[str]] = {}
+        for label, reasons in found[side].items():
+            alike.setdefault("; ".join(sorted(reasons)), []).append(label)
+        for reason, labels in alike.items():
+            yield f"No run of {side}{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {reason}."
+
+
+def _significance(table: TableResult) -> Iterator[str]:
+    metric, reference = table.spec.metrics[0], table.spec.headline
+    pairs = verdict.paired(table, metric, reference) if reference and metric.better != "neither" else []
+    for column in dict.fromkeys(each.column for each in pairs):
+        here = [each for each in pairs if each.column == column]
+        told = {
+            "above": [each.row for each in here if each.low > 0 and each.p < LEVEL],
+            "below": [each.row for each in here if each.high < 0 and each.p < LEVEL],
+        }
+        words = "; ".join(f"{side} {', '.join(rows)}" for side, rows in told.items() if rows)
+        yield (
+            f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is {words or 'not told apart'}"
+            f" ({len(here)} comparisons, all in significance.csv)."
+        )
+
+
+def _agreement(each: Agreement, headline: str) -> str:
+    text = f"{each.column}, {each.metric}: order of {each.rows} rows against the paper's, Kendall's tau "
+    text += "undefined" if math.isnan(each.tau) else f"{each.tau:.2f}"
+    if each.headline is not None and each.headline_published:
+        holds = "holds" if each.headline else f"does not hold, best is {', '.join(each.best_ours)}"
+        text += f"; the paper's claim that {headline} is best {holds}"
+    return text + "."
+
+
+# How many published values of all filled tables have which verdict: verdicts.md beside them.
+
+FILE = "verdicts.md"
+COLUMNS = ("values", "rows of runs", *JUDGED_KINDS)
+HEAD = """\
+# How many values have which verdict
+
+Values of ours beside a published one, at the papers' settings, by table. Exploratory values, whose setting was chosen
+after outcomes had been seen, are counted apart. A value that stands in several tables, as FedCollab's own, counts once
+in the last lines. What the words mean is in [docs/verdicts.md](../docs/verdicts.md).
+
+Values are not independent trials. Accuracy, IPR and RSD of a row are read off the same runs: they are one piece of
+evidence, so rows of runs are counted beside them. Rows share their seeds, and IPR and RSD the runs of Local.
+
+"""
+FOOT = "\nWritten by `python -m fedbench redraw results`, which trains nothing and keeps what stands below this line.\n"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One value with a verdict."""
+
+    paper: str
+    folder: str
+    setting: str  # what was varied of what the paper leaves open; "" if nothing
+    keys: tuple[str, ...]  # of its runs, with the study where one was made of them
+    metric: str
+    kind: str
+    exploratory: bool
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The values of a paper's tables at one setting, each once."""
+
+    paper: str
+    setting: str
+    tables: tuple[str, ...]  # folders
+    values: tuple[Judged, ...]
+
+
+def write(results: Path) -> None:
+    """Write verdicts.md into `results`, if a table there has a verdict; what stands below its last line is kept."""
+    if found := judged({folder.name: store.load_table(folder) for folder in store.folders(results)}):
+        file = results / FILE
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        write_text(file, HEAD + table(found) + FOOT + before.partition(FOOT)[2])
+
+
+def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
+    """Return every value with a verdict in filled tables, which are given by the name of their folder."""
+    found = []
+    for folder, filled in tables.items():
+        setting = " ".join(filled.provenance.varied)
+        studies = {row.label: row.study for row in filled.spec.rows}
+        for cell in filled.cells:
+            verdict = verdict_of(filled, cell)
+            if verdict.kind != NONE:
+                place = (filled.spec.paper, folder, setting)
+                keys = tuple(f"{studies[cell.row]}{key}" for key in cell.keys)
+                found.append(Judged(*place, keys, cell.metric, verdict.kind, bool(verdict.exploratory)))
+    return found
+
+
+def tallies(found: Sequence[Judged]) -> list[Tally]:
+    """Return one for all tables of a paper with the same setting that hold values not exploratory."""
+    confirmed = [each for each in found if not each.exploratory]
+    made = []
+    for paper, setting in dict.fromkeys((each.paper, each.setting) for each in confirmed):
+        tables = [each.folder for each in confirmed if (each.paper, each.setting) == (paper, setting)]
+        once = _once([each for each in found if each.folder in tables])
+        made.append(Tally(paper, setting, tuple(dict.fromkeys(tables)), tuple(once)))
+    return made
+
+
+def _once(found: Sequence[Judged]) -> list[Judged]:
+    """Return each run's value once, from the table with most seeds: a table may have more of them than another has."""
+    kept: list[Judged] = []
+    for each in sorted(found, key=lambda each: -len(each.keys)):
+        if not any(each.metric == other.metric and set(each.keys) & set(other.keys) for other in kept):
+            kept.append(each)
+    return kept
+
+
+def parted(found: Sequence[Judged]) -> list[list[Judged]]:
+    """Return the values that are not exploratory, and those that are."""
+    return [[each for each in found if each.exploratory == exploratory] for exploratory in (False, True)]
+
+
+def rows_of(found: Sequence[Judged]) -> int:
+    """Return how many rows of runs are behind the values: those of one row are read off the same runs."""
+    return len({each.keys for each in found})
+
+
+def words(found: Sequence[Judged]) -> str:
+    """Return the counts as a phrase, with the rows of runs behind them, those of exploratory values apart."""
+    confirmed, exploratory = map(_phrase, parted(found))
+    return (confirmed or "none") + (f"; exploratory: {exploratory}" if exploratory else "")
+
+
+def _phrase(found: Sequence[Judged]) -> str:
+    of = {kind: [each for each in found if each.kind == kind] for kind in JUDGED_KINDS}
+    told = [f"{len(values)} {kind} from {rows_of(values)} rows" for kind, values in of.items() if values]
+    return ", ".join(told).replace(" rows", " rows of runs", 1).replace(" 1 rows", " 1 row")
+
+
+def table(found: Sequence[Judged]) -> str:
+    """Return a line a table, and one for each tally."""
+    lines = [["table", *COLUMNS, *(f"exploratory: {column}" for column in COLUMNS)]]
+    for folder in dict.fromkeys(each.folder for each in found):
+        counted = _count_cells([each for each in found if each.folder == folder])
+        lines.append([f"[{folder}](tables/{folder}/table.md)", *counted])
+    for each in tallies(found):
+        label = f"{each.paper}, {each.setting or 'as specified'}, {len(each.tables)} tables, each value once"
+        lines.append([label.replace(" 1 tables", " 1 table"), *_count_cells(each.values)])
+    return markdown(lines)
+
+
+def _count_cells(found: Sequence[Judged]) -> list[str]:
+    counts = [(own, Counter(each.kind for each in own)) for own in parted(found)]
+    return [str(n) for own, kinds in counts for n in (len(own), rows_of(own), *map(kinds.__getitem__, JUDGED_KINDS))]

@@ -1,1 +1,0 @@
-"""Every filled table as one HTML page that needs no server and loads nothing from elsewhere."""

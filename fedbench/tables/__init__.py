@@ -1,1 +1,0 @@
-"""Published tables: what the papers print, the runs that rebuild it, and the verdict on every cell."""

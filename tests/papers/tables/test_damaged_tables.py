@@ -1,0 +1,92 @@
+"""The files of a table, damaged at many places: refused in one line, never another number."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbench.cli import program
+from fedbench.core import files
+from fedbench.core.errors import Damaged
+from fedbench.papers import store
+from fedbench.papers.spec import parse
+from fedbench.papers.store import Cell, TableResult
+from tests.helpers.damage import DAMAGES, tried
+
+KEY = "0123456789abcdef"
+
+
+def table(tmp_path: Path) -> Path:
+    """A filled table on disk."""
+    spec = {
+        "name": "toy",
+        "title": "Toy",
+        "paper": "",
+        "table": "",
+        "metrics": [{"name": "acc"}],
+        "rows": [{"label": "FedAvg"}],
+        "columns": [{"label": "digits"}],
+    }
+    folder = tmp_path / "tables" / "toy"
+    cell = Cell("FedAvg", "digits", "acc", (12.5, 25.0), (0, 1), (KEY, KEY[::-1]))
+    lines = [{"row": "FedAvg", "column": "digits", "key": KEY, "acc": 12.5, "seed": 0}]
+    curves = [{"row": "FedAvg", "column": "digits", "seed": 0, "round": 1, "acc_on_local": 12.5}]
+    store.save(folder, TableResult(parse(spec), (cell,)), lines, curves, {"FedAvg|digits|0": np.eye(3)})
+    return folder
+
+
+STORED: dict[str, Callable[[Path], Any]] = {
+    store.TABLE: store.load_table,
+    store.ROWS: store.load_rows,
+    store.CURVES: lambda folder: store.load_rows(folder, store.CURVES),
+    store.MATRICES: lambda folder: store.load_arrays(folder, store.MATRICES),
+    files.MANIFEST: lambda folder: store.load_arrays(folder, store.MATRICES),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_table_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> None:
+    folder = table(tmp_path)
+    found = tried(folder / name, lambda: STORED[name](folder))
+    assert found["refused"] > 2 * DAMAGES
+    assert set(found) <= ({"refused", "no difference"} if name == files.MANIFEST else {"refused"})
+
+
+def test_a_table_is_whole_whenever_its_writer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved anew with other values, and stopped at each replacement of a file."""
+    other = Cell("FedAvg", "digits", "acc", (50.0, 75.0), (0, 1), (KEY, KEY[::-1]))
+    ends = set()
+    for stop in range(6):
+        folder = table(tmp_path / str(stop))
+        stored = store.load_table(folder)
+        written = 0
+
+        def one(path: Path, content: bytes, last: int = stop, write: Any = files.write_bytes) -> None:
+            nonlocal written
+            if written == last:
+                raise KeyboardInterrupt
+            written += 1
+            write(path, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write_bytes", one)
+            with contextlib.suppress(KeyboardInterrupt):
+                store.save(folder, TableResult(stored.spec, (other,)), store.load_rows(folder))
+        ends.add(store.load_table(folder).cells[0].values)
+        assert store.read(folder).curves
+    assert ends == {(12.5, 25.0), (50.0, 75.0)}
+
+
+def test_tables_of_an_earlier_version_are_sealed_when_drawn_again(tmp_path: Path) -> None:
+    folder = table(tmp_path)
+    (folder / files.MANIFEST).unlink()
+    assert program.main(["redraw", str(tmp_path)]) == 0
+    file = folder / store.TABLE
+    file.write_bytes(file.read_bytes().replace(b"12.5", b"21.5"))
+    with pytest.raises(Damaged, match=r"git restore .*tables/toy"):
+        store.load_table(folder)

@@ -1,0 +1,330 @@
+"""Runs that end without a word are told of; runs that must not share a process do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import pickle
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+
+from fedbench.config.compose import compose
+from fedbench.config.messages import one_line
+from fedbench.core.errors import Stale
+from fedbench.papers import execute
+from fedbench.papers.plan import Job, local_reference
+from fedbench.runs.config import from_plain, resolve, run_key
+from fedbench.sweeps.jobs import JobOutcome
+from tests.helpers.codes import edit
+from tests.helpers.labelled_formats import write_labelled
+
+CHOSEN = (
+    "dataset=digits",
+    "partition=homo",
+    "model=mlp",
+    "method=local",
+    "protocol.rounds=1",
+    "hardware=cpu",
+)
+
+
+def job(*more: str) -> Job:
+    overrides = (*CHOSEN, *more)
+    return Job(overrides, resolve(compose(overrides)))
+
+
+def test_a_process_that_died_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = JobReturn(status=JobStatus.FAILED)
+    dead.return_value = RuntimeError("the worker died")
+    launcher = Mock(launch=Mock(return_value=[dead]))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", Mock(return_value=launcher))
+    lost = job(f"runs_dir={tmp_path}")
+    execute.run_all([[lost]], ["hydra/launcher=basic"])
+    assert lost.failure == "RuntimeError: the worker died"
+    assert launcher.launch.call_count == 2, "it was tried once more"
+
+
+def test_a_failure_that_its_folder_cannot_hold_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedbench.runs.folder.write_text", Mock(side_effect=OSError(errno.ENOSPC, "the disk is full")))
+    lost = job(f"runs_dir={tmp_path}", "partition.num_clients=5000")
+    execute.run_all([[lost, dataclasses.replace(lost, study="cost")]], ["hydra/launcher=basic"])
+    run, study = capsys.readouterr().err.splitlines()
+    assert "num_clients=5000" in run
+    assert study.startswith("error: unknown study 'cost'")
+    assert lost.failure == ""
+
+
+def seeds_of(base: Job, count: int) -> list[Job]:
+    configs = [base.config.changed(seed=seed) for seed in range(count)]
+    return [Job((*base.overrides, f"seed={seed}"), config) for seed, config in enumerate(configs)]
+
+
+class Pool:
+    """A launcher's processes: `kills` says which tasks kill theirs; a `shared` pool loses all others with it."""
+
+    def __init__(self, folder: Path, jobs: list[Job], kills: Callable[[int, int], bool], *, shared: bool) -> None:
+        self.folder, self.jobs, self.kills, self.shared = folder, jobs, kills, shared
+        self.asked: list[list[int]] = []
+        self.tries = Counter[int]()
+
+    def __call__(self, numbers: Sequence[int]) -> list[JobReturn]:
+        self.asked.append(list(numbers))
+        for begun in numbers[:2] if self.shared else ():  # two at once
+            (self.folder / f"{begun}.log").touch()
+        return [self.one(number) for number in numbers]
+
+    def one(self, number: int) -> JobReturn:
+        self.tries[number] += 1
+        log = self.folder / f"{number}.log"
+        if self.kills(number, self.tries[number]):
+            log.touch()
+            if self.shared:
+                raise RuntimeError("the pool is broken")
+            dead = JobReturn(status=JobStatus.FAILED)
+            dead.return_value = RuntimeError("killed")
+            return dead
+        with self.jobs[number].folder as folder:
+            folder.finish({"seed": number})
+        log.unlink(missing_ok=True)
+        return JobReturn(_return_value=JobOutcome(), status=JobStatus.COMPLETED)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("killers", [(0,), (1, 3)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_task_that_kills_its_process_is_tried_once_more_and_costs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shared: bool, killers: tuple[int, ...], times: int
+) -> None:
+    jobs = seeds_of(job(f"runs_dir={tmp_path / 'runs'}"), 5)
+    (folder := tmp_path / "logs").mkdir()
+    pool = Pool(folder, jobs, lambda number, tries: number in killers and tries <= times, shared=shared)
+    execute._persist([[each] for each in jobs], folder, pool)
+    lost = killers if times == 2 else ()
+    assert [number for number, each in enumerate(jobs) if not each.finished] == [*lost]
+    for number in lost:
+        assert jobs[number].failure.endswith(f"is gone), twice; log: {folder / f'{number}.log'}")
+    assert all(pool.tries[number] <= 2 for number in range(5))
+    said = capsys.readouterr().err
+    for number in killers:
+        assert f"seed={number}; log: {folder / f'{number}.log'}" in said
+    if not shared:
+        assert pool.asked == [[0, 1, 2, 3, 4], [*killers]]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [
+        (["hydra/launcher=slurmm"], "unknown hydra/launcher 'slurmm'; nearest: "),
+        (["hydra/launcher=joblib", "hydra.launcher.njobs=2"], "nearest: hydra.launcher.n_jobs"),
+        (["hydra/launcher=eight_cards", "hydra.launcher.gpus=1"], "nearest: hydra.launcher.num_gpus"),
+        (["hydra/launcher=ray"], "hydra.launcher asks for Ray: pip install 'fedbench-harness[ray]'"),
+        (["hydra/launcher=submitit_lokal"], "asks for submitit: pip install 'fedbench-harness[slurm]'"),
+    ],
+)
+def test_a_launcher_that_cannot_be_had_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: list[str], line: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Exception, match=r".") as error:
+        execute.run_all([[job(f"runs_dir={tmp_path}")]], launcher)
+    assert line in str(one_line(error.value))
+    assert not (tmp_path / ".sweeps").exists()
+
+
+def test_a_launcher_that_begins_nothing_is_an_error(tmp_path: Path) -> None:
+    pool = Mock(side_effect=RuntimeError("no such cluster"))
+    with pytest.raises(RuntimeError, match="no such cluster"):
+        execute._persist([[job(f"runs_dir={tmp_path}")]], tmp_path, pool)
+
+
+def test_a_process_that_dies_between_two_tasks_costs_none(tmp_path: Path) -> None:
+    jobs = seeds_of(job(f"runs_dir={tmp_path / 'runs'}"), 3)
+    pool = Pool(tmp_path, jobs, lambda _number, _tries: False, shared=False)
+    broken = iter([True, False])
+
+    def attempt(numbers: Sequence[int]) -> list[JobReturn]:
+        if next(broken):
+            pool.one(numbers[0])
+            raise RuntimeError("the pool is broken")
+        return pool(numbers)
+
+    execute._persist([[each] for each in jobs], tmp_path, attempt)
+    assert pool.asked == [[1, 2]]
+    assert all(each.finished for each in jobs)
+
+
+def test_what_a_process_prints_is_in_its_log_while_it_lives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "0.log"
+    with execute._printing_to(log):
+        os.write(1, b"round 3\n")
+        os.write(2, b"round 4")
+        first, *rounds = log.read_text().splitlines()
+    assert first.startswith(f"process {os.getpid()} on ")
+    assert rounds == ["round 3", "round 4"]
+    assert not log.exists()
+    with pytest.raises(KeyboardInterrupt), execute._printing_to(log):
+        raise KeyboardInterrupt
+    assert not log.exists(), "a run that is stopped has said where it is saved"
+    os.write(1, b"to who asked")
+    assert capfd.readouterr() == ("to who asked", "")
+
+
+def test_another_process_finds_the_folder_that_it_is_asked_in_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the runs, wherever these are: it composes its config from the overrides alone."""
+    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
+    runs = tmp_path / "o'clock, and $more"
+    one = job()
+    execute.run_all([[Job(one.overrides, one.config.changed(runs_dir=str(runs)))]], ["hydra/launcher=joblib"])
+    (context, _, config), _ = instantiate.call_args
+    folder = Path(context.config_loader.load_sweep_config(config, ["+task=0"]).hydra.sweep.dir)
+    assert folder == Path(config.hydra.sweep.dir)
+    assert folder.parent == runs / ".sweeps"
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_runs_logged_to_wandb_have_a_process_to_themselves(tmp_path: Path, logged: bool) -> None:
+    more = ("hardware.engine=stacked", f"runs_dir={tmp_path}", f"wandb.enabled={logged}")
+    jobs = [job(*more, f"seed={seed}") for seed in range(2)]
+    assert execute._stackable(jobs) == ([] if logged else [jobs])
+
+
+def test_runs_that_differ_in_seed_and_learning_rate_alone_are_one_program(tmp_path: Path) -> None:
+    more = ("method=fedprox", "hardware.engine=stacked", f"runs_dir={tmp_path}")
+    settings = ("method.mu=0.1", "method.mu=0.1", "method.mu=0.2", "method.mu=0.2")
+    rates = (0.1, 0.02, 0.1, 0.05)
+    jobs = [
+        job(*more, setting, f"protocol.optimizer.lr={rate}", f"seed={seed}")
+        for setting, rate in zip(settings, rates, strict=True)
+        for seed in range(2)
+    ]
+    assert execute._stackable(jobs) == [jobs[:4], jobs[4:]]
+    for other in ("protocol.rounds=2", "protocol.optimizer.momentum=0.5", "protocol.optimizer.name=adam"):
+        apart = job(*more, "method.mu=0.1", "protocol.optimizer.lr=0.02", other)
+        assert execute._stackable([jobs[0], apart]) == []
+
+
+def test_the_local_references_of_several_seeds_train_together(tmp_path: Path) -> None:
+    more = ("method=fedavg", "hardware.engine=stacked", f"runs_dir={tmp_path}")
+    twins = [local_reference(job(*more, f"seed={seed}")) for seed in range(2)]
+    assert execute._stackable(twins) == [twins]
+    assert [local_reference(twin) for twin in twins] == twins, "Local needs no reference"
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "expected"), [(1, (), "auto"), (2, (), "looped"), (2, ("stacked",), "stacked")]
+)
+def test_runs_at_once_take_a_core_each_and_a_single_one_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, asked: tuple[str, ...], expected: str
+) -> None:
+    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
+    more = (f"runs_dir={tmp_path}", *(f"hardware.engine={engine}" for engine in asked))
+    jobs = [job(*more, f"seed={seed}") for seed in range(runs)]
+    execute.run_all([jobs], ["hydra/launcher=joblib"])
+    (_, task, _), _ = instantiate.call_args
+    tasks, apart = pickle.loads(pickle.dumps(task)).args  # as it goes to another process
+    assert apart
+    found = [from_plain(plain) for plains in tasks for plain in plains]
+    assert [each.hardware.engine for each in found] == [expected] * runs
+    assert [run_key(each) for each in found] == [each.key for each in jobs]
+
+
+def test_on_a_gpu_runs_at_once_keep_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one client after the other, and seeds stay one program."""
+    monkeypatch.setattr("fedbench.engine.hardware.pick_device", lambda _: torch.device("cuda"))
+    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
+    more = (f"runs_dir={tmp_path}", "hardware.device=auto")
+    jobs = [job(*more, f"protocol.rounds={rounds}", f"seed={seed}") for rounds in (1, 2) for seed in (0, 1)]
+    execute.run_all([jobs], ["hydra/launcher=joblib"])
+    (_, task, _), _ = instantiate.call_args
+    tasks = task.args[0]
+    assert [[plain["hardware"]["engine"] for plain in plains] for plains in tasks] == [["auto", "auto"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "joined", "size"),
+    [
+        (("gpus",), True, 1),
+        (("gpus", "num_gpus=0.5"), True, 2),
+        (("gpus", "num_gpus=0.5"), False, 1),
+        (("cpu", "num_gpus=1"), True, 1),
+    ],
+)
+def test_seeds_are_one_task_where_the_launcher_gives_it_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], joined: bool, size: int
+) -> None:
+    """Whether this machine has one or not: it may be a cluster's login node. Not where seconds are to be compared."""
+    instantiate = Mock(return_value=Mock(launch=Mock(return_value=[])))
+    monkeypatch.setattr(Plugins.instance(), "instantiate_launcher", instantiate)
+    hardware = "auto" if asked[0] == "gpus" else "cpu"
+    jobs = [job(f"runs_dir={tmp_path}", f"hardware={hardware}", f"seed={seed}") for seed in range(2)]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    launcher = ["hydra/launcher=ray", *(f"hydra.launcher.{each}" for each in asked[1:])]
+    execute.run_all([jobs], launcher, join_seeds=joined)
+    (_, task, _), _ = instantiate.call_args
+    assert [len(plains) for plains in task.args[0]] == [size] * (2 // size)
+
+
+def test_a_run_is_not_composed_again_from_its_overrides(tmp_path: Path) -> None:
+    """They are for people to read: what runs is the plain config."""
+    given = job(f"runs_dir={tmp_path}", "dataset.limit=60")
+    execute.run_all([[dataclasses.replace(given, overrides=("method=nonsense",))]], ["hydra/launcher=basic"])
+    assert given.finished
+
+
+def study(tmp_path: Path, *more: str) -> Job:
+    """Of the samples that lie in a folder now."""
+    data = ("dataset=mnist", f"dataset.root={tmp_path / 'data'}", "dataset.partial=true")
+    return dataclasses.replace(job(*data, f"runs_dir={tmp_path / 'runs'}", *more), study="model_cost")
+
+
+@pytest.mark.usefixtures("fresh_codes")
+def test_a_study_of_other_code_is_made_again_where_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_labelled("mnist", tmp_path / "data", np.arange(60) % 10, np.arange(20) % 10)
+    execute.run_all([[study(tmp_path)]], [])
+    assert study(tmp_path, "stale=rerun").finished
+    edit(monkeypatch, "model")
+    assert study(tmp_path).finished, "shown, as a run is"
+    with pytest.raises(Stale, match=r"studies/model_cost.*other code \(model changed since\)"):
+        _ = study(tmp_path, "stale=error").finished
+    assert not study(tmp_path, "stale=rerun").finished
+    execute.run_all([[study(tmp_path, "stale=rerun")]], [])
+    assert study(tmp_path, "stale=rerun").finished
+
+
+def test_a_study_of_other_samples_is_another(tmp_path: Path) -> None:
+    for shift in (0, 1):
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        write_labelled("mnist", tmp_path / "data", (np.arange(60) + shift) % 10, np.arange(20) % 10)
+        assert not study(tmp_path).finished
+        execute.run_all([[study(tmp_path)]], [])
+        assert study(tmp_path).finished
+        assert study(tmp_path).folder.result()["data"] == study(tmp_path).data
+
+
+def test_a_study_of_before_code_was_recorded_is_read(tmp_path: Path) -> None:
+    write_labelled("mnist", tmp_path / "data", np.arange(60) % 10, np.arange(20) % 10)
+    made = study(tmp_path, "stale=rerun")
+    with made.folder as folder:
+        folder.finish({"macs": 5.0, "seed": 0})
+    assert made.finished
+    assert made.folder.result()["macs"] == 5.0

@@ -1,0 +1,79 @@
+"""The counts of verdicts over all tables, and that those in the repository are today's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedbench.cli import program
+from fedbench.papers import spec, store
+from fedbench.papers.text import FILE, Judged, judged, table, tallies, words
+from tests.papers.report.toys import stored
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = store.folders(ROOT / "results")
+
+
+def test_a_value_in_two_tables_counts_once_and_exploratory_ones_apart() -> None:
+    one = Judged("p", "a", "", ("k1", "k2"), "acc", "equivalent", False)
+    found = [
+        one,
+        Judged("p", "b", "", ("k1", "k2"), "acc", "equivalent", False),  # the same runs
+        Judged("p", "b", "", ("k1", "k2"), "rsd", "different", False),
+        Judged("p", "b", "", ("k3",), "acc", "inconclusive", True),
+        Judged("p", "kept", "partition_seed=0", ("k4",), "acc", "inconclusive", False),
+        Judged("p", "kept", "partition_seed=0", ("k6",), "acc", "undecidable", False),
+        Judged("p", "c", "", ("k5",), "acc", "different", True),  # a table of exploratory values alone
+    ]
+    lines = [line.strip("| ").split(" | ") for line in table(found).splitlines()]
+    assert {line[0].partition("]")[0]: list(map(int, line[1:])) for line in lines[2:]} == {
+        "[a": [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        "[b": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
+        "[kept": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
+        "[c": [0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0],
+        "p, as specified, 2 tables, each value once": [2, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0],
+        "p, partition_seed=0, 1 table, each value once": [2, 2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
+    }
+    told = "2 equivalent from 1 row of runs, 1 different from 1 row; exploratory: 1 inconclusive from 1 row of runs"
+    assert words(found[:4]) == told
+    assert [words(each) for each in ([], found[-1:])] == ["none", "none; exploratory: 1 different from 1 row of runs"]
+
+
+def test_two_studies_of_one_configuration_are_two_rows() -> None:
+    """FedCollab's Table 5: operations and parameters of two networks, whose run keys are the same."""
+    folder = ROOT / "results" / "tables" / "fedcollab_t5"
+    (tally,) = tallies(judged({"a": store.load_table(folder)}))
+    assert words(tally.values) == "4 equivalent from 2 rows of runs"
+
+
+def test_a_value_counts_once_where_one_table_has_a_seed_more() -> None:
+    few = Judged("p", "b", "", ("k1", "k2"), "acc", "inconclusive", False)
+    more = Judged("p", "a", "", ("k1", "k2", "k3"), "acc", "equivalent", False)
+    for found in ([few, more], [more, few]):
+        (tally,) = tallies(found)
+        assert tally.values == (more,)
+
+
+def test_redrawing_counts_what_is_stored(tmp_path: Path) -> None:
+    stored(tmp_path)
+    assert program.main(["redraw", str(tmp_path)]) == 0
+    text = (tmp_path / FILE).read_text(encoding="utf-8")
+    assert "| [fedcollab_t1](tables/fedcollab_t1/table.md) | 5 | 3 | 1 | 2 | 0 | 2 |" in text
+    (tmp_path / FILE).write_text(f"{text}\nOurs.\n", encoding="utf-8")
+    program.main(["redraw", str(tmp_path)])
+    assert (tmp_path / FILE).read_text(encoding="utf-8") == f"{text}\nOurs.\n", "what stands below is kept"
+
+
+def test_the_committed_counts_are_those_of_the_committed_tables() -> None:
+    """If this fails: make tables, and bring the last lines into docs/verdicts.md."""
+    counted = table(judged({each.name: store.load_table(each) for each in FOLDERS}))
+    assert counted in (ROOT / "results" / FILE).read_text(encoding="utf-8")
+    told = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    assert all(line in told for line in counted.splitlines() if "each value once" in line)
+
+
+def test_notes_and_marks_are_those_of_today_s_yaml() -> None:
+    """A filled table is judged by its YAML as it is, not by a copy of what it was."""
+    folder = ROOT / "results" / "tables" / "fedcollab_t2"
+    today, filled = spec.load("fedcollab_t2"), store.load_table(folder).spec
+    assert all(getattr(filled, name) == getattr(today, name) for name in store.JUDGING)
+    assert [row.exploratory for row in filled.rows] == [row.exploratory for row in today.rows]
