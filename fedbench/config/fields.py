@@ -271,7 +271,7 @@ def typed(cls: type[T], values: object, where: str) -> T:
     }
     flat = _converted(cls, {key: value for key, value in values.items() if key not in nested}, where)
     for key, value in flat.items():
-        if isinstance(value, list) and typing.get_origin(hints[key]) is tuple:  # so that the dataclass is hashable
+        if isinstance(value, list) and _holds_a_tuple(hints[key]):  # so that the dataclass is hashable
             flat[key] = tuple(value)
     return cls(**nested, **flat)
 
@@ -290,7 +290,7 @@ def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[st
     except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
         for key, value in values.items():
             section = getattr(cls, "section", None)  # of what a command line sets
-            if section is not None and typing.get_origin(hints[key]) is tuple and isinstance(value, (str, int, float)):
+            if section is not None and _holds_a_tuple(hints[key]) and isinstance(value, (str, int, float)):
                 name = f"{section}.{key}".lstrip(".")
                 raise ConfigError(f"{name} is a list: {name}=[{value}]") from error
         reason = str(error).splitlines()[0]
@@ -308,6 +308,11 @@ def _is_plainly(value: object, hint: Any) -> bool:
     if origin is tuple and inner[1:] == (...,):
         return isinstance(value, (list, tuple)) and all(_is_plainly(each, inner[0]) for each in value)
     return type(value) is hint and not (isinstance(value, str) and ("${" in value or value == "???"))
+
+
+def _holds_a_tuple(hint: Any) -> bool:
+    """Whether a list at a field of type `hint` stands for a tuple: tuple[...], or that or null."""
+    return any(typing.get_origin(each) is tuple for each in (hint, *typing.get_args(hint)))
 
 
 _hints = functools.cache(typing.get_type_hints)  # finding them takes longer than checking the values

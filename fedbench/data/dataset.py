@@ -46,7 +46,7 @@ class Dataset:
             raise DataCorrupt(f"data set '{self.name}': {reason}")
 
     def _faults(self) -> list[str]:
-        n, channels = len(self.x), self.x.shape[1] if self.x.ndim == 4 else 0
+        n = len(self.x)
         if self.x.ndim != 4 or 0 in self.x.shape:
             return [f"images must be a non-empty [n, C, H, W], got shape {self.x.shape}"]
         faults = []
@@ -58,15 +58,27 @@ class Dataset:
             faults.append(f"labels span {self.y.min()}..{self.y.max()}, expected 0..{self.classes - 1}")
         if not 0 < self.num_train <= n:
             faults.append(f"num_train is {self.num_train} of {n} samples")
-        if len(self.mean) != channels or len(self.std) != channels:
-            faults.append(f"mean and std need {channels} values, got {len(self.mean)} and {len(self.std)}")
-        if not (np.isfinite([*self.mean, *self.std]).all() and min([*self.std, self.scale]) > 0):
-            faults.append(f"mean {self.mean} must be finite, std {self.std} and scale {self.scale} positive")
         if self.x.dtype == np.float32 and not np.isfinite(self.x).all():
             faults.append("images hold values that are not finite")
         if self.domain is not None and self.domain.shape != (n,):
             faults.append(f"domains must have shape [{n}], got {self.domain.shape}")
-        return faults + self._text_faults()
+        return faults + self._scaling_faults() + self._text_faults()
+
+    def _scaling_faults(self) -> list[str]:
+        faults, channels = list[str](), self.x.shape[1]
+        if len(self.mean) != channels or len(self.std) != channels:
+            faults.append(
+                f"dataset.mean and dataset.std need a value for each of {channels} channels, got {len(self.mean)} and "
+                f"{len(self.std)}"
+            )
+        if not (np.isfinite([*self.mean, *self.std]).all() and min([*self.std, self.scale]) > 0):
+            faults.append(f"mean {self.mean} must be finite, std {self.std} and scale {self.scale} positive")
+        if self.x.dtype == np.uint8 and self.scale == 255 and max((*self.mean, *self.std), default=0) > 1:
+            faults.append(
+                f"dataset.mean={list(self.mean)} and dataset.std={list(self.std)} are of pixels divided by 255; divide "
+                "what is above 1"
+            )
+        return faults
 
     def _text_faults(self) -> list[str]:
         if self.text is None:

@@ -87,6 +87,8 @@ def _plain(tree: Mapping[str, torch.Tensor]) -> Tree:
     seen: set[int] = set()
     for name, tensor in tree.items():
         dense = tensor.detach().cpu().contiguous()
+        if dense.numel() == 1:  # torch calls it contiguous whatever its strides are
+            dense = dense.clone(memory_format=torch.contiguous_format)
         storage = dense.untyped_storage().data_ptr()
         plain[name] = dense.clone() if storage in seen else dense
         seen.add(storage)

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from fedbench.config.fields import at_least
+from fedbench.core.batch import Population
 from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Preparation
 from fedbench.methods.parts.clustered import Coalitions, default_base, server_of, server_of_groups
+from fedbench.models.task import Task
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,22 @@ class Oracle(Coalitions):
 
     paper: ClassVar[str] = "-"
 
-    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Give each coalition a copy of the base server.
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start with one coalition of all.
 
         Raises:
             ConfigError: `coalition` has not one number a client.
         """
-        clients = preparation.population.clients
-        groups = self.coalition or (0,) * clients
-        if len(groups) != clients:
+        if self.coalition and len(self.coalition) != population.clients:
             raise ConfigError(
-                f"method.coalition must give the coalition of each of {clients} clients, it has {len(groups)} numbers"
+                f"method.coalition must give the coalition of each of {population.clients} clients, it has "
+                f"{len(self.coalition)} numbers"
             )
+        return super().init(task, population, generator)
+
+    def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Give each coalition a copy of the base server."""
+        groups = self.coalition or (0,) * preparation.population.clients
         base, memory = self.inner.prepare(preparation, server_of(server, 0), memory)
         coalition = np.unique(groups, return_inverse=True)[1].astype(np.int64)
         preparation.keep("coalition", coalition)

@@ -25,6 +25,7 @@ from fedbench.engine.recording import Arrays, check
 from fedbench.engine.setup import Setup, assemble
 from fedbench.engine.simulation import Newcomers, Simulation, State, Unseen
 from fedbench.engine.trainer import Engine, Trainer, by_kind
+from fedbench.engine.trial import check_hooks
 from fedbench.metrics import Floats
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
@@ -214,6 +215,8 @@ def experiment(
     whole = set_up(run, dataset, partition)
     setup = whole.seen
     check_rounds(run, setup)
+    if _status(run, folder) == "new":
+        check_hooks(setup)
     newcomers = Newcomers(whole, setup) if run.protocol.unseen else None
 
     # What the result is compared with.

@@ -137,3 +137,16 @@ def test_an_added_field_keeps_its_domain() -> None:
     assert Later().depth == 3
     with pytest.raises(ConfigError, match=r"later\.depth must be at least 1, got 0"):
         Later(depth=0)
+
+
+@pytest.mark.parametrize(("group", "name"), cases())
+def test_a_list_is_a_tuple_wherever_a_field_takes_one(group: str, name: str) -> None:
+    """Also where it may be null: components are hashed."""
+    config = preset(group, name)
+    for keys, hint in parameters(build(group, config)):
+        inner = next((each for each in (hint, *typing.get_args(hint)) if typing.get_origin(each) is tuple), None)
+        if inner is not None and at(build(group, config), keys) in (None, ()):
+            with contextlib.suppress(FedbenchError):  # some take few values: it need not be built
+                built = build(group, replaced(config, keys, [{float: 0.5, int: 1}.get(typing.get_args(inner)[0], "a")]))
+                assert isinstance(at(built, keys), tuple)
+                hash(built)

@@ -117,7 +117,7 @@ def arrays(**changes):
         ({"y": np.array([0, 1, 2, -1, 0, 0])}, "-1..2"),
         ({"num_train": 7}, "num_train"),
         ({"num_train": 0}, "num_train"),
-        ({"mean": (0.5, 0.5)}, "need 1 values"),
+        ({"mean": (0.5, 0.5)}, "each of 1 channels, got 2 and 1"),
         ({"std": (0.0,)}, "positive"),
         ({"mean": (float("nan"),)}, "finite"),
         ({"domain": np.zeros(3, np.int64)}, "domains"),
@@ -271,6 +271,23 @@ def test_npz_channels_last_keep_their_pixels(tmp_path: Path) -> None:
 def test_npz_refusals(arrays: dict[str, np.ndarray], reason: str, tmp_path: Path) -> None:
     with pytest.raises(DataCorrupt, match=reason):
         Npz(path=saved(tmp_path / "bad.npz", **arrays)).load()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_mean_and_deviation_of_own_data_are_the_configs(kind: type, tmp_path: Path) -> None:
+    path = saved(tmp_path / "own.npz", x=(X * 20).astype(kind), y=Y)
+    given = {"name": "npz", "path": path, "mean": [0.25], "std": [0.5]}
+    source = DATASETS.build(given)
+    assert (source.load().mean, source.load().std) == ((0.25,), (0.5,))
+    assert hash(source) == hash(DATASETS.build(given))
+    with pytest.raises(DataCorrupt, match=r"a value for each of 1 channels, got 2 and 1$"):
+        DATASETS.build({**given, "mean": [0.25, 0.5]}).load()
+    larger = DATASETS.build({**given, "mean": [125.3]})
+    if kind is np.uint8:
+        with pytest.raises(DataCorrupt, match=r"dataset.mean=\[125.3\] and .* pixels divided by 255; divide what is"):
+            larger.load()
+    else:
+        assert larger.load().mean == (125.3,)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,9 @@ def a_tree():
         "row": base[1],
         "expanded": base[0].expand(5, 6),
         "expanded scalar": torch.tensor(2.0).expand(3, 2),
+        **{f"one of {dtype}": torch.ones((), dtype=dtype).expand(1) for dtype in DTYPES},
+        "one of one": torch.tensor(3.0).expand(1, 1),
+        "column": torch.ones(3, 2)[:, :1],
         "alias": base,
         "alias again": base,
         "overlap": base.flatten()[:10],
@@ -47,7 +50,7 @@ def a_tree():
 
 
 def bits(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist()
 
 
 def test_round_trip_is_bit_exact(tmp_path):

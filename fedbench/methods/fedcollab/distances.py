@@ -88,6 +88,13 @@ class Distances:
     rounds_used: npt.NDArray[np.int64]  # [P] federated rounds until the check that ended the pair
 
 
+def check_sizes(sizes: Sequence[int]) -> None:
+    """Refuse a client with fewer than two samples: one to train a discriminator on, one to validate it."""
+    for k, size in enumerate(sizes):
+        if size < 2:
+            raise ConfigError(f"client {k} has {size} training samples; FedCollab's discriminators need 2")
+
+
 def train_discriminators(
     x: Tensor,
     y: Tensor,
@@ -118,9 +125,7 @@ def train_discriminators(
     meter = meter or Meter()
     measured = _checked_pairs(len(clients), pairs)
     sizes = np.array([len(c) for c in clients])
-    for k, size in enumerate(sizes):
-        if size < 2:
-            raise ConfigError(f"client {k} has {size} training samples; FedCollab's discriminators need 2")
+    check_sizes(sizes.tolist())
     m = int(sizes.min()) // 2
     weights = initial(x.shape[1], classes, config.hidden, torch_rng(seed, "discriminator weights"))
     embedding = embed(x, y, weights, config.label_weight)

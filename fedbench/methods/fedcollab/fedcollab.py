@@ -30,8 +30,9 @@ from fedbench.core.errors import ConfigError
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Cohort, Conformance, Meter, Preparation
 from fedbench.methods.fedcollab import solver
-from fedbench.methods.fedcollab.distances import DiscriminatorConfig, train_discriminators
+from fedbench.methods.fedcollab.distances import DiscriminatorConfig, check_sizes, train_discriminators
 from fedbench.methods.parts.clustered import Coalitions, default_base, server_of, server_of_groups
+from fedbench.models.task import Task
 
 log = logging.getLogger("fedbench")
 
@@ -79,6 +80,18 @@ class FedCollab(Coalitions):
 
     # ---- the collaboration structure
 
+    def init(self, task: Task, population: Population, generator: torch.Generator) -> tuple[Tree, Tree]:
+        """Start with one coalition of all.
+
+        Raises:
+            ConfigError: newcomers that are no clients, or all of them; a client with fewer than two samples.
+        """
+        clients = population.clients
+        if len(self.newcomers) == clients or max(self.newcomers, default=0) >= clients:
+            raise ConfigError(f"method.newcomers={list(self.newcomers)} do not fit {clients} clients")
+        check_sizes(population.sizes.long().tolist())
+        return super().init(task, population, generator)
+
     def prepare(self, preparation: Preparation, server: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Train the discriminators, solve for the coalitions, give each a copy of the base server."""
         if self.newcomers and self.join_round > (rounds := preparation.everyone.clock.rounds):
@@ -89,8 +102,6 @@ class FedCollab(Coalitions):
         clients = population.clients
         initial = np.array([k for k in range(clients) if k not in self.newcomers])
         sizes = population.sizes.numpy()
-        if len(initial) == 0 or max(self.newcomers, default=0) >= clients:
-            raise ConfigError(f"method.newcomers={list(self.newcomers)} do not fit {clients} clients")
         generator = rng.numpy_rng(preparation.seed, "coalitions")
         inputs = self._solver_inputs(sizes[initial], distances[np.ix_(initial, initial)])
         solution = solver.solve(*inputs, self.C, self.restarts, generator)
