@@ -363,7 +363,8 @@ class Simulation:
         ids = setup.draw_cohort(clock)
         cohort = setup.cohort(ids, clock)
         due = self._due(state.round + 1)
-        after_training = due and setup.protocol.score != "received"
+        # A client that is drawn may not be again before the next scores: it is scored whenever it has trained.
+        after_training = setup.protocol.score != "received" and (due or len(ids) < setup.federation.clients)
         message, memory = self._send(state, cohort)
         with self.timed(state.seconds, "train"):
             outcome = self.trainer.train(ids, message, memory, clock, scored_sets(setup) if after_training else ())
@@ -371,11 +372,12 @@ class Simulation:
         state.round += 1
         self._look(state, cohort, message, outcome)
         self.prepare(state)
+        if after_training:
+            fresh = tallies(setup, outcome.counts, ids)
+            state.scores |= latest(state.scores, fresh, ids, setup.federation.clients)
         if due:
             scores = {} if setup.protocol.score == "trained" else self.score(state)
             if after_training:
-                fresh = tallies(setup, outcome.counts, ids)
-                state.scores |= latest(state.scores, fresh, ids, setup.federation.clients)
                 scores |= competing(state.scores, scores) if scores else state.scores
             self._record(state, scores, float(outcome.loss.nanmean()))
         self.observer.advance(state.round)

@@ -18,6 +18,7 @@ from fedbench.core.trees import Tree
 from fedbench.data.federation import Federation, Ragged
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer
+from fedbench.engine.method import Method
 from fedbench.engine.setup import Setup
 from fedbench.engine.simulation import Simulation
 from fedbench.engine.stacked import StackedTrainer
@@ -149,6 +150,27 @@ def test_absent_clients_keep_the_score_of_their_latest_training() -> None:
             latest[client] = (sum(correct), sum(total))
         expected = [latest.get(client, (0.0, 0.0)) for client in range(5)]
         assert list(zip(tally.correct.tolist(), tally.total.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("score", ["trained", "both"])
+@pytest.mark.parametrize("method", [FedAvg(private=("@head",)), Ditto()])
+def test_the_latest_trained_model_counts_whichever_round_it_was_trained_in(method: Method, score: str) -> None:
+    """So what a round reports does not depend on how often rounds are scored; the last cohort alone is two of five."""
+    options: dict[str, Any] = {"rounds": 7, "cohort": 2, "score": score, "optimizer": OptimizerConfig(lr=0.5)}
+    options |= {"report": "best_test"} if score == "both" else {}
+    drawn = {k for t in range(7) for k in setup(method, **options).draw_cohort(Clock(t, 7)).tolist()}
+    name = "trained_local" if score == "both" else "local"
+    for place in range(3):
+        often, seldom = (
+            simulate(chosen, trainers(chosen)[place]).history
+            for chosen in (setup(method, **options, eval_every=every) for every in (1, 3))
+        )
+        known = {record.round: record.tallies for record in often.records}
+        assert [record.round for record in seldom.records if record.round] == [3, 6, 7]
+        for record in (each for each in seldom.records if each.round):
+            assert record.tallies[name].correct.tolist() == known[record.round][name].correct.tolist()
+            assert record.tallies[name].total.tolist() == known[record.round][name].total.tolist()
+        assert seldom.last.tallies[name].scored >= len(drawn) > 2
 
 
 @pytest.mark.parametrize(
