@@ -126,12 +126,15 @@ def spread(n: int, count: int) -> Ints:
 
 
 def stratified_fifth(labels: NDArray[Any], name: str) -> NDArray[np.bool_]:
-    """A mask of 20 % of each class (rounded down), the same for one `name` on every machine: a test split."""
+    """A mask of 20 % of each class, the same for one `name` on every machine: a test split.
+
+    Rounded down, but one sample of a class that has two to four: none is trained on and not tested but a single one.
+    """
     rng = numpy_rng(0, name, "test split")
     mask = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        mask[rng.permutation(members)[: len(members) // 5]] = True
+        mask[rng.permutation(members)[: max(len(members) // 5, min(1, len(members) - 1))]] = True
     return mask
 
 

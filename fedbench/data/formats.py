@@ -196,11 +196,14 @@ DECODED_AT_ONCE = 64  # images a thread decodes between reports
 Images = NDArray[np.uint8]
 
 
-def read_images(paths: Sequence[Path], size: int, *, resize: bool = False, report: Report = silent) -> Images:
+def read_images(
+    paths: Sequence[Path], size: int, *, resize: bool = False, upright: bool = False, report: Report = silent
+) -> Images:
     """The files as colour images [n, 3, size, size]; grey ones are repeated over the channels.
 
     Images of another size are scaled to it if `resize` (bilinear with antialiasing, the aspect is not kept), else
-    refused.
+    refused. `upright`: images that a camera marked as turned (EXIF) are turned back; benchmarks are read as stored, as
+    torchvision does.
 
     Raises:
         DataCorrupt: a file that is missing, truncated, no image, or of another size.
@@ -209,7 +212,7 @@ def read_images(paths: Sequence[Path], size: int, *, resize: bool = False, repor
 
     def chunk(start: int) -> int:
         for i, path in enumerate(paths[start : start + DECODED_AT_ONCE], start):
-            x[i] = _read_image(path, size, resize).transpose(2, 0, 1)
+            x[i] = _read_image(path, size, resize, upright).transpose(2, 0, 1)
         return start
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -218,9 +221,9 @@ def read_images(paths: Sequence[Path], size: int, *, resize: bool = False, repor
     return x
 
 
-def _read_image(path: Path, size: int, resize: bool) -> Images:
+def _read_image(path: Path, size: int, resize: bool, upright: bool) -> Images:
     """One file [size, size, 3]."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
@@ -228,11 +231,12 @@ def _read_image(path: Path, size: int, resize: bool) -> Images:
             if (width, height) != (size, size) and not (resize and width * height <= MOST_PIXELS):
                 expected = f"{size} x {size}" if not resize else f"at most {MOST_PIXELS:,}"
                 raise DataCorrupt(f"{path} has {width} x {height} pixels, expected {expected}")
-            if image.mode.startswith("I"):  # 16 bits of grey: the upper eight, as of 16 bits of colour
-                colour = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+            turned = ImageOps.exif_transpose(image) if upright else image
+            if turned.mode.startswith("I"):  # 16 bits of grey: the upper eight, as of 16 bits of colour
+                colour = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8)).convert("RGB")
             else:
-                transparent = image.mode == "P" and "transparency" in image.info
-                colour = (image.convert("RGBA") if transparent else image).convert("RGB")
+                transparent = turned.mode == "P" and "transparency" in turned.info
+                colour = (turned.convert("RGBA") if transparent else turned).convert("RGB")
             if resize and colour.size != (size, size):
                 colour = colour.resize((size, size), Image.Resampling.BILINEAR)
     except FileNotFoundError as error:

@@ -201,7 +201,7 @@ def test_no_data_set_but_a_download_imports_torch():
 
 
 Y = np.repeat(["cat", "dog"], 10)
-X = (np.arange(40).reshape(20, 2) % 10).astype(np.float32)
+X = (np.arange(40).reshape(20, 2) % 10 + np.arange(20)[:, None] / 100).astype(np.float32)  # no two alike
 
 
 @pytest.fixture(autouse=True)
@@ -290,21 +290,29 @@ def test_mean_and_deviation_of_own_data_are_the_configs(kind: type, tmp_path: Pa
         assert larger.load().mean == (125.3,)
 
 
+DEEP = np.arange(1.0, 2561).reshape(20, 8, 8, 2) / 999
+
+
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
         ({"y": np.arange(20) % 2.0}, "training labels are floats; as they are whole they were taken for classes"),
-        ({"y": np.arange(20), "x_test": X[:10], "y_test": np.arange(10)}, "30 samples have 20 different labels"),
+        ({"y": np.arange(20), "x_test": X[:10] + 0.5, "y_test": np.arange(10)}, "30 samples have 20 differ"),
         ({"y_test": np.repeat(["cat", "eel"], 10)}, "no training sample has a label that test samples have: eel"),
         ({"y": np.where(np.arange(20) % 4, Y, "nan")}, r"labels \['nan'\] were taken for classes"),
-        ({"x": np.ones((20, 8, 8, 2)), "x_test": np.ones((20, 8, 8, 2))}, r"samples \[8, 8, 2\] were .*: 8 channels"),
-        ({"x_test": X * 255}, "training samples span 0 to 9, test samples 0 to 2295: other scales, taken as they are"),
+        ({"x": DEEP, "x_test": 3 - DEEP}, r"samples \[8, 8, 2\] were .*: 8 channels"),
+        (
+            {"x_test": X * 255 + 1},
+            r"training samples span 0 to 9\.19, test samples 1 to 2344.*: other scales, taken as",
+        ),
+        ({"x_test": X}, r"20 of 40 samples are copies of others, 20 test samples are of training samples"),
+        ({"x": np.concatenate([X[:1], X[:-1]])}, r"1 of 40 samples are copies of others, 0 test samples are of train"),
     ],
 )
 def test_npz_that_may_be_meant_is_taken_with_a_word_each_time(
     changed: dict[str, np.ndarray], line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    arrays = {"x": X, "y": Y, "x_test": X, "y_test": Y, **changed}
+    arrays = {"x": X, "y": Y, "x_test": X + 0.5, "y_test": Y, **changed}
     if changed.get("y") is not None and "y_test" not in changed:
         arrays["y_test"] = arrays["y"].astype(np.int64) if arrays["y"].dtype.kind == "f" else arrays["y"]
     path = saved(tmp_path / "odd.npz", **arrays)
@@ -314,6 +322,15 @@ def test_npz_that_may_be_meant_is_taken_with_a_word_each_time(
         Npz(path=path).load()
         (record,) = caplog.records
         assert re.search(line, record.getMessage())
+
+
+@pytest.mark.parametrize("rare", [1, 2, 3, 4, 5, 9, 10])
+def test_a_class_of_two_samples_is_tested(rare: int, tmp_path: Path) -> None:
+    """A fifth of fewer than five is none; a single sample is trained on."""
+    x, y = np.random.default_rng(0).normal(size=(56 + rare, 5)), np.array([0] * 56 + [1] * rare)
+    data = Npz(path=saved(tmp_path / "rare.npz", x=x, y=y)).load()
+    tested = np.bincount(data.y[data.num_train :], minlength=2)
+    assert tested.tolist() == [11, {1: 0, 9: 1, 10: 2}.get(rare, 1)]
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName
+from fedbench.core.errors import ConfigError, DataCorrupt, DataMissing, UnknownName, silent
 from fedbench.data import formats as image_files
 from fedbench.data.datasets.cub import read_captions, tokens, vocabulary_of
 from fedbench.data.datasets.domainnet import DOMAINS
+from fedbench.data.datasets.own import ImageFolder
 from fedbench.data.datasets.small_images import CINIC_CLASSES, CINIC_SPLITS
 from tests.data.toys import load
 from tests.helpers import real_formats
@@ -151,6 +152,26 @@ def test_images_are_scaled_and_grey_ones_repeated(tmp_path: Path) -> None:
     np.testing.assert_array_equal(image[0], image[2])
     np.testing.assert_array_equal(image[0, :, 0], [0] * 4)
     np.testing.assert_array_equal(image[0, :, 3], [200] * 4)
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+@pytest.mark.parametrize("mark", range(1, 9))
+def test_images_of_one_s_own_are_turned_as_a_camera_marked_them(mark: int, kind: str, tmp_path: Path) -> None:
+    """Stored white above black. By EXIF's table: 6 and 7 have the stored top on the right, 5 and 8 on the left."""
+    grey = np.zeros((32, 32), np.uint8 if kind == "jpg" else np.uint16)  # a PNG of 16 bits
+    grey[:16] = np.iinfo(grey.dtype).max
+    exif = Image.Exif()
+    exif[0x0112] = mark
+    (tmp_path / "a").mkdir()
+    Image.fromarray(grey).save(path := tmp_path / "a" / f"a.{kind}", exif=exif)
+    white = {1: "top", 2: "top", 3: "bottom", 4: "bottom", 5: "left", 6: "right", 7: "right", 8: "left"}[mark]
+    (x,) = ImageFolder(path=str(tmp_path))._split(tmp_path, silent)["x"]
+    halves = {"top": x[0, :8], "bottom": x[0, 24:], "left": x[0, :, :8], "right": x[0, :, 24:]}
+    means = {name: half.mean() for name, half in halves.items()}
+    assert means.pop(white) > 240
+    assert max(means.values()) < 140
+    stored = image_files.read_images([path], 32, resize=True)[0, 0]
+    assert stored[:8].min() > 240 > 9 > stored[24:].max(), "benchmarks are read as they are stored"
 
 
 @pytest.mark.parametrize("size", [2, 1])

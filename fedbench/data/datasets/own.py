@@ -9,6 +9,7 @@ be meant is refused; what may be meant is said in a line.
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,7 +86,7 @@ class OwnData(DataSource):
     @property
     def stamp(self) -> str:
         files = self.files(Path(self.path or "").expanduser()) if self.state().ready else []
-        return source_key(f"{self.name}{self.variant}-said2", files)
+        return source_key(f"{self.name}{self.variant}-said3", files)
 
     def _dataset(self, arrays: Arrays) -> Dataset:
         x, y, count, classes = arrays["x"], arrays["y"], int(arrays["num_train"][0]), int(arrays["classes"][0])
@@ -172,6 +173,7 @@ def _joined(path: Path, train: Parsed, test: Parsed | None) -> Parsed:
     mean, std = seen.mean((0, 2, 3)), seen.std((0, 2, 3))
     if test is not None:
         said += _scales(seen, x[count:])
+    said += _copies(x, y, count)
     return {
         "x": x,
         "y": y,
@@ -250,6 +252,17 @@ def _doubts(names: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
     return said
 
 
+def _copies(x: NDArray[Any], y: NDArray[np.int64], count: int) -> list[str]:
+    """What to say where a sample is there more than once with its label, the first `count` being for training."""
+    digests = [hashlib.blake2b(x[i].tobytes() + b"%d" % label).digest() for i, label in enumerate(y.tolist())]
+    copies, trained = len(digests) - len({*digests}), {*digests[:count]}
+    if not copies:
+        return []
+    leaked = sum(digest in trained for digest in digests[count:])
+    told = f"{copies} of {len(y)} samples are copies of others, {leaked} test samples are of training samples"
+    return [f"{told}: models may be tested on what they were trained on; leave copies out, or use partition=file"]
+
+
 def _scales(seen: NDArray[np.float64], test: NDArray[Any]) -> list[str]:
     """What to say where test samples are on another scale than the training samples `seen`, as 0..255 beside 0..1."""
     mean, std = float(seen.mean()), float(seen.std())
@@ -298,8 +311,8 @@ class ImageFolder(OwnData):
 
     @property
     def variant(self) -> str:
-        """The size, and that 16 bits of grey are scaled: in older copies they are clipped."""
-        return f"-{self.size}-deep"
+        """The size, that 16 bits of grey are scaled, in older copies clipped, and that turned images are upright."""
+        return f"-{self.size}-deep-upright"
 
     def read(self, report: Report = silent) -> Dataset:
         for line in _left_out(Path(self.path or "").expanduser()):
@@ -320,7 +333,7 @@ class ImageFolder(OwnData):
             raise DataCorrupt(
                 f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}) in a folder for each class: CLASS/IMAGE"
             )
-        x = read_images(files, self.size, resize=True, report=report)
+        x = read_images(files, self.size, resize=True, upright=True, report=report)
         return {"x": x, "y": np.array([file.parent.name for file in files])}
 
 
