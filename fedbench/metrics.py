@@ -66,6 +66,11 @@ class Tally:
         tested = self.total > 0
         return np.where(tested, self.correct / np.where(tested, self.total, 1.0), np.nan)
 
+    @property
+    def scored(self) -> int:
+        """Clients with test samples: those that `mean` is over."""
+        return int((self.total > 0).sum())
+
     def mean(self) -> float:
         """Client mean (1/N) sum_i correct_i / total_i over the clients with test samples (FedCollab's Acc)."""
         return client_mean(self.accuracy())
@@ -173,9 +178,11 @@ def hurt(accuracy: Floats, reference: Floats, margin: float) -> float:
 def by_size(accuracy: Floats, sizes: NDArray[Any]) -> dict[str, float]:
     """Mean accuracy of the third of the clients with the fewest training samples, of the middle, and of the largest.
 
-    Thirds are as equal in number as can be, the earlier ones larger; of equally large clients the first come first.
+    Thirds of the clients with test samples, as equal in number as can be, the earlier ones larger; of equally large
+    clients the first come first.
     """
     order = np.argsort(sizes, kind="stable")
+    order = order[~np.isnan(accuracy[order])]
     return {name: client_mean(accuracy[part]) for name, part in zip(THIRDS, np.array_split(order, 3), strict=True)}
 
 

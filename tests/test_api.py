@@ -18,6 +18,8 @@ import fedbench
 from fedbench import api
 from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError
+from fedbench.papers import store
+from fedbench.runs.run import TEXT
 
 SHORT = ("protocol.rounds=2", "protocol.local.epochs=1")
 
@@ -189,9 +191,18 @@ def test_a_table_is_the_stored_one() -> None:
     values = table.rows.loc[table.rows["row"] == "Local", "acc"]
     assert local["mean"].item() == pytest.approx(values.mean())
     assert pd.api.types.is_integer_dtype(table.curves["round"])
+    stored = store.load_rows(table.folder)
+    for name in (name for name in TEXT if name in stored[0]):
+        assert table.rows[name].fillna("").tolist() == [line[name] for line in stored], "hashes of digits too"
     assert table.matrices["FedAvg+FedCollab|Label shift|0"].shape == (20, 20)
     with pytest.raises(FedbenchError, match=r"no filled table .fedcolab_t1.*fedcollab_t1"):
         fedbench.table("fedcolab_t1")
+
+
+def test_the_text_of_a_row_is_named(finished: fedbench.Run) -> None:
+    """So that what is read back from a CSV file is what a row has, whatever it looks like."""
+    assert {name for name, value in finished.row.items() if isinstance(value, str)} <= {*TEXT}
+    assert {*TEXT} - {"precision", "unseen_note"} <= finished.row.keys()
 
 
 @pytest.mark.parametrize("bad", ["method=nope", "dataset", "protocol.rounds=-1", "method.mu=1"])

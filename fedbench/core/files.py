@@ -18,7 +18,7 @@ import platform
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -123,6 +123,21 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows that `write_csv` wrote, as text."""
     with path.open(encoding="utf-8", newline="") as handle:
         return list(csv.DictReader(handle))
+
+
+def frame_of(content: bytes, text: Collection[str] = ()) -> pd.DataFrame:
+    """The rows in the content of a CSV file: the columns `text` as they were written, others as pandas reads them.
+
+    What is written as text may look like a number, as the hash 4e9580300111 does, or like none, as the name NA. An
+    empty field is missing.
+    """
+    import pandas as pd
+
+    (header, *_) = csv.reader(io.StringIO(content.decode(), newline=""))
+    missing = {name: [""] if name in text else ["", "nan"] for name in header}
+    kinds = {name: str for name in header if name in text}
+    frame: pd.DataFrame = pd.read_csv(io.BytesIO(content), dtype=kinds, keep_default_na=False, na_values=missing)
+    return frame
 
 
 def as_npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -369,13 +384,10 @@ class ChecksummedFolder:
             raise self.damaged(name, "its rows differ in length")
         return rows
 
-    def frame(self, name: str) -> pd.DataFrame:
-        """The rows of a CSV file, numbers as such. Raises Damaged as `csv`."""
-        import pandas as pd
-
+    def frame(self, name: str, text: Collection[str] = ()) -> pd.DataFrame:
+        """The rows of a CSV file, see `frame_of`. Raises Damaged as `csv`."""
         self.csv(name)
-        frame: pd.DataFrame = pd.read_csv(io.BytesIO(self.read(name)))
-        return frame
+        return frame_of(self.read(name), text)
 
     def npz(self, name: str) -> dict[str, NDArray[Any]]:
         """The arrays of an .npz file. Raises Damaged as `read`."""

@@ -44,6 +44,7 @@ OWN_KEYS = 2  # of a method that trials may choose among
 UNSEEN = ("acc_unseen_received", "acc_unseen_1", "acc_unseen_5")
 KEPT = (  # of a result row
     *("rounds", "acc", "acc_on_val", "ipr", "rsd", "bytes_up", "bytes_down", "seconds_total"),
+    *("of_clients", "clients_on_val"),
     *(*UNSEEN, "unseen_note"),
 )
 FINAL = "final"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,14 @@ from rich.table import Table
 from rich.text import Text as Words
 
 from fedbench.core.errors import FedbenchError, nearest
-from fedbench.core.files import as_csv, write_csv, write_text
+from fedbench.core.files import as_csv, frame_of, write_csv, write_text
 from fedbench.core.markdown import escaped, markdown
 from fedbench.papers import store, verdict
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec
 from fedbench.papers.store import TableResult
-from fedbench.papers.text import DASH, SIGNS, Layout, Text, absent, headings, notes
+from fedbench.papers.text import DASH, SIGNS, Layout, Text, absent, fewer_clients, headings, notes
+from fedbench.runs.run import TEXT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,10 @@ def write(folder: Path) -> tuple[TableResult, RunCounts]:
         else:
             (folder / name).unlink(missing_ok=True)
     return table, count
+
+
+PLACE = ("row", "column")  # of a cell, by their labels
+CELL_TEXT = (*PLACE, "metric", "seeds", "values", "verdict", "exploratory", "also_passes_for", "reason", "keys")
 
 
 def draw_csv(table: TableResult) -> str:
@@ -175,20 +179,17 @@ class FilledTable:
     @cached_property
     def cells(self) -> pd.DataFrame:
         """One line a cell and metric: mean, standard deviation, values by seed, published value, verdict."""
-        import pandas as pd
-
-        frame: pd.DataFrame = pd.read_csv(io.StringIO(draw_csv(self.table)))
-        return frame
+        return frame_of(draw_csv(self.table).encode(), CELL_TEXT)
 
     @cached_property
     def rows(self) -> pd.DataFrame:
         """One line a run: its whole result row."""
-        return store.files_of(self.folder).frame(store.ROWS)
+        return store.files_of(self.folder).frame(store.ROWS, (*PLACE, *TEXT))
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """The learning curves behind the cells."""
-        return store.files_of(self.folder).frame(store.CURVES)
+        return store.files_of(self.folder).frame(store.CURVES, PLACE)
 
     @cached_property
     def matrices(self) -> dict[str, np.ndarray]:
@@ -299,7 +300,7 @@ def draw_terminal(table: TableResult, width: int = 120) -> Group:
     judged = f"; {signs}" if table.provenance.is_paper_setting else ""
     order = "; bold best, underlined second" if table.provenance.trained else ""
     told = [f"published value in brackets{judged}{order}"] if drawn else []
-    return Group(Words(table.title), *drawn, *map(Words, (*told, *absent(layout, cells=True))))
+    return Group(Words(table.title), *drawn, *map(Words, (*told, *fewer_clients(table), *absent(layout, cells=True))))
 
 
 def _column(layout: Layout, column: ColumnSpec, width: int) -> Iterator[Words | Table]:

@@ -9,7 +9,7 @@ that only some rows have run count for none, so a board that is stopped within a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class Standing:
     # accuracy of unseen clients, percent: as received, after 1 and 5 epochs; nan: a final run has nothing for them
     unseen: tuple[float, ...] = ()
     lacks: str = ""  # why it has no score
+    # clients with an accuracy of all, on test and on validation samples, in the run that scored the fewest; "" if all
+    fewer: tuple[str, str] = ("", "")
 
     @property
     def mean(self) -> float:
@@ -175,7 +177,19 @@ def _standing(
         hurt={name: 100 * _mean(each) for name, each in harmed.items() if each},
         unseen=tuple(_mean([float(line.get(name) or "nan") for line in finals]) for name in UNSEEN),
         lacks="" if scores else next(failed, NOT_RUN),
+        fewer=(
+            _fewest((int(np.isfinite(each).sum()), len(each)) for each in clients[row].values()),
+            _fewest(
+                (int(each["clients_on_val"]), int(each["of_clients"])) for each in own if each.get("clients_on_val")
+            ),
+        ),
     )
+
+
+def _fewest(counts: Iterable[tuple[int, int]]) -> str:
+    """Return " (9 of 10 clients)" for the least of (clients with an accuracy, all); "" if that is all."""
+    scored, every = min(counts, default=(0, 0), key=lambda each: each[0] - each[1])
+    return f" ({scored} of {every} clients)" if scored < every else ""
 
 
 def _finite(line: Standing) -> list[float]:
@@ -246,7 +260,7 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
     failed = len(line.trials) - len(finite)
     spread = f"{min(finite):.1f} to {max(finite):.1f}" + (f", {failed} failed" if failed else "")
     shown = {number: f"{each:.1f}" if math.isfinite(each) else "failed" for number, each in line.trials.items()}
-    tuned = [f"{shown.get(0, DASH)} → {shown.get(line.chosen, DASH)}", spread, line.trial]
+    tuned = [f"{shown.get(0, DASH)} → {shown.get(line.chosen, DASH)}{line.fewer[1]}", spread, line.trial]
     if not line.scores:
         return [line.row, line.lacks.partition(":")[0], DASH, DASH, *tuned, *[DASH] * 4]  # rows.csv has the rest
     reached = "" if line.reached == len(line.scores) else f" ({line.reached} of {len(line.scores)} seeds)"
@@ -254,7 +268,7 @@ def cells(line: Standing, references: Sequence[str], seeds: int) -> list[str]:
     below = ", ".join(name for name in references if name != line.row and not line.above.get(name))
     return [
         line.row,
-        f"{line.mean:.2f}" + (f" ± {line.half:.2f}" if math.isfinite(line.half) else "") + few,
+        f"{line.mean:.2f}" + (f" ± {line.half:.2f}" if math.isfinite(line.half) else "") + few + line.fewer[0],
         DASH if line.best is None else "●" if line.best else "",
         below if len(line.scores) >= LEAST_PAIRS else DASH,
         *tuned,

@@ -97,6 +97,8 @@ class TableResult:
     clients: Mapping[str, int] = field(default_factory=dict)  # column -> clients of its runs, where they are known
     # (row, column) -> what is not as in the table's other rows or today's code; see `load`
     stale: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    # (row, column) -> (clients with an accuracy, all) of the run that scored the fewest, where one scored not all
+    fewer: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
     def exploratory(self, row: str, column: str) -> str:
         """Return why the verdicts on a row in a column are counted apart; "" if they are not."""
@@ -233,7 +235,7 @@ def load_table(folder: Path) -> TableResult:
         provenance = Provenance(**{**made, **lists, "seconds": _number(made["seconds"]), "todo": spec.todo(table.name)})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise files.damaged(TABLE, f"it holds no table: {error}") from error
-    return TableResult(table, cells, provenance, _clients(folder))
+    return TableResult(table, cells, provenance, _clients(folder), fewer=_fewer(folder))
 
 
 def _clients(folder: Path) -> dict[str, int]:
@@ -242,6 +244,17 @@ def _clients(folder: Path) -> dict[str, int]:
     if not all(row["clients"].isdecimal() and int(row["clients"]) and "column" in row for row in rows):
         raise files_of(folder).damaged(ROWS, "it holds no numbers of clients")
     return {row["column"]: int(row["clients"]) for row in rows}
+
+
+def _fewer(folder: Path) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return `TableResult.fewer` by the accuracies of the clients, as far as they are kept."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for place, accuracies in load_arrays(folder, CLIENTS).items():
+        scored = int(np.isfinite(accuracies).sum())
+        if scored < len(accuracies):
+            row, column, _ = place.rsplit(SEPARATOR, 2)
+            found[row, column] = min(found.get((row, column), (scored, len(accuracies))), (scored, len(accuracies)))
+    return found
 
 
 def _judged_as_today(stored: spec.TableSpec) -> spec.TableSpec:

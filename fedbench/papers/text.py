@@ -399,7 +399,7 @@ def notes(layout: Layout) -> list[str]:
     table = layout.table
     own, made = table.spec, table.provenance
     changed = filter(None, [spec.load_scale(made.scale).words])
-    said = [*_seed_notes(table), *changed, *_stale(table), *sentences(layout), *absent(layout)]
+    said = [*_seed_notes(table), *fewer_clients(table), *changed, *_stale(table), *sentences(layout), *absent(layout)]
     if not made.trained:
         said.append("The runs are too short for the order of the methods to mean anything.")
         return [*said, _made_on(table)]
@@ -431,6 +431,16 @@ def _seed_notes(table: TableResult) -> Iterator[str]:
     each = [f"{', '.join(labels)} over {', '.join(map(str, own))}" for own, labels in named.items()]
     if each:
         yield f"Fewer seeds so far: {'; '.join(each)}."
+
+
+def fewer_clients(table: TableResult) -> Iterator[str]:
+    """Yield which cells are over fewer than all clients, and how many."""
+    if table.fewer:
+        told = (f"{row} / {column} {scored} of {every}" for (row, column), (scored, every) in table.fewer.items())
+        yield (
+            "Over fewer than all clients, as the others were never scored (no test sample, or never drawn), the fewest "
+            f"of a seed: {', '.join(told)}."
+        )
 
 
 def _stale(table: TableResult) -> Iterator[str]:

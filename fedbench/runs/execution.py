@@ -19,7 +19,7 @@ from fedbench.data.dataset import Dataset
 from fedbench.data.partition import Partition, make_partition
 from fedbench.engine import simulation as states
 from fedbench.engine.hardware import check_memory, pick_device, pick_trainer, set_threads, stacked_engine
-from fedbench.engine.history import Labels, Observer, Observers
+from fedbench.engine.history import VALIDATION, Labels, Observer, Observers
 from fedbench.engine.method import HookCaller
 from fedbench.engine.recording import Arrays, check
 from fedbench.engine.setup import Setup, assemble
@@ -152,6 +152,7 @@ def require(run: RunConfig, folder: RunFolder, arrays: Arrays, completed: int) -
 
 
 REFERENCE = "(the reference of IPR and RSD)"
+MOST = 8  # classes that a line names
 DRAWN = 2000  # clients at most in the figure of a partition, which has a pixel for half as many
 
 
@@ -287,9 +288,25 @@ def check_rounds(run: RunConfig, setup: Setup) -> None:
         fingerprint.warn_once(f"{name} prepares after {late} rounds; of {run.protocol.rounds} it never does")
     if (optimizer := run.protocol.optimizer).name == "adam" and optimizer.momentum:
         fingerprint.warn_once(f"adam has no momentum: protocol.optimizer.momentum={optimizer.momentum} is not used")
-    sizes = setup.federation.sets["local"].sizes
-    if run.protocol.test.sets in ("local", "both") and (empty := int((sizes == 0).sum())):
-        fingerprint.warn_once(f"{empty} of {len(sizes)} clients have no test sample: scores are over the others")
+    where = f"{run.labels['dataset']}, {run.labels['partition']}, seed {run.partition_seed}"
+    for name, kind in (("local", "test"), (VALIDATION, "validation")):
+        sizes = setup.federation.sets[name].sizes
+        if name in states.scored_sets(setup) and (empty := int((sizes == 0).sum())):
+            lack = f"{empty} of {len(sizes)} clients have no {kind} sample: scores are over the others"
+            fingerprint.warn_once(f"{where}: {lack}")
+    if untested := untested_classes(setup):
+        named = ", ".join(map(str, untested[:MOST])) + (", ..." if len(untested) > MOST else "")
+        fingerprint.warn_once(f"{where}: {len(untested)} classes are trained on of which none is tested: {named}")
+
+
+def untested_classes(setup: Setup) -> list[int]:
+    """Return the classes that clients train on and of which no set that is scored has a sample."""
+    federation = setup.federation
+    lists = {"global": federation.global_test} | {name: each.values for name, each in federation.sets.items()}
+    labels = {name: {*federation.y[each].unique().tolist()} for name, each in lists.items()}
+    sets = {*states.scored_sets(setup), *(["global"] if setup.protocol.test.whole else [])}
+    tested = [labels[name] for name in sets - {VALIDATION} or {VALIDATION}]
+    return sorted(labels["train"].difference(*tested))
 
 
 def describe(run: RunConfig, folder: RunFolder, setup: Setup, partition: Partition, dataset: Dataset) -> None:

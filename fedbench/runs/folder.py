@@ -239,7 +239,8 @@ class RunFolder:
         """
         files = files_of(self.path)
         rows = numeric_rows(files, CLIENTS, "acc")
-        if len(rows) != self.result().get("clients"):
+        result = self.result()
+        if len(rows) != result.get("of_clients", result.get("clients")):  # the latter in rows of earlier versions
             raise files.damaged(CLIENTS, f"it does not hold as many clients as {RESULT}")
         return np.array([float(row["acc"] or "nan") for row in rows], dtype=np.float64) / 100
 

@@ -88,8 +88,11 @@ def remark(parts: Iterable[str]) -> str:
 
 
 GROUP = ("dataset", "partition", "model", "protocol")  # runs are comparable when they agree on these
+METHOD = ("method", "variant")  # what a line of their table is of
 COLUMNS = {"acc": "Acc %", "acc_pooled": "pooled %", "ipr": "IPR %", "rsd": "RSD pp"}  # row key -> heading
 LOWER_IS_BETTER = ("rsd",)
+COUNTED = {"clients": "Acc", "clients_ipr": "IPR"}  # column of a row -> the mean whose clients it counts
+ON = "clients_on_"  # the same for a set's mean
 SCORED = {"received": ", as received", "trained": ", as trained", "both": ", as received and trained"}
 
 
@@ -98,13 +101,35 @@ def identity(row: Mapping[Any, Any]) -> tuple[str, str]:
     return str(row.get("key") or ""), str(row.get("data") or "")
 
 
+def over_fewer(rows: Iterable[Mapping[Any, Any]]) -> dict[str, str]:
+    """Return "18 of 20 clients" by mean that is over fewer than all clients in one of `rows`: the fewest."""
+    found: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        sets = {name: str(name).removeprefix(ON) for name in row if str(name).startswith(ON)}
+        sets.pop(f"{ON}{row.get('test_set')}", None)  # which Acc is on
+        every = number(row.get("of_clients"))
+        for name, mean in {**COUNTED, **sets}.items():
+            count = number(row.get(name))
+            if count is not None and every is not None and count < every:
+                found[mean] = min(found.get(mean, (count, every)), (count, every))
+    return {mean: f"{count:.0f} of {every:.0f} clients" for mean, (count, every) in found.items()}
+
+
+def fewer_said(name: str, rows: Iterable[Mapping[Any, Any]]) -> str:
+    """Return the line below a table on the means of `rows`, called `name`, that are over fewer than all clients."""
+    means = ", ".join(f"{mean} over {count}" for mean, count in over_fewer(rows).items())
+    return f"{name}: {means}" if means else ""
+
+
 def run_table(result: Mapping[str, Any]) -> Table:
     """The closing table of one run, from its result row."""
     title = ", ".join(str(result[name]) for name in ("method", "variant", *GROUP) if result.get(name))
     table = Table(title=Text(f"{title}, seed {result['seed']}"), show_header=False, title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
-    table.add_row("clients", str(result.get("clients") or "-"))
+    table.add_row("clients", str(result.get("of_clients") or result.get("clients") or "-"))
+    for mean, count in over_fewer([result]).items():
+        table.add_row(f"{mean} is over", count)
     for name, heading in COLUMNS.items():
         table.add_row(heading, decimals(result.get(name)))
     scored = SCORED.get(str(result.get("scored")), "")  # rows of earlier versions do not say it
@@ -127,9 +152,11 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
     twice (see `identity`) counts once; more runs than seeds are shown as such, since they mix configurations.
     Where other code made one of the runs (`code_changed`), its line is marked: see `remark`. No cell is folded, and
     the setting stands above its table, so that it takes no room; in few characters of `width` cells move together.
+    Below it stand the methods whose means are over fewer than all clients; in a cell, over how many of its runs.
     """
     unique = {identity(row) if row.get("key") else index: row for index, row in enumerate(rows)}
-    sections = {where: _lines(section) for where, section in _grouped(list(unique.values()), GROUP).items()}
+    groups = _grouped(list(unique.values()), GROUP)
+    sections = {where: _lines(section) for where, section in groups.items()}
     headings = ["method", "seeds", *COLUMNS.values()]
     every = [headings, *(list(map(str, line)) for lines in sections.values() for line in lines)]
     wide = [max(map(cell_len, column)) for column in zip(*every, strict=True)]
@@ -142,12 +169,15 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], width: int = 120) -> Gro
         for line in lines:
             table.add_row(*line)
         parts += [Text(", ".join(filter(None, where)), style="italic"), table]
+        methods = _grouped(groups.get(where, []), METHOD)
+        said = (fewer_said(" ".join(filter(None, method)), runs) for method, runs in methods.items())
+        parts += [Text(line) for line in said if line]
     return Group(*parts)
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[Text]]:
     """Return the cells of a table, a line a method."""
-    methods = _grouped(rows, ("method", "variant"))
+    methods = _grouped(rows, METHOD)
     values = {
         name: {
             method: [known for row in runs if (known := number(row.get(name))) is not None]
@@ -163,13 +193,18 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[Text]]:
         mark = STALE if any(row.get("code_changed") for row in runs) else ""
         cells = [
             Text(
-                mean_std(values[name][method]) + (mark if values[name][method] else ""),
+                _over(values[name][method], len(runs)) + (mark if values[name][method] else ""),
                 style="bold" if method in best[name] else "",
             )
             for name in COLUMNS
         ]
         lines.append([Text(" ".join(filter(None, method))), Text(count), *cells])
     return lines
+
+
+def _over(values: Sequence[float], runs: int) -> str:
+    """Return mean and deviation of the `values` that `runs` have, and how many these are if not all have one."""
+    return mean_std(values) + (f" ({len(values)} of {runs} runs)" if 0 < len(values) < runs else "")
 
 
 def _best(column: Mapping[tuple[str, ...], Sequence[float]], lower: bool) -> set[tuple[str, ...]]:

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from fedbench.config.groups import REGISTRIES, SCHEMAS
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.engine.history import VALIDATION, History, Labels, seconds_columns
+from fedbench.engine.history import COMMON, VALIDATION, History, Labels, seconds_columns
 from fedbench.metrics import (
     RULES,
+    TIE,
     Floats,
     Reported,
     TimeToAccuracy,
@@ -226,7 +227,7 @@ def collect(paths: Iterable[Path | str], config: bool = False) -> pd.DataFrame:
     return table
 
 
-SAME = ("dataset", "data", "partition_hash", "model", "rounds", "test_set", "seed", "clients")  # of a run's reference
+SAME = ("dataset", "data", "partition_hash", "model", "rounds", "test_set", "seed", "unseen")  # of a run's reference
 
 
 def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin: float = 1.0) -> None:
@@ -235,34 +236,48 @@ def add_client_measures(table: pd.DataFrame, against: Sequence[str] = (), margin
     `acc_worst_tenth`; `acc_small`, `acc_middle`, `acc_large`, the thirds of the clients by training samples; and for
     each method in `against` `hurt_METHOD`, the share of the clients that are more than `margin` points below that
     method's run with the same data, partition, network, rounds and seed, whatever its rate; nan where there is none.
+    Of several runs of Local the one that gave the row its IPR counts. Behind `hurt_METHOD` are the
+    `clients_hurt_METHOD` that both runs scored, behind the others the row's `clients`.
 
     Raises:
         ConfigError: no run in the table is of such a method, or several would serve as a run's reference.
     """
     runs = [Run(Path(path)) for path in table["path"]]
-    accuracy = [np.full(run.row["clients"], np.nan) if run.accuracies is None else run.accuracies / 100 for run in runs]
+    accuracy = [np.array([float(row["acc"] or "nan") for row in run.client_rows]) / 100 for run in runs]
     columns: dict[str, list[float]] = {"acc_worst_tenth": [100 * worst(each) for each in accuracy]}
     for run, each in zip(runs, accuracy, strict=True):
         sizes = np.array([float(row["size_train"]) for row in run.client_rows])
         for name, value in by_size(each, sizes).items():
             columns.setdefault(f"acc_{name}", []).append(100 * value)
     for method in against:
-        references: dict[tuple[Any, ...], int] = {}
+        references: dict[tuple[Any, ...], list[int]] = {}
         for place, run in enumerate(runs):
             if run.row["method"] == method:
-                first = references.setdefault(tuple(run.row.get(name) for name in SAME), place)
-                if first != place:
-                    both = f"{runs[first].folder} and {run.folder} are both runs of {method}"
-                    raise ConfigError(f"{both}: collect folders that hold one of them")
+                references.setdefault(_setting(run), []).append(place)
         if not references:
             raise ConfigError(f"no run of {method} among those collected, to compare others with")
-        found = [references.get(tuple(run.row.get(name) for name in SAME)) for run in runs]
-        columns[f"hurt_{method}"] = [
-            float("nan") if place is None else 100 * hurt(each, accuracy[place], margin / 100)
-            for each, place in zip(accuracy, found, strict=True)
-        ]
+        for run, mine in zip(runs, accuracy, strict=True):
+            other = _reference(run, runs, references.get(_setting(run), []))
+            theirs = np.full_like(mine, np.nan) if other is None else accuracy[other]
+            columns.setdefault(f"hurt_{method}", []).append(100 * hurt(mine, theirs, margin / 100))
+            columns.setdefault(f"clients_hurt_{method}", []).append(int(np.isfinite(mine - theirs).sum()))
     for name, values in columns.items():
         table[name] = values
+
+
+def _setting(run: Run) -> tuple[Any, ...]:
+    return tuple(run.row.get(name) for name in SAME)
+
+
+def _reference(run: Run, runs: Sequence[Run], places: Sequence[int]) -> int | None:
+    """Return which of the runs at `places`, all of one method, `run` is compared with."""
+    if len(places) > 1:
+        own = (run.row["key"], run.row.get("local_key"))
+        places = [place for place in places if runs[place].row["key"] in own] or places
+    if len(places) > 1:
+        both = f"{runs[places[0]].folder} and {runs[places[1]].folder} are both runs of {runs[places[0]].row['method']}"
+        raise ConfigError(f"{both}: collect folders that hold one of them")
+    return places[0] if places else None
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -353,7 +368,8 @@ def summarise(
     the two that the protocol calls its accuracy. acc_on_<set> repeats both for every test set, each by the same
     rule (and acc_on_val for the validation samples, if any); acc_<rule> reads the primary test set by every rule
     that applies; acc_of_<kind> is `acc` over the clients of a kind. `report_first`, `report_last` are the first and
-    last round used.
+    last round used. Of `of_clients`, `clients` have an accuracy in `acc`, clients_on_<set> in acc_on_<set>, and
+    `clients_ipr` a gain in `ipr` and `rsd`: without a test sample, or a model of the kind that is scored, one has none.
 
     Args:
         labels: names of the run.
@@ -382,7 +398,8 @@ def summarise(
     row = dataclasses.asdict(labels) | {
         "key": key,
         "partition_hash": partition_hash,
-        "clients": len(reported.tally),
+        "clients": reported.tally.scored,
+        "of_clients": len(reported.tally),
         "rounds": history.last.round,
         **dataclasses.asdict(reading),
         "test_set": primary,
@@ -394,11 +411,14 @@ def summarise(
         "ipr": float("nan") if fair is None else fair.ipr,
         "rsd": float("nan") if fair is None else fair.rsd,
         "local_key": local_key,
+        "clients_ipr": None if fair is None else int(np.isfinite(fair.gains).sum()),
     }
     validated = (VALIDATION,) if history.having(VALIDATION) else ()
     for test_set in (*history.test_sets(), *validated):
-        row |= _accuracies(f"acc_on_{test_set}", reading.of(history, test_set))
-        measured = reading.of(history, test_set).tally.calibrations()
+        found = reading.of(history, test_set)
+        row |= _accuracies(f"acc_on_{test_set}", found)
+        row |= {} if test_set == COMMON else {f"clients_on_{test_set}": found.tally.scored}
+        measured = found.tally.calibrations()
         row |= {f"{measure}_on_{test_set}": value for measure, value in measured.items()}
     for rule in RULES:
         if rule != "best_val" or history.having(primary, VALIDATION):
@@ -409,6 +429,13 @@ def summarise(
     row |= {"bytes_up": history.last.bytes_up, "bytes_down": history.last.bytes_down}
     row |= {"bytes_up_prepare": prepared[0], "bytes_down_prepare": prepared[1]}
     return row | seconds_columns(history.last.seconds) | dict(versions or {})
+
+
+TEXT = (  # columns of a row that are text, whatever they look like
+    *("dataset", "partition", "model", "method", "protocol", "variant", "key", "partition_hash", "local_key"),
+    *("report", "average", "test_set", "data", "scored", "precision", "code", "unseen_note", "commit"),
+    *("version_fedbench", "version_python", "version_torch", "version_numpy"),
+)
 
 
 def client_rows(
@@ -429,6 +456,7 @@ def client_rows(
     accuracy = reported.tally.accuracy()
     reference = np.full_like(accuracy, np.nan) if local is None else local
     gains = fairness(accuracy, reference).gains
+    gains = np.where(np.abs(gains) <= 100 * TIE, 0.0, gains)  # so that a tie is no gain to whoever counts the file's
     order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     return [
         {"client": index}

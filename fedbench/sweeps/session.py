@@ -17,7 +17,7 @@ from fedbench.config.fields import typed
 from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.core.files import replacing, short_name, write_text
-from fedbench.runs.progress import STALE, Output, comparison_table, identity, remark
+from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
 from fedbench.runs.run import Run
 from fedbench.sweeps import jobs
 from fedbench.sweeps.jobs import JobOutcome, launch
@@ -294,7 +294,10 @@ def tidy(finished: Sequence[JobOutcome], keys: Sequence[str]) -> pd.DataFrame:
 
 
 def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
-    """Return one line a combination of swept values: seeds, and mean and sample standard deviation of every metric."""
+    """Return one line a combination of swept values: seeds, and mean and sample standard deviation of every metric.
+
+    `fewer`: which of these means are over fewer than all clients.
+    """
     import pandas as pd
 
     metrics = [name for name in dict.fromkeys((*METRICS, y)) if name in runs.columns]
@@ -306,6 +309,8 @@ def table(runs: pd.DataFrame, keys: Sequence[str], y: str) -> pd.DataFrame:
         for name in metrics:
             numbers = pd.to_numeric(group[name], errors="coerce")
             line[name], line[f"{name}_std"] = numbers.mean(), numbers.std(ddof=1)
+        named = " ".join(f"{key}={line[key]}" for key in keys) or "all runs"
+        line["fewer"] = fewer_said(named, group.to_dict("records"))
         line["code_changed"] = ", ".join(dict.fromkeys(filter(None, group["code_changed"])))
         lines.append(line)
     filled: pd.DataFrame = pd.DataFrame(lines)
@@ -327,7 +332,7 @@ def markdown(lines: pd.DataFrame, keys: Sequence[str], same: Mapping[str, str]) 
     grid = "".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |\n" for row in rows)
     settings = "all runs: " + ", ".join(f"`{key}={value}`" for key, value in same.items()) if same else ""
     said = remark(part for parts in lines["code_changed"] for part in parts.split(", ") if part)
-    return "\n".join([grid, *(f"{text}\n" for text in (settings, said) if text)])
+    return "\n".join([grid, *(f"{text}\n" for text in (*lines["fewer"], settings, said) if text)])
 
 
 def _mean_std(mean: float, std: float, mark: str) -> str:

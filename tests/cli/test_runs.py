@@ -202,6 +202,7 @@ def test_measures_over_clients_are_columns_on_request(
     assert main(["collect", str(compared), "--out", str(out), *asked]) == 0
     table = pd.read_csv(out)
     new = ["acc_worst_tenth", "acc_small", "acc_middle", "acc_large", "hurt_local", "hurt_finetune"]
+    new += ["clients_hurt_local", "clients_hurt_finetune"]
     assert sorted(set(table) - set(pd.read_csv(plain))) == sorted(new)
     assert len(table) == 5, "and Local of both seeds"
     clients = {(row.method, row.seed): Run(Path(row.path)).clients for row in table.itertuples()}
@@ -223,8 +224,8 @@ def test_measures_over_clients_are_columns_on_request(
 
 def test_a_run_is_compared_with_one_that_differs_in_its_method_and_rate_alone(tmp_path: Path) -> None:
     """Thirds of the clients by samples, and who is hurt, by hand."""
-    same: dict[str, Any] = dict.fromkeys(SAME, "one") | {"clients": 5}
-    others = {"clients": 4, **dict.fromkeys({"dataset", "data", "partition_hash", "model", "test_set"}, "other")}
+    same: dict[str, Any] = dict.fromkeys(SAME, "one")
+    others = {"unseen": 1, **dict.fromkeys({"dataset", "data", "partition_hash", "model", "test_set"}, "other")}
     others |= {"rounds": 9, "seed": 1}
     assert set(others) == set(SAME)
     rows = {"reference": {"method": "fedavg"}, "mine": {"method": "ditto", "protocol": "of another rate"}}
@@ -234,14 +235,31 @@ def test_a_run_is_compared_with_one_that_differs_in_its_method_and_rate_alone(tm
         accuracies = [10, 25, 30.5, 40, 90] if name == "reference" else [10, 20, 30, 40, 60]
         clients = zip((50, 10, 30, 20, 40), accuracies, strict=True)
         lines = [{"client": i, "size_train": size, "acc": acc} for i, (size, acc) in enumerate(clients)]
-        write_csv(tmp_path / name / "clients.csv", lines[: 4 if name == "clients" else 5])
+        write_csv(tmp_path / name / "clients.csv", lines[: 4 if name == "unseen" else 5])
     table = pd.DataFrame({"path": [str(tmp_path / name) for name in rows]}, index=list(rows))
     add_client_measures(table, ["fedavg"])
     found = table.loc["mine"].drop("path").to_dict()
     thirds = {"acc_small": 30, "acc_middle": 45, "acc_large": 10}  # of 20 and 40, of 30 and 60, and the largest
-    assert found == pytest.approx({"acc_worst_tenth": 10, **thirds, "hurt_fedavg": 40})
+    assert found == pytest.approx({"acc_worst_tenth": 10, **thirds, "hurt_fedavg": 40, "clients_hurt_fedavg": 5})
     assert table["hurt_fedavg"]["reference"] == 0
     assert table["hurt_fedavg"][list(others)].isna().all()
+    assert not table["clients_hurt_fedavg"][list(others)].any()
+
+
+def test_of_two_runs_of_local_the_one_behind_the_row_s_ipr_counts(tmp_path: Path) -> None:
+    """As where two rates of Local lie in one folder; and clients whom one of the two runs did not score are counted."""
+    same: dict[str, Any] = dict.fromkeys(SAME, "one")
+    rows = {name: {"method": "local", "key": name, "local_key": ""} for name in ("slow", "fast")}
+    rows |= {f"of {name}": {"method": "ditto", "key": f"of {name}", "local_key": name} for name in rows}
+    accuracies: dict[str, list[Any]] = {"slow": [10, 20, 30], "fast": [50, 60, ""]}
+    for name, row in rows.items():
+        run(tmp_path / name, {**same, **row}, None)
+        lines = [{"client": i, "size_train": 9, "acc": acc} for i, acc in enumerate(accuracies.get(name, [15, 70, 9]))]
+        write_csv(tmp_path / name / "clients.csv", lines)
+    table = pd.DataFrame({"path": [str(tmp_path / name) for name in rows]}, index=list(rows))
+    add_client_measures(table, ["local"])
+    assert table["hurt_local"].to_dict() == pytest.approx({"slow": 0, "fast": 0, "of slow": 100 / 3, "of fast": 50})
+    assert table["clients_hurt_local"].to_dict() == {"slow": 3, "fast": 2, "of slow": 3, "of fast": 2}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from fedbench.engine import checkpoint
 from fedbench.engine.history import History, Observer, Observers, Record
+from fedbench.runs.progress import over_fewer
 from fedbench.runs.run import Reading, client_rows, summarise
 from tests.runs.toys import KEY, LABELS, a_history, a_record, tally
 
@@ -117,6 +118,7 @@ class TestSummary:
         )
         assert (row["method"], row["seed"], row["key"], row["partition_hash"]) == ("fedavg", 3, KEY, "ph")
         assert (row["clients"], row["rounds"], row["test_set"], row["v"]) == (2, 3, "local", "1")
+        assert (row["of_clients"], row["clients_on_local"], row["clients_on_val"], row["clients_ipr"]) == (2, 2, 2, 2)
         assert (row["report_first"], row["report_last"]) == (2, 2)
         assert row["acc"] == row["score"] == pytest.approx(90.0)
         assert row["acc_pooled"] == pytest.approx(1000 / 12)
@@ -129,6 +131,28 @@ class TestSummary:
         assert row["acc_on_common"] == pytest.approx(3300 / 90)
         assert (row["bytes_up"], row["bytes_down"]) == (300, 600)
         assert row["seconds_total"] == pytest.approx(0.55)
+
+    def test_the_clients_behind_each_mean_are_counted(self):
+        """Of four clients three have test samples, two validation samples, and Local scored three others."""
+        sets = {"local": tally([6, 1, 2, 0], [10, 2, 4, 0]), "val": tally([1, 1, 0, 0], [2, 2, 0, 0])}
+        history, local = History([Record(1, sets, 100, 200, {})]), np.array([0.5, 0.6, np.nan, 0.5])
+        row = summarise(LABELS, KEY, history, Reading("last"), partition_hash="", local=local)
+        assert row["acc"] == pytest.approx(100 * (0.6 + 0.5 + 0.5) / 3)
+        assert (row["clients"], row["of_clients"], row["clients_on_local"]) == (3, 4, 3)
+        assert (row["acc_on_val"], row["clients_on_val"]) == (pytest.approx(50), 2)
+        assert (row["ipr"], row["clients_ipr"]) == (pytest.approx(50), 2)
+        means = {"Acc": "3 of 4 clients", "IPR": "2 of 4 clients", "val": "2 of 4 clients"}
+        assert over_fewer([row]) == over_fewer([{**row, "clients": 4}, row]) == means
+        assert over_fewer([{**row, "clients": 4, "clients_ipr": None, "clients_on_val": 4}]) == {}
+
+    def test_a_tie_is_no_gain_in_the_file_either(self):
+        """39 / 45 and 26 / 30 are one number, whose floats may differ."""
+        history = History([Record(1, {"local": tally([39, 9, 8], [45, 10, 10])}, 0, 0, {})])
+        local = np.nextafter([26 / 30, 0.9, 0.7], 0)
+        gains = [row["gain"] for row in client_rows(history, Reading("last"), sizes={}, local=local)]
+        assert gains == [0, 0, pytest.approx(10)]
+        row = summarise(LABELS, KEY, history, Reading("last"), partition_hash="", local=local)
+        assert row["ipr"] == pytest.approx(100 * np.mean(np.array(gains) > 0))
 
     def test_a_kind_without_a_test_sample_has_no_accuracy(self):
         history = History([a_record(0), Record(1, {"local": tally([6, 0], [10, 0])}, 100, 200, {})])

@@ -20,8 +20,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedbench.cli.program import main
-from fedbench.config.schema import CheckpointConfig, OptimizerConfig
-from fedbench.config.schema import TestConfig as Protocol
+from fedbench.config.schema import CheckpointConfig, OptimizerConfig, TestConfig
 from fedbench.core import files
 from fedbench.core.errors import CheckpointError, ConfigError, DataMissing, FedbenchError, FolderInUse
 from fedbench.data.datasets.synthetic import Synthetic
@@ -45,26 +44,35 @@ def told(
     sets: str = "local",
     prepares: int = 0,
     optimizer: OptimizerConfig = SGD,
+    seed: int = 0,
 ) -> list[str]:
     """What is said before the two rounds of a run."""
-    fingerprint.warn_once.cache_clear()
+    if not seed:
+        fingerprint.warn_once.cache_clear()
     caplog.clear()
-    federation = SimpleNamespace(sets={"local": SimpleNamespace(sizes=torch.tensor(sizes))})
+    none = torch.zeros(0, dtype=torch.int64)
+    held = SimpleNamespace(sizes=torch.tensor(sizes), values=none)
+    federation = SimpleNamespace(sets={"local": held, "val": held, "train": held}, global_test=none, y=none)
+    test = TestConfig(sets=sets, val_fraction=0.1 if sets == "validation" else 0.0)
     method, protocol = (
         SimpleNamespace(prepare_round=prepares),
-        SimpleNamespace(rounds=2, test=SimpleNamespace(sets=sets), optimizer=optimizer),
+        SimpleNamespace(rounds=2, test=test, optimizer=optimizer),
     )
-    chosen: Any = SimpleNamespace(recorders=(), method=method, protocol=protocol, labels={"method": "late"})
-    setup: Any = SimpleNamespace(federation=federation)
+    labels = {"method": "late", "dataset": "digits", "partition": "dir0.1"}
+    chosen: Any = SimpleNamespace(recorders=(), method=method, protocol=protocol, labels=labels, partition_seed=seed)
+    setup: Any = SimpleNamespace(federation=federation, protocol=protocol)
     run.check_rounds(chosen, setup)
     return [record.getMessage() for record in caplog.records]
 
 
 def test_clients_without_a_test_sample_are_counted_aloud(caplog: pytest.LogCaptureFixture) -> None:
-    """Acc, IPR and RSD are over the others."""
-    said = ["2 of 4 clients have no test sample: scores are over the others"]
-    assert told(caplog, [3, 0, 1, 0], "both") == said
+    """Acc, IPR and RSD are over the others; of each set, and of each split of a process."""
+    said = "digits, dir0.1, seed {}: 2 of 4 clients have no {} sample: scores are over the others"
     assert told(caplog, [3, 0, 1, 0], "global") == told(caplog, [3, 1]) == []
+    assert told(caplog, [3, 0, 1, 0], "validation") == [said.format(0, "validation")]
+    for sets in ("local", "both", "common"):
+        assert told(caplog, [3, 0, 1, 0], sets) == [said.format(0, "test")]
+        assert told(caplog, [3, 0, 1, 0], sets, seed=1) == [said.format(1, "test")]
 
 
 def test_a_method_that_never_prepares_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -513,15 +521,15 @@ def test_a_client_a_sample_is_refused_before_training(tmp_path: Path, capsys: py
 def test_every_kind_of_run_that_scores_clients_on_their_own_samples(sets: str) -> None:
     data = Synthetic(train=20, test=10, classes=2).load()
     with pytest.raises(ConfigError, match="none of 20 clients a test sample"):
-        make_partition(Homogeneous(num_clients=20), data, Protocol(sets=sets), 0)
-    make_partition(Homogeneous(num_clients=20), data, Protocol(sets="global"), 0)
-    make_partition(Homogeneous(num_clients=19), data, Protocol(sets=sets), 0)  # one has two samples
+        make_partition(Homogeneous(num_clients=20), data, TestConfig(sets=sets), 0)
+    make_partition(Homogeneous(num_clients=20), data, TestConfig(sets="global"), 0)
+    make_partition(Homogeneous(num_clients=19), data, TestConfig(sets=sets), 0)  # one has two samples
 
 
 def test_validation_samples_that_nobody_gets() -> None:
     data = Synthetic(train=20, test=10, classes=2).load()
     with pytest.raises(ConfigError, match=r"none of 10 clients a val sample.*protocol\.test\.val_fraction"):
-        make_partition(Homogeneous(num_clients=10), data, Protocol(val_fraction=0.2), 0)
+        make_partition(Homogeneous(num_clients=10), data, TestConfig(val_fraction=0.2), 0)
 
 
 def test_only_clients_without_test_samples_were_scored() -> None:
@@ -530,3 +538,22 @@ def test_only_clients_without_test_samples_were_scored() -> None:
     history = History([Record(1, {"local": nobody}, 1, 1, {})])
     with pytest.raises(ConfigError, match=r"no client that was scored .* local test set"):
         summarise(Labels(*"dpmfq", 0), "key", history, Reading(), partition_hash="")
+
+
+def test_classes_that_are_trained_and_not_tested_are_found(tmp_path: Path) -> None:
+    """In a set of all, and in those of clients; validation samples are no test."""
+    x, y = np.random.default_rng(0).normal(size=(62, 5)), np.array([0] * 30 + [1] * 30 + [2, 7])
+    np.savez(tmp_path / "rare.npz", x=x, y=y)
+    chosen = ["method=local", "dataset=npz", f"dataset.path={tmp_path / 'rare.npz'}", "partition=homo"]
+    chosen += ["partition.num_clients=2", "hardware=cpu", "protocol.test.val_fraction=0.2"]
+    for sets in ("global", "local"):
+        setup = execution.build(
+            config(tmp_path, *chosen, f"protocol.test.pool={sets != 'global'}", f"protocol.test.sets={sets}")
+        )
+        federation = setup.federation
+        tests = federation.global_test if sets == "global" else federation.sets["local"].values
+        trained = {*federation.y[federation.sets["train"].values].tolist()}
+        expected = trained - {*federation.y[tests].tolist()}
+        assert execution.untested_classes(setup) == sorted(expected)
+        if sets == "global":
+            assert {2, 3} & trained == expected, "single samples are not held out"

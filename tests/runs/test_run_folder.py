@@ -389,6 +389,17 @@ class TestFiles:
         write_csv(tmp_path / "a.csv", [{"x": 1}, {"y": 'a,"b"\n', "x": None}])
         assert read_csv(tmp_path / "a.csv") == [{"x": "1", "y": ""}, {"x": "", "y": 'a,"b"\n'}]
 
+    def test_text_that_looks_like_a_number_stays_text(self):
+        """Hashes of digits, or with one e, and names that pandas takes for a missing value; empty is missing."""
+        words = ["577465436624", "4e9580300111", "012345678901", "1e5", "nan", "NA", "None", "-0", "true", ""]
+        for word in words:
+            rows = [{"key": word, "acc": 0.1 + 0.2, "ipr": math.nan, "count": 3}] * 2
+            frame = files.frame_of(as_csv(rows), ["key", "not there"])
+            assert frame["key"].fillna("").tolist() == [word, word]
+            assert frame["acc"].tolist() == pytest.approx([0.3, 0.3])
+            assert frame["ipr"].isna().all()
+            assert frame["count"].tolist() == [3, 3]
+
     def test_json_is_standard(self):
         text = as_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": np.float64("nan")}})
         assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
