@@ -35,12 +35,14 @@ def run(*overrides: str, **values: Any) -> Run:
     Raises:
         FedbenchError: whatever the command line would say in one line.
     """
-    from fedbench.config.compose import compose
+    from fedbench.config.compose import compose, tell_of_doubles
     from fedbench.runs.config import resolve
     from fedbench.runs.execution import execute
 
     with _told(overrides):
-        return execute(resolve(compose([*_texts(QUIET), *overrides, *_texts(values)])))
+        given = [*overrides, *_texts(values)]
+        tell_of_doubles(given)
+        return execute(resolve(compose([*_texts(QUIET), *given])))
 
 
 def sweep(*overrides: str, **values: Any) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.config import groups
-from fedbench.config.compose import refuse_mixed
+from fedbench.config.compose import refuse_mixed, tell_of_doubles
 from fedbench.config.messages import OK
 from fedbench.core.errors import unknown
 from fedbench.core.signals import Stopped, handled
@@ -114,6 +114,7 @@ def outcomes_of(arguments: Sequence[str]) -> list[JobOutcome]:
     from fedbench.sweeps import jobs
 
     sources.register()
+    tell_of_doubles(arguments)
     arguments = sorted(arguments, key=lambda text: text not in SWEEPING)  # after an override argparse knows none
     with _hydra_arguments(sweep_keys(arguments)), jobs.keeping() as outcomes:
         hydra.main(str(groups.conf_dir()), groups.CONFIG_NAME, version_base="1.3")(jobs.perform)()
@@ -172,7 +173,8 @@ def _hydra_arguments(arguments: list[str]) -> Iterator[None]:
 def end(program: str, arguments: Sequence[str], command: Callable[[Sequence[str]], int]) -> int:
     """Return the exit code of `command`, called with `arguments`, whatever ends it.
 
-    130 after Ctrl-C and 143 after SIGTERM, as a shell says; 141 when nobody reads the output any longer (`| head`).
+    130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP, as a shell says; 141 when nobody reads the output any
+    longer (`| head`).
     """
     _accept_any_output()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+
+log = logging.getLogger("fedbench")
 
 SETTINGS = (
     "hardware",
@@ -39,6 +42,14 @@ def is_setting(key: str) -> bool:
 def key_of(override: str) -> str:
     """Return the key of an override: `++method.mu=1` is about method.mu."""
     return override.lstrip("+~").partition("=")[0]
+
+
+def tell_of_doubles(overrides: Sequence[str]) -> None:
+    """Log a line for each `seed=1` behind which a `seed=2` stands, which alone counts."""
+    last = {key_of(text): text for text in overrides if "=" in text}
+    for text in dict.fromkeys(overrides):
+        if "=" in text and (counts := last[key_of(text)]) != text:
+            log.warning("%s is not used: %s stands behind it", text, counts)
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:

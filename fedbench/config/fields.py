@@ -277,18 +277,19 @@ def typed(cls: type[T], values: object, where: str) -> T:
 
 
 def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`values` as the types of their fields; OmegaConf, which takes its time, where they are of others: 1 for 1.0."""
+    """`values` as the types of their fields, text as it is; OmegaConf makes others fit, which takes time: 1 for 1.0."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     hints = _hints(cast("Any", cls))
-    if all(_is_plainly(value, hints[key]) for key, value in values.items()):
+    others = {key: value for key, value in values.items() if not _is_plainly(value, hints[key])}
+    if not others:
         return dict(values)
     try:
-        merged = OmegaConf.merge(_schema(cast("Any", cls), tuple(values)), values)
+        merged = OmegaConf.merge(_schema(cast("Any", cls), tuple(others)), others)
         checked = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, OverflowError) as error:  # the latter: a float of 400 digits
-        for key, value in values.items():
+        for key, value in others.items():
             section = getattr(cls, "section", None)  # of what a command line sets
             if section is not None and _holds_a_tuple(hints[key]) and isinstance(value, (str, int, float)):
                 name = f"{section}.{key}".lstrip(".")
@@ -297,17 +298,17 @@ def _converted(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[st
         full = getattr(error, "full_key", None)
         key = f" ({full})" if full else ""
         raise ConfigError(f"{where}{key}: {reason}") from error
-    return cast("dict[str, Any]", checked)
+    return {**values, **cast("dict[str, Any]", checked)}
 
 
 def _is_plainly(value: object, hint: Any) -> bool:
-    """Whether `value` is of the type `hint`, and no text that stands for another value."""
+    """Whether `value` is of the type `hint`, and no text that stands for a missing value."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_is_plainly(value, each) for each in inner)
     if origin is tuple and inner[1:] == (...,):
         return isinstance(value, (list, tuple)) and all(_is_plainly(each, inner[0]) for each in value)
-    return type(value) is hint and not (isinstance(value, str) and ("${" in value or value == "???"))
+    return type(value) is hint and value != "???"
 
 
 def _holds_a_tuple(hint: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: rounds under way complete the one they are in, save and stop; asked again, all stops at once.
+"""Ctrl-C, SIGTERM and SIGHUP: rounds under way complete the one they are in, save and stop; asked again, all stops.
 
 Where other processes do the work, the one that waits for them is asked, and leaves them a note in a folder that all of
 them see. So nobody has to know the others' process ids, or whether they are on this machine.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from typing import Any
 SIGNALS: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,  # the terminal was closed
 }  # and what is replaced
 TOLD = b"\nstopping after this round; once more stops at once\n"
 NOTE = "stopped"  # the file with the signal's number, for other processes
@@ -125,6 +127,8 @@ def working_for(folder: Path) -> Iterator[bool]:
 
 
 def _handle(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        _leave_terminal()
     if _State.holding and _State.asked is None:
         _State.asked = number
         if _State.others is not None:
@@ -133,3 +137,13 @@ def _handle(number: int, _frame: FrameType | None) -> None:
         os.write(2, TOLD)  # print could be what was interrupted
         return
     raise Stopped(number)
+
+
+def _leave_terminal() -> None:
+    """Send to nobody what would be printed on a terminal that is gone, where writing fails."""
+    for stream in (1, 2):
+        with suppress(OSError):  # closed
+            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
+                nobody = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nobody, stream)
+                os.close(nobody)

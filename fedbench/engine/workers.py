@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedbench.core import trees
 from fedbench.core.errors import ConfigError, FedbenchError
+from fedbench.core.signals import SIGNALS
 from fedbench.core.trees import Tree
 from fedbench.engine.contract import Clock
 from fedbench.engine.looped import LoopedTrainer, SharedScores, stack_counts
@@ -68,7 +69,7 @@ def start(serve: Callable[[Connection, Any], None], argument: Any, count: int) -
     _name_a_known_start_method()
     context = torch_multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([serve.__module__])
-    with _unheard(signal.SIGINT, signal.SIGTERM):  # which a terminal sends to all, also to one that still imports
+    with _unheard(*SIGNALS):  # which a terminal sends to all, also to one that still imports
         forkserver.ensure_running()
     processes: list[Any] = []
     links: list[Connection] = []
@@ -97,7 +98,7 @@ def end(processes: list[Any], links: list[Connection]) -> None:
 
 
 @contextmanager
-def _unheard(*numbers: signal.Signals) -> Iterator[None]:
+def _unheard(*numbers: int) -> Iterator[None]:
     """Processes that are started here never hear of these signals; this one does afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -195,7 +196,7 @@ class Order:
 
 def serve(link: Connection, setup: Setup) -> None:
     """Train or score the rows this process is dealt until the link closes."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # often sent to all processes of a run
+    for number in SIGNALS:  # often sent to all processes of a run
         signal.signal(number, signal.SIG_IGN)  # the parent decides what it means, and closes the link
     torch.set_num_threads(1)
     trainer = LoopedTrainer(setup)

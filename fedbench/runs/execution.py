@@ -209,7 +209,7 @@ def experiment(
 
     Raises:
         FedbenchError: see `execute`.
-        Stopped: Ctrl-C or SIGTERM, after the round under way and a checkpoint.
+        Stopped: Ctrl-C, SIGTERM or SIGHUP, after the round under way and a checkpoint.
     """
     # Data, its split among clients, and the network and method, checked against each other and the protocol.
     dataset, partition = split_data(run)

@@ -204,6 +204,8 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
         Stopped: a signal came; the jobs under way have saved what they can.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if "n_jobs" in (options := getattr(launcher, "joblib", {})):
+        launcher.joblib = {**options, "n_jobs": _needed(options["n_jobs"], len(batch))}
     with passed_on(folder):
         returned: list[JobReturn] = []
         try:
@@ -217,6 +219,13 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
     for job, overrides in zip(returned, batch, strict=False):  # one that died did not say which it was
         job.overrides = job.overrides or list(overrides)
     return returned
+
+
+def _needed(processes: int, runs: int) -> int:
+    """Return how many processes joblib is to start, which starts as many as it is told at once."""
+    import joblib  # type: ignore[import-untyped]
+
+    return int(min(joblib.effective_n_jobs(processes), joblib.cpu_count(), runs))
 
 
 def _saved(job: JobReturn) -> str:

@@ -41,6 +41,30 @@ def test_runs_dir_from_the_environment(toy: Path, monkeypatch: pytest.MonkeyPatc
     assert resolved().settings.runs_dir == "/somewhere"
 
 
+def test_what_was_taken_literally_stays_text(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside a value that is converted, as the rate given as a whole number."""
+    monkeypatch.setenv("FEDBENCH_RUNS", "x${seed}")
+    assert resolved("seed=3", "checkpoint.seconds=1", "reference_lr=1").settings.runs_dir == "x${seed}"
+    assert resolved("seed=3", r"runs_dir='y\${seed}'").settings.runs_dir == "y${seed}"
+    assert resolved("seed=3", "runs_dir='z${seed}'").settings.runs_dir == "z3"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["seed=1", "seed=2"], ["seed=1 is not used: seed=2 stands behind it"]),
+        (
+            ["seed=2", "+method.mu=1", "seed=2", "method.mu=1"],
+            ["+method.mu=1 is not used: method.mu=1 stands behind it"],
+        ),
+        (["-m", "-m", "seed=1,2", "method=local"], []),
+    ],
+)
+def test_a_key_that_is_given_twice_is_told(given: list[str], told: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    compose.tell_of_doubles(given)
+    assert caplog.messages == told
+
+
 @pytest.mark.parametrize(
     ("option", "field", "value"),
     [("dir0.1", "alpha", 0.1), ("dir10", "alpha", 10), ("groups_s0.2", "alpha", 0.2), ("fold5", "folds", 5)],

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import itertools
 import json
 import os
+import pty
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +63,7 @@ def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     return arrange
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(
     number: int,
     code: int,
@@ -85,6 +88,28 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(
     main([*RUN, "protocol.rounds=4", f"runs_dir={tmp_path}/whole"])
     whole, parts = (next((tmp_path / name).rglob("tallies.npz")).read_bytes() for name in ("whole", "some runs"))
     assert whole == parts
+
+
+def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """What is printed from then on, as each round is here, goes to nobody."""
+    ours, theirs = pty.openpty()
+    chosen = [*RUN[:-2], RUN[-1], "progress=bar", "protocol.rounds=100000", "checkpoint.rounds=1"]
+    command = [sys.executable, "-m", "fedbench", *chosen, f"runs_dir={tmp_path}"]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_take_terminal
+    )
+    os.close(theirs)
+    while not [*tmp_path.rglob(CHECKPOINT)]:
+        os.read(ours, 1 << 16)
+    os.close(ours)
+    assert process.wait(60) == 129
+    (saved,) = tmp_path.rglob(CHECKPOINT)
+    assert checkpoint.load(saved)[1]["round"] >= 1
+    assert not [*saved.parent.glob(".lock")]
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_a_second_signal_stops_at_once(

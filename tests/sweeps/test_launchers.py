@@ -286,3 +286,20 @@ def test_the_command_line_takes_the_place_of_an_experiment_s_values() -> None:
 @pytest.mark.slow
 def test_a_run_in_a_process_of_joblib_may_have_workers(elsewhere: Path) -> None:
     assert main(["-m", *joblib(), "method=local", *SHORT, "hardware.engine=workers"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs", "started"), [(1000, 2, 2), (1000, 50, 3), (2, 50, 2), (-1, 50, 3), (1, 9, 1)]
+)
+def test_joblib_starts_no_more_processes_than_there_are_runs_and_cores(
+    asked: int, runs: int, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("joblib.cpu_count", lambda: 3)
+    monkeypatch.setattr("joblib.effective_n_jobs", lambda n: 3 if n < 0 else n)
+    assert jobs._needed(asked, runs) == started
+
+
+def test_a_launcher_of_joblib_is_told_how_many_processes_its_runs_need(tmp_path: Path) -> None:
+    launcher = SimpleNamespace(joblib={"n_jobs": 1000, "verbose": 0}, launch=lambda batch, initial_job_idx: [])
+    jobs.launch(launcher, tmp_path / "s", [["seed=0"]], 0)
+    assert launcher.joblib == {"n_jobs": 1, "verbose": 0}
