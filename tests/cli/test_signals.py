@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import itertools
 import json
@@ -13,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,10 +92,10 @@ def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
     """What is printed from then on, as each round is here, goes to nobody."""
     ours, theirs = pty.openpty()
     chosen = [*RUN[:-2], RUN[-1], "progress=bar", "protocol.rounds=100000", "checkpoint.rounds=1"]
-    command = [sys.executable, "-m", "fedbench", *chosen, f"runs_dir={tmp_path}"]
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_take_terminal
-    )
+    begin = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"  # it is the terminal of this process
+    begin += "; from fedbench.cli.program import main; sys.exit(main())"
+    command = [sys.executable, "-c", begin, *chosen, f"runs_dir={tmp_path}"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
     while not [*tmp_path.rglob(CHECKPOINT)]:
         os.read(ours, 1 << 16)
@@ -106,10 +104,6 @@ def test_a_closed_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
     (saved,) = tmp_path.rglob(CHECKPOINT)
     assert checkpoint.load(saved)[1]["round"] >= 1
     assert not [*saved.parent.glob(".lock")]
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_a_second_signal_stops_at_once(

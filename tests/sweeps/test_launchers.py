@@ -300,6 +300,6 @@ def test_joblib_starts_no_more_processes_than_there_are_runs_and_cores(
 
 
 def test_a_launcher_of_joblib_is_told_how_many_processes_its_runs_need(tmp_path: Path) -> None:
-    launcher = SimpleNamespace(joblib={"n_jobs": 1000, "verbose": 0}, launch=lambda batch, initial_job_idx: [])
+    launcher = SimpleNamespace(joblib={"n_jobs": 1000, "verbose": 0}, launch=lambda *_, **__: [])
     jobs.launch(launcher, tmp_path / "s", [["seed=0"]], 0)
     assert launcher.joblib == {"n_jobs": 1, "verbose": 0}
