@@ -33,6 +33,7 @@ COMMANDS = {  # name -> the function that takes the arguments after it and retur
     "new": "fedbench.cli.new:new_command",
     "prepare": "fedbench.cli.prepare:prepare_command",
     "reproduce": "fedbench.papers.reproduce:reproduce_command",
+    "evidence": "fedbench.papers.evidence:evidence_command",
     "figure": "fedbench.papers.reproduce:figure_command",
     "leaderboard": "fedbench.papers.leaderboard:leaderboard_command",
     "plot": "fedbench.cli.runs:plot_command",

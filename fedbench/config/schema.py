@@ -386,6 +386,7 @@ class SettingsConfig(Component):
 
     seed: int = at_least(0, 0)
     partition_seed: int | None = at_least(0, None)  # of the partition alone; None: the run's seed
+    reference: str = one_of("local", "none")  # what IPR, RSD and gains compare with; none: no Local is trained
     # of the Local that IPR and RSD compare with; None: the run's seed
     reference_seed: int | None = at_least(0, None)
     reference_lr: float | None = positive(None)  # of the same Local; None: the run's learning rate

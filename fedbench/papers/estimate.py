@@ -93,7 +93,7 @@ class ResourceEstimate:
     def _timed(self, config: RunConfig, setup: Setup) -> float:
         """Return the seconds of a run, from those of a step."""
         batches = client_steps(setup, config) + scored_batches(setup, config) * FORWARD_SHARE
-        return batches * self._pace(_without_method(config), setup, FedAvg())
+        return batches * self._pace(repr([config.dataset, config.model, config.protocol.local]), setup, FedAvg())
 
     def timed_as_it_is(self, config: RunConfig) -> float:
         """Return the seconds of a run by a timed step of its own method, and the scoring by one of FedAvg.
@@ -120,9 +120,14 @@ class ResourceEstimate:
         return self._steps[where]
 
 
-def estimate(plan: Plan, missing: Sequence[Job], at_once: int = 1) -> ResourceEstimate:
-    """Return what the runs `missing` of `plan` take, of which `at_once` share the cores; studies are left out."""
-    total, threads = ResourceEstimate(plan), torch.get_num_threads()
+def estimate(
+    plan: Plan, missing: Sequence[Job], at_once: int = 1, paces: dict[str, float] | None = None
+) -> ResourceEstimate:
+    """Return what the runs `missing` of `plan` take, of which `at_once` share the cores; studies are left out.
+
+    `paces`: seconds of a step that earlier estimates timed, to which this one adds its own.
+    """
+    total, threads = ResourceEstimate(plan, _steps={} if paces is None else paces), torch.get_num_threads()
     torch.set_num_threads(max(1, threads // at_once))
     try:
         for job in (each for each in missing if not each.study):

@@ -47,6 +47,11 @@ class Measure(ABC):
     def words(self) -> str:
         """What the number is, for a reader."""
 
+    @property
+    def reads_local(self) -> bool:
+        """Whether the number exists only for a run that was compared with Local."""
+        return False
+
 
 @dataclass(frozen=True)
 class Result(Measure):
@@ -58,6 +63,10 @@ class Result(Measure):
 
     def value(self, run: Run, baseline: Run | None) -> float:
         return self.factor * run.column(self.column)
+
+    @property
+    def reads_local(self) -> bool:
+        return self.column in ("ipr", "rsd")
 
     @property
     def words(self) -> str:

@@ -20,7 +20,7 @@ from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, Selection, Tab
 from fedbench.papers.store import BASELINE, PENDING, Array, Cell, Provenance, StoredTable, TableResult, place_of
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, from_plain, run_key
-from fedbench.runs.execution import folder_of, labels_of, run_status
+from fedbench.runs.execution import folder_of, is_compared, labels_of, run_status
 from fedbench.runs.fingerprint import machine, source_commit
 from fedbench.runs.folder import RunFolder
 from fedbench.runs.run import Run
@@ -67,8 +67,9 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Return whether its result is there, and of today's code if the config wants no other."""
-        return run_status(self.config, self.folder, tell=False) == "finished"
+        """Return whether its result is there, as the config asks for it, and of today's code if it wants no other."""
+        there = run_status(self.config, self.folder, tell=False) == "finished"
+        return there and (bool(self.study) or is_compared(self.config, self.folder))
 
     @property
     def run(self) -> Run:
@@ -288,9 +289,14 @@ def _cell_runs(
     if lacking and cell.selected and (lost := {*seeds}.difference(shown)):
         cell = replace(cell, reason=f"not run with seeds {', '.join(map(str, sorted(lost)))}: {lacking}")
     every = sorted({*shown, *to_run})
-    overrides = (*row.overrides, *column.own(row.label))
+    unread = not any(measures.build(each.measured(row, column)).reads_local for each in table.metrics)
+    overrides = (*row.overrides, *column.own(row.label), *(("reference=none",) if unread else ()))
     jobs = _jobs(*compose_cell(table, column, overrides, selection), every, row.study)
-    baselines = _jobs(*compose_cell(table, column, row.baseline, selection), every, "") if row.baseline else ()
+    baselines = (
+        _jobs(*compose_cell(table, column, (*row.baseline, "reference=none"), selection), every, "")
+        if row.baseline
+        else ()
+    )
     return replace(cell, jobs=jobs, baselines=baselines, seeds=frozenset(to_run))
 
 

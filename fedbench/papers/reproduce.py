@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,10 +153,8 @@ def reproduce_command(arguments: Sequence[str]) -> int:
 
 def reproduce(selection: Selection) -> int:
     """Plan, run, fill and draw one table; return INCOMPLETE if a cell that was selected is not there, else OK."""
-    from fedbench.papers import plan
-
     launcher, at_once = launcher_of(selection)
-    planned, folder = _planned(selection)
+    planned, folder = plan_of(selection)
     if selection.render:
         render.write(folder)
         print(f"cells drawn again: {folder / 'table.md'}")
@@ -171,17 +169,25 @@ def reproduce(selection: Selection) -> int:
     if missing:
         timed = any(metric.timing for metric in planned.spec.metrics)
         make_runs(missing, launcher, join_seeds=not timed)
-    with held(folder):
-        if missing:
-            planned, _ = _planned(selection)  # another call may have added cells meanwhile
-        store.save(folder, plan.fill(planned), *plan.kept(planned))
-        table, _ = render.write(folder)
+    planned, table = write_table(selection)
     console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(render.draw_terminal(table, console.width))
     return conclude(planned, folder, len(missing))
 
 
-def _planned(selection: Selection) -> tuple[Plan, Path]:
+def write_table(selection: Selection) -> tuple[Plan, TableResult]:
+    """Fill the table of a selection with what has finished by now, draw it, and return its plan and itself."""
+    from fedbench.papers import plan
+
+    _, folder = plan_of(selection)
+    with held(folder):
+        planned, _ = plan_of(selection)  # another call may have added cells meanwhile
+        store.save(folder, plan.fill(planned), *plan.kept(planned))
+        table, _ = render.write(folder)
+    return planned, table
+
+
+def plan_of(selection: Selection) -> tuple[Plan, Path]:
     """Return what is selected, as it stands, and the folder of the filled table."""
     from fedbench.papers import plan
 
@@ -445,8 +451,17 @@ def launcher_of(selection: Selection) -> tuple[list[str], int]:
     return [] if jobs == 1 else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"], jobs
 
 
-def make_runs(missing: Sequence[Job], launcher: Sequence[str], *, join_seeds: bool = True) -> None:
-    """Make the runs, first those of Local, which others are measured against, with a bar."""
+def make_runs(
+    missing: Sequence[Job],
+    launcher: Sequence[str],
+    *,
+    join_seeds: bool = True,
+    write: Callable[[Sequence[Job]], None] | None = None,
+) -> None:
+    """Make the runs, with a bar; `write` is called now and then with those that have finished.
+
+    Those of Local, which others are measured against, come first; with `write` all keep their order.
+    """
     from fedbench.papers.execute import run_all
 
     first = [job for job in missing if job.config.labels["method"] == "local"]
@@ -457,5 +472,7 @@ def make_runs(missing: Sequence[Job], launcher: Sequence[str], *, join_seeds: bo
         def watch(finished: Sequence[Job], failed: Sequence[Job]) -> None:
             text = f"runs, {len(failed)} failed" if failed else "runs"
             progress.update(bar, completed=len(finished) + len(failed), description=text)
+            if write is not None:
+                write(finished)
 
-        run_all((first, rest), launcher, watch, join_seeds=join_seeds)
+        run_all((missing,) if write else (first, rest), launcher, watch, join_seeds=join_seeds)

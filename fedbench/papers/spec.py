@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from fedbench.config import groups, schema
 from fedbench.config.compose import compose, is_setting, key_of
-from fedbench.config.fields import typed
+from fedbench.config.fields import positive, typed
 from fedbench.core.errors import ConfigError, Damaged, unknown
 
 # How far ours may be from a published value and still agree for practical purposes, in the metric's own unit.
@@ -490,6 +490,7 @@ class Selection:
     substitute: str = ""  # data set in place of the table's own
     overrides: tuple[str, ...] = ()  # of every run, and of Hydra
     jobs: int = 0  # runs at once; 0: one a core, on a GPU one
+    hours: float = positive(1.0)  # of `evidence`, after which it stops
     results: str = "results"
     retry: bool = False
     dry_run: bool = False

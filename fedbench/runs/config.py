@@ -134,8 +134,12 @@ class RunConfig:
 
     @cached_property
     def local(self) -> RunConfig | None:
-        """The Local run that this one is compared with; None for Local itself, and where no test sample is scored."""
-        alone = self.labels["method"] == "local" or self.protocol.test.sets == "validation"
+        """The Local run that this one is compared with.
+
+        None for Local itself, where no test sample is scored, and with reference=none.
+        """
+        unread = self.settings.reference == "none" or self.protocol.test.sets == "validation"
+        alone = unread or self.labels["method"] == "local"
         return None if alone else self.changed(**self.local_values)
 
 

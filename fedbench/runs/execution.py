@@ -26,7 +26,7 @@ from fedbench.engine.setup import Setup, assemble
 from fedbench.engine.simulation import Newcomers, Simulation, State, Unseen
 from fedbench.engine.trainer import Engine, Trainer, by_kind
 from fedbench.engine.trial import check_hooks
-from fedbench.metrics import Floats
+from fedbench.metrics import Floats, fairness
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
 from fedbench.runs.config import RunConfig, resolve, run_key
@@ -179,7 +179,7 @@ def execute(run: RunConfig, make_proxy: Callable[[Trainer], Trainer] | None = No
                 fingerprint.warn_once(f"{folder.path} was made without save_models=true; force=true makes it again")
             if trackers := ", ".join(run.settings.trackers):
                 fingerprint.warn_once(f"a run that has finished logs nothing to {trackers}; force=true makes it again")
-            row = folder.result()
+            row = compared(run, folder)
             if not folder.data:
                 fingerprint.warn_once(f"{folder.path} is shown, but its data are not here: it may be of other samples")
             observer.recall(row)
@@ -413,6 +413,28 @@ def local_reference(run: RunConfig) -> tuple[Floats | None, str]:
 
     wait_while_in_use(make, stop_if_asked)
     return folder.accuracies(), run_key(reference)
+
+
+def is_compared(run: RunConfig, folder: RunFolder) -> bool:
+    """Return whether the finished run in `folder` has the IPR and RSD that `run` asks for."""
+    return run.local is None or bool(folder.result().get("local_key"))
+
+
+def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
+    """Return the row of a finished run; one that was made with reference=none is compared with Local now, if asked."""
+    if is_compared(run, folder):
+        return folder.result()
+    local, key = local_reference(run)
+    assert local is not None  # as `run.local` is there
+    with folder:
+        fair = fairness(folder.accuracies(), local)
+        clients = [
+            {**row, "acc_local": 100 * float(own), "gain": float(gain)}
+            for row, own, gain in zip(Run(folder.path).client_rows, local, fair.gains, strict=True)
+        ]
+        row = {**folder.result(), "ipr": fair.ipr, "rsd": fair.rsd, "local_key": key}
+        files_of(folder.path).write({CLIENTS: as_csv(clients), RESULT: as_json(row)})
+    return folder.result()
 
 
 def execute_batched(runs: Sequence[RunConfig]) -> list[Run | Exception]:

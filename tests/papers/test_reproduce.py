@@ -213,7 +213,7 @@ def test_seeds_of_a_table_of_seconds_train_apart(timed: bool, monkeypatch: pytes
         raise InterruptedError  # what follows is the table
 
     monkeypatch.setattr("fedbench.papers.execute.run_all", run_all)
-    monkeypatch.setattr(reproduce, "_planned", lambda _: (planned, None))
+    monkeypatch.setattr(reproduce, "plan_of", lambda _: (planned, None))
     for name in ("announce", "_require_cells"):
         monkeypatch.setattr(reproduce, name, lambda *_: None)
     with pytest.raises(InterruptedError):

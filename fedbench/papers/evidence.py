@@ -1,0 +1,180 @@
+"""`python -m fedbench evidence`: as many missing published values as fit into some hours, the cheapest first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from fedbench.cli.program import asks_for_help
+from fedbench.papers.reproduce import launcher_of, make_runs, plan_of, select, write_table
+from fedbench.config import groups
+from fedbench.config.messages import INCOMPLETE, OK
+from fedbench.core.errors import ConfigError
+from fedbench.core.signals import Stopped
+from fedbench.runs.progress import Output, rough_seconds
+from fedbench.papers import spec
+from fedbench.papers.spec import Selection
+
+if TYPE_CHECKING:
+    from fedbench.papers.plan import Job
+
+HELP = """\
+python -m fedbench evidence [TABLE ...] [KEY=VALUE ...] [--dry-run]
+
+Makes runs that published values lack, at the papers' settings: whole columns, first those that give most values an
+hour. Each finished run is a row below results/ at once. When the time is over, runs are saved and stop; the same command goes
+on, on this machine with what was begun, on another with what has finished.
+
+  TABLE ...            of `python -m fedbench list tables`; none: every table of a paper
+  hours=1              when to stop
+  seeds=3              of each cell, or a list: seeds=[0,3]; three are the least that decides anything
+  jobs=N               runs at once (default: one a core, on a GPU one)
+  results=results      where the filled tables go; the runs themselves go to runs_dir
+  retry=false          true: run failed cells again
+  dry_run=false        true, or --dry-run: show values and hours by column, and stop
+
+Settings that change no result may follow: runs_dir=DIR hardware=cpu, and launcher=NAME as for reproduce.
+
+Exit code: 0, nothing is missing that can be run here; 3, the time was over or a run failed; 2, refused; 1, a defect.
+"""
+KEYS = ("hours", "seeds", "jobs", "results", "retry", "dry_run")
+SEEDS = (0, 1, 2)  # an interval from two seeds is 4.5 standard deviations wide to each side, from three 1.7
+
+
+@dataclass(frozen=True)
+class ColumnWork:
+    """What a column of a table lacks, and what it costs."""
+
+    selection: Selection  # of this column
+    missing: tuple[Job, ...]
+    values: int  # published ones without all their seeds
+    seconds: float  # of all runs, one after another
+
+    @property
+    def rate(self) -> float:
+        """Published values an hour of one run at a time."""
+        return 3600 * self.values / max(self.seconds, 1.0)
+
+
+def evidence_command(arguments: Sequence[str]) -> int:
+    """Make what is missing, as long as there is time; return the exit code."""
+    if asks_for_help(arguments):
+        print(HELP, end="")
+        return OK
+    begun = time.monotonic()
+    selection, names = select(arguments, KEYS)
+    if selection.changed:
+        raise ConfigError(
+            f"{selection.changed[0]} changes results, so they would not be of the papers' settings; see --help"
+        )
+    selection = replace(selection, seeds=selection.seeds or SEEDS)
+    launcher, at_once = launcher_of(selection)
+    works, reasons = survey(selection, names or paper_tables(), at_once)
+    chosen = ordered(works, 3600 * selection.hours * at_once)
+    _show(chosen, reasons, at_once)
+    if selection.dry_run or not chosen:
+        return OK
+    return _make(selection, chosen, launcher, 3600 * selection.hours - (time.monotonic() - begun))
+
+
+def paper_tables() -> list[str]:
+    """Return the tables of papers at their own settings, by name."""
+    tables = [spec.load(name) for name in groups.names("table")]
+    return [table.name for table in tables if table.paper and not table.varies]
+
+
+def survey(selection: Selection, names: Sequence[str], at_once: int) -> tuple[list[ColumnWork], dict[str, int]]:
+    """Return what each column lacks that can be run here, and how many values lack what (a reason each).
+
+    A run that several columns need counts in each of them.
+
+    Raises:
+        UnknownName: no such table.
+    """
+    from fedbench.papers.estimate import estimate
+
+    works, reasons, paces = list[ColumnWork](), dict[str, int](), dict[str, float]()
+    for name in names:
+        for column in spec.load(name).columns:
+            here = replace(selection, table=name, columns=(column.label,))
+            planned, _ = plan_of(here)
+            jobs = {job.identity: job for job in planned.missing() if selection.retry or not job.failure}
+            values = 0
+            for cell in (each for each in planned.cells if each.selected):
+                metrics = [each for each in planned.spec.metrics if not each.timing]
+                printed = sum(planned.spec.published(cell.row, cell.column, each) is not None for each in metrics)
+                if cell.jobs and cell.seeds:
+                    values += printed * any(job.identity in jobs for job in cell.jobs)
+                elif cell.reason:
+                    reasons[cell.reason] = reasons.get(cell.reason, 0) + printed
+            if values:
+                missing = tuple(jobs.values())
+                works.append(ColumnWork(here, missing, values, estimate(planned, missing, at_once, paces).seconds))
+    return works, reasons
+
+
+def ordered(works: Sequence[ColumnWork], seconds: float) -> list[ColumnWork]:
+    """Return the columns by values an hour; those that fit into `seconds` one after another come before the others."""
+    fits, rest = list[ColumnWork](), list[ColumnWork]()
+    for work in sorted(works, key=lambda each: -each.rate):
+        (fits if work.seconds <= seconds else rest).append(work)
+        seconds -= work.seconds if work.seconds <= seconds else 0.0
+    return [*fits, *rest]
+
+
+def _show(works: Sequence[ColumnWork], reasons: dict[str, int], at_once: int) -> None:
+    table = Table("table", "column", "values", "runs", f"hours, {at_once} at once", "values an hour")
+    for work in works:
+        column, hours = work.selection.columns[0], work.seconds / at_once / 3600
+        table.add_row(
+            work.selection.table,
+            column,
+            str(work.values),
+            str(len(work.missing)),
+            f"{hours:.2f}",
+            f"{work.rate * at_once:.2f}",
+        )
+    console = Output(highlight=False) if sys.stdout.isatty() else Output(highlight=False, width=120)
+    console.print(table)
+    runs = {job.identity for work in works for job in work.missing}
+    total = sum(work.seconds for work in works) / at_once
+    console.print(f"{sum(work.values for work in works)} values, {len(runs)} runs, at most {rough_seconds(total)}")
+    for reason, values in reasons.items():
+        console.print(f"{values} values: {reason}", markup=False)
+
+
+def _make(selection: Selection, works: Sequence[ColumnWork], launcher: Sequence[str], seconds: float) -> int:
+    """Make the runs in the order of their columns until `seconds` are over; write a table whenever it has one more."""
+    jobs = list({job.identity: job for work in works for job in work.missing}.values())
+    tables: dict[str, set[str]] = {}
+    for work in works:
+        tables.setdefault(work.selection.table, set()).update(job.identity for job in work.missing)
+    written: set[str] = set()
+
+    def write(finished: Sequence[Job]) -> None:
+        new = {job.identity for job in finished} - written
+        for name, needed in tables.items():
+            if needed & new:
+                write_table(replace(selection, table=name))
+        written.update(new)
+
+    timer = threading.Timer(max(seconds, 1.0), os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    timer.start()
+    try:
+        make_runs(jobs, launcher, write=write)
+    except Stopped as stop:
+        if timer.is_alive():  # somebody else's signal
+            raise
+        print(f"the time is over; {len(written)} of {len(jobs)} runs are there; the same command goes on {stop.where}")
+    finally:
+        timer.cancel()
+    return OK if len(written) == len(jobs) else INCOMPLETE
