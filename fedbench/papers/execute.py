@@ -51,10 +51,9 @@ def run_all(
     every = [job for wave in waves for job in wave]
     with _watching(every, watch):
         for wave in waves:
+            for job in (each for each in wave if each.study):  # which take seconds
+                _study(job)
             _launch([job for job in wave if not job.study], launcher, join_seeds=join_seeds)
-            for job in wave:
-                if job.study:
-                    _study(job)
 
 
 def _stackable(jobs: Sequence[Job], *, cards: bool = False) -> list[list[Job]]:
