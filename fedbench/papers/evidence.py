@@ -30,8 +30,8 @@ HELP = """\
 python -m fedbench evidence [TABLE ...] [KEY=VALUE ...] [--dry-run]
 
 Makes runs that published values lack, at the papers' settings: whole columns, first those that give most values an
-hour. Each finished run is a row below results/ at once. When the time is over, runs are saved and stop; the same command goes
-on, on this machine with what was begun, on another with what has finished.
+hour. Each finished run is a row below results/ at once. When the time is over, runs are saved and stop. The same command
+goes on, on this machine with what was begun, on another with what has finished.
 
   TABLE ...            of `python -m fedbench list tables`; none: every table of a paper
   hours=1              when to stop

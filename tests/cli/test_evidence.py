@@ -1,0 +1,134 @@
+"""`python -m fedbench evidence`: which columns come first, what is made, and what stops it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbench.cli import evidence, program
+from fedbench.config.messages import INCOMPLETE
+from fedbench.core.signals import Stopped
+from fedbench.tables import spec, store
+from fedbench.tables.execute import run_all
+from fedbench.tables.spec import Selection
+
+CONTENT = {
+    "name": "toy",
+    "title": "Toy",
+    "paper": "fedcollab",
+    "table": "T1",
+    "seeds": 5,
+    "base": ["dataset=digits", "model=mlp", "protocol=quick", "protocol.rounds=2", "partition.num_clients=4"],
+    "metrics": [{"name": "acc"}],
+    "rows": [
+        {"label": "Local", "overrides": ["method=local"]},
+        {"label": "FedAvg", "overrides": ["method=fedavg"]},
+    ],
+    "columns": [
+        {
+            "label": "Label shift",
+            "overrides": ["partition=dir0.5"],
+            "published": {"dataset": "fashion_mnist", "partition": "label_shift"},
+        },
+        {"label": "unpublished", "overrides": ["partition=homo"], "published": {"dataset": "none"}},
+    ],
+}
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> spec.TableSpec:
+    """A table of a paper on digits: one column has published values, the other none."""
+    table = spec.parse(CONTENT)
+    monkeypatch.setattr(spec, "load", lambda _: table)
+    monkeypatch.setattr(evidence, "paper_tables", lambda: ["toy"])
+    return table
+
+
+def asked(tmp_path: Path, *more: str) -> int:
+    places = [f"results={tmp_path / 'results'}", f"runs_dir={tmp_path / 'runs'}", "jobs=1"]
+    return program.main(["evidence", *places, *more])
+
+
+def work(name: str, values: int, seconds: float) -> evidence.ColumnWork:
+    return evidence.ColumnWork(Selection(table=name, columns=("c",)), (), values, seconds)
+
+
+def test_columns_that_fit_come_by_values_an_hour_and_then_the_others() -> None:
+    found = evidence.ordered(
+        [work("slow", 1, 50), work("long", 50, 200), work("dear", 1, 40), work("best", 9, 60)], 110
+    )
+    assert [each.selection.table for each in found] == ["best", "dear", "long", "slow"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_makes_what_published_values_lack_and_nothing_else(
+    tmp_path: Path, toy: spec.TableSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(tmp_path, "--dry-run") == 0
+    assert "2 values, 6 runs" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
+
+    assert asked(tmp_path) == 0
+    (folder,) = store.folders(tmp_path / "results")
+    table = store.load_table(folder)
+    for row in ("Local", "FedAvg"):
+        assert table.cell(row, "Label shift", "acc").seeds == (0, 1, 2), "three seeds, not the table's five"
+        assert not table.cell(row, "unpublished", "acc").values
+    assert len(store.load_rows(folder)) == 6
+
+    capsys.readouterr()
+    assert asked(tmp_path) == 0
+    assert "0 values, 0 runs" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_is_a_row_as_soon_as_it_has_finished(
+    tmp_path: Path, toy: spec.TableSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run finishes, then the time is over."""
+
+    def one_and_stop(jobs: Sequence[Any], launcher: Sequence[str], *, write: Any) -> None:
+        run_all([jobs[:1]], launcher)
+        write(jobs[:1])
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(evidence, "make_runs", one_and_stop)
+    monkeypatch.setattr(evidence.threading.Timer, "is_alive", lambda _: False)
+    assert asked(tmp_path) == INCOMPLETE
+    (folder,) = store.folders(tmp_path / "results")
+    assert [row["row"] for row in store.load_rows(folder)] == ["Local"]
+
+
+def test_the_time_ends_it_by_a_signal_that_saves_what_runs(
+    tmp_path: Path, toy: spec.TableSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+    timers: list[tuple[float, Any, Any]] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, call: Any, arguments: Any) -> None:
+            timers.append((seconds, call, arguments))
+
+        def start(self) -> None: ...
+        def cancel(self) -> None: ...
+
+    monkeypatch.setattr(evidence.threading, "Timer", Timer)
+    monkeypatch.setattr(evidence, "make_runs", lambda *_, **__: None)
+    monkeypatch.setattr(os, "kill", lambda *given: sent.append(given))
+    assert asked(tmp_path, "hours=0.5") == INCOMPLETE
+    ((seconds, call, arguments),) = timers
+    assert 1500 < seconds <= 1800
+    call(*arguments)
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_settings_that_change_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(tmp_path, "protocol.rounds=3") == 2
+    assert "protocol.rounds=3 changes results" in capsys.readouterr().err
