@@ -82,7 +82,7 @@ class ResourceEstimate:
         where = _without_method(config)
         if where not in self._setups:
             try:
-                self._setups[where] = build(config.local or config)  # Local fits every network
+                self._setups[where] = build(config.changed(**config.local_values))  # Local fits every network
             except FedbenchError as error:
                 self._setups[where] = error
         built = self._setups[where]

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedbench.cli.program import asks_for_help
-from fedbench.papers.reproduce import launcher_of, make_runs, plan_of, select, write_table
 from fedbench.config import groups
+from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError
 from fedbench.core.signals import Stopped
-from fedbench.runs.progress import Output, rough_seconds
 from fedbench.papers import spec
+from fedbench.papers.reproduce import launcher_of, make_runs, plan_of, select, write_table
 from fedbench.papers.spec import Selection
+from fedbench.runs.progress import Output, rough_seconds
 
 if TYPE_CHECKING:
     from fedbench.papers.plan import Job
@@ -30,8 +30,8 @@ HELP = """\
 python -m fedbench evidence [TABLE ...] [KEY=VALUE ...] [--dry-run]
 
 Makes runs that published values lack, at the papers' settings: whole columns, first those that give most values an
-hour. Each finished run is a row below results/ at once. When the time is over, runs are saved and stop. The same command
-goes on, on this machine with what was begun, on another with what has finished.
+hour. Each finished run is a row below results/ at once. When the time is over, runs are saved and stop. The same
+command goes on, on this machine with what was begun, on another with what has finished.
 
   TABLE ...            of `python -m fedbench list tables`; none: every table of a paper
   hours=1              when to stop

@@ -119,7 +119,7 @@ def test_a_method_that_does_not_fit_the_network_is_named_before_it_runs(tmp_path
     made = planned(tmp_path, [{"label": "FedBN", "overrides": ["method=fedbn"]}, *ROWS])
     reason, time, *_ = estimate.estimate_lines(made, made.missing(), 1)
     assert reason.startswith("cannot be built: 1 cell (FedBN / here): method.private=[@norm] finds none of")
-    assert time.endswith("(3 runs by a step timed here, without starts and servers)"), "of Local and the other two"
+    assert time.endswith("(2 runs by a step timed here, without starts and servers)"), "the other two"
 
 
 def test_cells_are_named_by_column_or_one_by_one(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_what_is_told_on_either_side_of_what_is_free(
         monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _, room=room: SimpleNamespace(free=room))
         told = list(estimate.estimate_lines(made, made.missing(), 2))
         assert ["too little" in line for line in told] == [False, short, short]
-        assert told[0].endswith("2 at once (3 runs by a step timed here, without starts and servers)")
+        assert told[0].endswith("2 at once (2 runs by a step timed here, without starts and servers)")
         assert told[0].startswith(f"time: about {estimate.rough_seconds(total.seconds / 2)} on")
         assert told[1].startswith(f"memory: about {estimate.human_bytes(2 * total.memory)}, ")
         assert told[1].endswith(" are free" + " (too little: jobs=1 takes least)" * short)

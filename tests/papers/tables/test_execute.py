@@ -61,7 +61,7 @@ def test_a_failure_that_its_folder_cannot_hold_is_told(
     monkeypatch.setattr("fedbench.runs.folder.write_text", Mock(side_effect=OSError(errno.ENOSPC, "the disk is full")))
     lost = job(f"runs_dir={tmp_path}", "partition.num_clients=5000")
     execute.run_all([[lost, dataclasses.replace(lost, study="cost")]], ["hydra/launcher=basic"])
-    run, study = capsys.readouterr().err.splitlines()
+    study, run = capsys.readouterr().err.splitlines()
     assert "num_clients=5000" in run
     assert study.startswith("error: unknown study 'cost'")
     assert lost.failure == ""

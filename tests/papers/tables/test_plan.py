@@ -73,7 +73,8 @@ def test_two_files_of_one_name_are_no_two_columns(tmp_path: Path) -> None:
 
 
 def test_local_runs_come_first_and_every_run_once(tmp_path: Path) -> None:
-    planned = plan.make(table(), selection(tmp_path))
+    ipr = {"name": "ipr", "measure": {"name": "result", "column": "ipr"}}
+    planned = plan.make(table(metrics=[{"name": "acc"}, ipr]), selection(tmp_path))
     methods = [(job.config.labels["method"], job.seed) for job in planned.jobs]
     assert methods == [
         ("local", 0),
@@ -83,6 +84,12 @@ def test_local_runs_come_first_and_every_run_once(tmp_path: Path) -> None:
         ("fedprox", 0),
         ("fedprox", 1),
     ]
+
+
+def test_no_local_is_trained_where_no_metric_reads_ipr_or_rsd(tmp_path: Path) -> None:
+    planned = plan.make(table(), selection(tmp_path))
+    assert {job.config.labels["method"] for job in planned.jobs} == {"fedavg", "fedprox"}
+    assert {job.config.settings.reference for job in planned.jobs} == {"none"}
 
 
 def test_the_command_line_of_a_job_repeats_it(tmp_path: Path) -> None:

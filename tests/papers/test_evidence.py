@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import evidence, program
+from fedbench.cli import program
 from fedbench.config.messages import INCOMPLETE
 from fedbench.core.signals import Stopped
-from fedbench.tables import spec, store
-from fedbench.tables.execute import run_all
-from fedbench.tables.spec import Selection
+from fedbench.papers import evidence, spec, store
+from fedbench.papers.execute import run_all
+from fedbench.papers.spec import Selection
 
 CONTENT = {
     "name": "toy",
