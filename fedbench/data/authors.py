@@ -1,11 +1,13 @@
 """What the papers' authors publish beside the papers: a partition, distances, values client by client.
 
-All is FedCollab's (Bao et al., ICML 2023), of the public repository baowenxuan/FedCollab, for its only data_seed, 0:
+All is FedCollab's (Bao et al., ICML 2023), of the public repository baowenxuan/FedCollab, for its only data_seed, 0.
+The partitions of feature and concept shift are drawn by the rule: fedbench.data.partitions.programs.
 
 - `fedcollab_label_shift_seed0.npz`: the partition of label shift, made by their src/data_partition.py: sample numbers
   in Fashion-MNIST's train split followed by its test split. Read with `partition=fedcollab_label_shift_seed0`.
-- `fedcollab_label_shift_seed0_clients.csv`, `_rounds.csv`: history/fmnist, one run each of Local, FedAvg and FedCollab:
-  test accuracy in percent of every client after 200 rounds, and its mean over clients after every round.
+- `fedcollab_<scenario>_seed0_clients.csv`, `_rounds.csv`: history/, one run each of Local, FedAvg and FedCollab in each
+  scenario: test accuracy in percent of every client at the end, after 200 rounds, in feature shift after 500, and its
+  mean over clients after every round.
 - `fedcollab_<scenario>_seed0_distances.csv`: divergence/, the estimated distances of each scenario.
 """
 
@@ -31,23 +33,26 @@ def distances(scenario: str) -> np.ndarray:
     Raises:
         UnknownName: none of SCENARIOS.
     """
-    if scenario not in SCENARIOS:
-        raise unknown("scenario", scenario, SCENARIOS)
-    return np.loadtxt(FOLDER / f"fedcollab_{scenario}_seed0_distances.csv", delimiter=",")
+    return np.loadtxt(_file(scenario, "distances"), delimiter=",")
 
 
-def clients(method: str) -> np.ndarray:
-    """Accuracy in percent of each client after 200 rounds of one of METHODS under label shift, float64 [20]."""
-    return _column("clients", method)
+def clients(method: str, scenario: str = "label_shift") -> np.ndarray:
+    """Accuracy in percent of each client after the last round of one of METHODS, float64 [20]."""
+    return _column(scenario, "clients", method)
 
 
-def rounds(method: str) -> np.ndarray:
-    """Accuracy in percent, the mean over clients, after each of the 200 rounds, float64 [200]."""
-    return _column("rounds", method)
+def rounds(method: str, scenario: str = "label_shift") -> np.ndarray:
+    """Accuracy in percent, the mean over clients, after each of the rounds, float64 [200], in feature shift [500]."""
+    return _column(scenario, "rounds", method)
 
 
-def _column(table: str, method: str) -> np.ndarray:
+def _column(scenario: str, table: str, method: str) -> np.ndarray:
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    lines = read_csv(FOLDER / f"fedcollab_label_shift_seed0_{table}.csv")
-    return np.array([float(line[method]) for line in lines])
+    return np.array([float(line[method]) for line in read_csv(_file(scenario, table))])
+
+
+def _file(scenario: str, table: str) -> Path:
+    if scenario not in SCENARIOS:
+        raise unknown("scenario", scenario, SCENARIOS)
+    return FOLDER / f"fedcollab_{scenario}_seed0_{table}.csv"

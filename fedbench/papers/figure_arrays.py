@@ -200,7 +200,7 @@ def join_round(plan: FigurePlan, _arrays: Arrays) -> Arrays:
 
 def authors_distances(plan: FigurePlan, _arrays: Arrays) -> Arrays:
     """Return `authors` [N, N], the distances that FedCollab's authors publish if the partition is one of theirs."""
-    name = _first_run(plan).labels["partition"]
+    name = _first_run(plan).labels["partition"].removesuffix("_code")
     return {"authors": authors.distances(name)} if name in authors.SCENARIOS else {}
 
 

@@ -47,12 +47,18 @@ def test_the_partition_is_refused_for_other_data() -> None:
 
 
 @pytest.mark.parametrize("method", authors.METHODS)
-def test_accuracies_are_shares_of_the_partitions_test_samples(method: str) -> None:
-    right = authors.clients(method) * 350 / 100
+@pytest.mark.parametrize(
+    ("scenario", "tested", "rounds"),
+    [("label_shift", 350, 200), ("feature_shift", 500, 500), ("concept_shift", 500, 200)],
+)
+def test_accuracies_are_shares_of_the_partitions_test_samples(
+    method: str, scenario: str, tested: int, rounds: int
+) -> None:
+    right = authors.clients(method, scenario) * tested / 100
     assert right.shape == (20,)
     assert right == pytest.approx(right.round(), abs=2e-3)
-    assert authors.rounds(method).shape == (200,)
-    assert authors.rounds(method)[-1] == pytest.approx(authors.clients(method).mean(), abs=1e-3)
+    assert authors.rounds(method, scenario).shape == (rounds,)
+    assert authors.rounds(method, scenario)[-1] == pytest.approx(authors.clients(method, scenario).mean(), abs=1e-3)
 
 
 def test_unknown_names_are_refused() -> None:

@@ -45,7 +45,16 @@ from fedbench.testing.toys import setup, simulate
 from tests.data.toys import FASHION, SEEDS, TOY, build, data, same, small, toy
 
 NAMES = [name for name in PARTITIONS if name != "file"]  # which has tests of its own
-WHOLE = ("homo", "dir", "domain", "label_groups", "pathological", "quantity")  # hand out every sample
+WHOLE = (
+    "homo",
+    "dir",
+    "domain",
+    "label_groups",
+    "pathological",
+    "quantity",
+    "homo_fedsac",
+    "dir_fedsac",
+)  # hand out every sample
 
 
 # --- what holds for every partition
@@ -249,6 +258,11 @@ GLOBAL = Protocol(sets="global")
         ("domain", {}),
         ("label_groups", {"starts": (0, 0, 2, 5)}),
         ("homo", {}),
+        ("dir_fedsac0.5", {"alpha": 0.5, "draw": 0}),
+        ("homo_fedsac", {"draw": 0}),
+        ("pathological_fedsac20", {"skew": 20}),
+        ("feature_shift_code", {"decay": 2.0, "draw": 0}),
+        ("concept_shift_code", {"decay": 3.0}),
     ],
 )
 def test_names_on_the_command_line(name, fields):
@@ -538,38 +552,6 @@ def test_shifts_are_fedcollab_table_4_to_the_sample(name, classes, small):
         assert partition.label_map is None
     else:
         assert partition.rotation is None
-
-
-@pytest.mark.parametrize(
-    ("name", "classes", "each"), [("feature_shift", 10, (250, 34, 50)), ("concept_shift", 20, (125, 6, 25))]
-)
-def test_stratified_shifts_have_as_many_of_each_label(name: str, classes: int, each: tuple[int, int, int]) -> None:
-    """The authors' numbers; as theirs, each seed draws other samples."""
-    balanced = data(50000, 10000, classes)
-    balanced = dataclasses.replace(balanced, y=np.arange(60000) % classes)
-    large, small, test = each
-    first, second = (make_partition(build(name, stratified=True), balanced, Protocol(), seed) for seed in (0, 1))
-    for client in range(20):
-        train = large if client < 10 else small
-        assert np.bincount(balanced.y[first.train[client]], minlength=classes).tolist() == [train] * classes
-        assert np.bincount(balanced.y[first.test[client]], minlength=classes).tolist() == [test] * classes
-        assert not np.array_equal(first.train[client], second.train[client])
-
-
-def test_stratified_sets_take_labels_in_turn_until_one_is_out() -> None:
-    """Sets of 3, ten of 2 and twenty of 1 over three labels, 70 in all: 24 of label 0, 23 of labels 1 and 2."""
-    spec = build("feature_shift", large=3, small=2, test=1, scale=1.0, stratified=True)
-    pool = Pool(np.arange(72), np.repeat([0, 1, 2], [24, 25, 23]), 3)
-    made = spec.assign(pool, np.random.default_rng(0))
-    sets = [np.bincount(pool.labels[part], minlength=3).tolist() for part in (*made.train, *made.test)]
-    assert sets[:13] == [[1, 1, 1]] * 10 + [[1, 1, 0], [1, 0, 1], [0, 1, 1]]
-    assert sets[20:24] == [[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert np.sum(sets, axis=0).tolist() == [24, 23, 23]
-    short = Pool(np.arange(72), np.repeat([0, 1, 2], [23, 26, 23]), 3)
-    with pytest.raises(ConfigError, match="needs 70 samples with as many of each label, there are 69"):
-        spec.assign(short, np.random.default_rng(0))
-    fitting = build("feature_shift", large=3, small=2, test=1, stratified=True)
-    assert [len(part) for part in fitting.assign(short, np.random.default_rng(0)).train] == [2] * 10 + [1] * 10
 
 
 def test_concept_shift_permutes_as_in_figure_4():

@@ -37,6 +37,11 @@ SPECS = {
     "fold_code": {"folds": 2, "num_clients": 6, "size": 100},
     "groups_s": {"size": 45},
     "quantity": {"num_clients": 8},
+    "homo_fedsac": {"draw": None},
+    "dir_fedsac": {"alpha": 0.5, "draw": None},
+    "pathological_fedsac": {"draw": None},
+    "feature_shift_code": {"decay": 1.0, "draw": None},
+    "concept_shift_code": {"decay": 1.0, "draw": None},
 }
 
 

@@ -32,6 +32,8 @@ def small(name: str, classes: int, split: Path) -> dict[str, Any]:
         "dir_prior": {"num_clients": 20},
         "dir": {"alpha": 0.5},
         "domain": {"clients_per_domain": 3},
+        "dir_fedsac": {"alpha": 0.5, "num_clients": 2},
+        "pathological_fedsac": {"skew": classes // 5 if classes % 5 == 0 else classes},
         "pathological": {"skew": classes // 5 if classes % 5 == 0 else 31},
         "file": {"path": str(split)},
     }.get(name, {})
@@ -87,6 +89,7 @@ def test_the_data_set_s_own_model_fits_it(dataset: str) -> None:
     ("dataset", "partition", "model", "protocol"),
     [
         ("cifar10", "pathological", "lenet5", "fedsac"),
+        ("cifar10", "dir_fedsac", "lenet5", "fedsac"),
         ("cifar10", "dir", "lenet5_bn", "pfedsim"),
         ("domainnet", "domain", "mobilenet_v2", "pfedsim"),
         ("cifar10", "fold", "simple_cnn", "sosicfl_simplecnn"),
@@ -94,8 +97,8 @@ def test_the_data_set_s_own_model_fits_it(dataset: str) -> None:
         ("fashion_mnist", "groups_s", "fedrema_cnn", "fedrema"),
         ("cifar10", "groups_s", "fedrema_alexnet", "fedrema"),
         ("fashion_mnist", "label_shift", "mlp", "fedcollab_label_shift"),
-        ("cifar10", "feature_shift", "cnn5", "fedcollab_feature_shift"),
-        ("cifar100", "concept_shift", "resnet18", "fedcollab_concept_shift"),
+        ("cifar10", "feature_shift_code", "cnn5", "fedcollab_feature_shift"),
+        ("cifar100", "concept_shift_code", "resnet18", "fedcollab_concept_shift"),
     ],
 )
 def test_the_papers_settings(dataset: str, partition: str, model: str, protocol: str) -> None:

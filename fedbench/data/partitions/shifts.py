@@ -1,8 +1,8 @@
 """feature_shift and concept_shift: FedCollab's four types of clients, which differ in images or in what labels mean.
 
 Bao et al., ICML 2023, section 5.1, Figure 4, Table 4. Twenty clients, five of each type, samples of the train and the
-test split together: at random, or (`stratified`, as in the authors' code) as many of each label, whence 340 = 34 x 10
-and 120 = 6 x 20; 0-9 are large, 10-19 small:
+test split together, at random (the authors' program gives each client as many of each label, whence 340 = 34 x 10 and
+120 = 6 x 20: feature_shift_code, concept_shift_code); 0-9 are large, 10-19 small:
 
 | | large: train / test | small: train / test | type 0, 1, 2, 3 |
 |---|---|---|---|
@@ -44,7 +44,6 @@ class Shift(PartitionSpec):
     scale: float | None = share(None, above=True)
     # further clients after the twenty, large, of types 0, 1, 2, 3, 0, ...: protocol.unseen takes the last ones
     further: int = added(at_least(0, 0))
-    stratified: bool = added(False)  # each set has as many samples of each label, or one more
 
     @property
     def types(self) -> Ints:
@@ -52,15 +51,8 @@ class Shift(PartitionSpec):
         return np.concatenate([TYPE, np.arange(self.further) % (TYPE.max() + 1)])
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        labels = np.arange(pool.classes)
-        # Stratified sets take labels 0, 1, ..., 0, 1, ... in turn, until one of which there is none left.
-        held = int((pool.classes * pool.stock + labels).min()) if self.stratified else len(pool)
-        train, test = self.counts(held)
-        cuts = np.cumsum([0, *train, *test])
-        if self.stratified:
-            parts = pool.deal(np.diff(-((labels - cuts[:, None]) // pool.classes), axis=0), rng)
-        else:
-            parts = np.split(rng.permutation(pool.index), cuts[1:])[:-1]
+        train, test = self.counts(len(pool))
+        parts = np.split(rng.permutation(pool.index), np.cumsum([*train, *test]))[:-1]
         return self.shifted(parts[: len(train)], parts[len(train) :], pool.classes)
 
     @abstractmethod
@@ -79,9 +71,8 @@ class Shift(PartitionSpec):
             large = max(1, largest(self.large, lambda size: sum(map(np.sum, self._tables(size))) <= samples))
         train, test = self._tables(large)
         if (needed := int(train.sum() + test.sum())) > samples:
-            alike = " with as many of each label" if self.stratified else ""
             raise ConfigError(
-                f"{self.label} needs {needed} samples{alike}, there are {samples}; "
+                f"{self.label} needs {needed} samples, there are {samples}; "
                 "lower partition.scale or raise dataset.limit"
             )
         return train, test
