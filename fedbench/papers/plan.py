@@ -282,6 +282,7 @@ def _cell_runs(
     stored: StoredTable,
 ) -> CellRuns:
     cell = CellRuns(row, column, selected=selection.selects(row, column))
+    lacking = lacking or column.unlike_paper(row.label, selection)
     to_run = seeds if cell.selected and not lacking else ()
     shown = stored.seeds(row, column)
     if not to_run and not shown:

@@ -125,10 +125,20 @@ class ColumnSpec:
     measures: dict[str, Any] = field(default_factory=dict)  # metric -> a measure of this column's own
     rows: dict[str, Any] = field(default_factory=dict)  # label of rows, or a glob -> further overrides there
     exploratory: str | None = None  # as a row's
+    # Label of rows, or a glob -> why their inputs would not be the paper's here: such a cell is not run.
+    unlike: dict[str, str] = field(default_factory=dict)
+    unlike_with: tuple[str, ...] = ()  # the keys, or dataset, with whose change alone that is so; none: always
 
     def own(self, row: str) -> tuple[str, ...]:
         """Return the overrides that only the row labelled `row` has in this column (after the row's)."""
         return tuple(text for names, texts in self.rows.items() if fnmatchcase(row, names) for text in texts)
+
+    def unlike_paper(self, row: str, selection: Selection) -> str:
+        """Return why the cell of the row labelled `row` would not have the paper's inputs; "" if it would."""
+        changed = {key_of(text) for text in selection.changed} | ({"dataset"} if selection.substitute else set())
+        if self.unlike_with and changed.isdisjoint(self.unlike_with):
+            return ""
+        return next((why for names, why in self.unlike.items() if fnmatchcase(row, names)), "")
 
 
 @dataclass(frozen=True)

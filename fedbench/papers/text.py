@@ -153,6 +153,7 @@ WORDS = {  # key of a run's config -> what a reader is told of its value
     "partition.size": "{} samples a client",
     "partition_seed": "the partition of seed {}",
     "partition_seed=null": "a partition for each seed",
+    "partition.draw=null": "a partition for each seed",
     "protocol.optimizer.state": "{} optimisers",
     "protocol.rounds": "{} rounds",
     "reference_seed": "Local of seed {}",
@@ -300,7 +301,7 @@ def _partitions(table: TableResult) -> Iterator[str]:
     for column in table.spec.columns:
         last = {text.partition("=")[0]: text for text in (*table.spec.base, *column.overrides, *made)}
         if column.label in filled:
-            kept[column.label] = [text for text in last.values() if _keeps(text)]
+            kept[column.label] = [text for text in last.values() if _keeps(text, last.get("partition.draw"))]
     for texts, labels in groupby(kept, key=lambda label: kept[label]):
         where = "" if len({*map(tuple, kept.values())}) == 1 else f"{', '.join(labels)}: "
         if texts:
@@ -315,12 +316,17 @@ def _partitions(table: TableResult) -> Iterator[str]:
             )
 
 
-def _keeps(override: str) -> bool:
-    """Return whether every seed has the same partition under `override`: a fixed seed, or a split from a file."""
+def _keeps(override: str, draw: str | None) -> bool:
+    """Return whether every seed has the same partition under `override`: a fixed seed, an authors' draw, or a file.
+
+    `draw` is the override of partition.draw, which may let each seed draw its own.
+    """
     key, _, value = override.partition("=")
-    if key != "partition" or (file := groups.find("partition", value)) is None:
+    if key != "partition":
         return key == "partition_seed" and value != "null"
-    return value == "file" or "file" in (groups.load_yaml(file).get("defaults") or ())
+    file = groups.find("partition", value) or groups.find("partition", value.rstrip("0123456789."))
+    fields = {} if file is None else groups.load("partition", file.stem)
+    return "path" in fields or ("draw" in fields and draw != "partition.draw=null")
 
 
 def _count_notes(table: TableResult) -> Iterator[str]:

@@ -18,8 +18,8 @@ from fedbench.data.dataset import Dataset
 from fedbench.data.datasets import DATASETS
 from fedbench.data.partition import make_partition
 from fedbench.data.partitions.base import Assignment, Pool
+from fedbench.papers import spec
 from fedbench.runs.config import resolve
-from fedbench.tables import spec
 
 
 def drawn(name: str, labels: Iterable[int], seed: int = 0, **fields: object) -> Assignment:

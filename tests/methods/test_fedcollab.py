@@ -14,6 +14,7 @@ from torch import Tensor
 from fedbench.core import rng
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.core.rng import torch_rng
+from fedbench.data import authors
 from fedbench.engine.contract import Clock, Meter
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.simulation import EnginePreparation
@@ -50,6 +51,24 @@ def test_discriminators_see_the_inputs_that_are_named() -> None:
         found[inputs] = preparation.arrays["distances"]
         assert np.array_equal(found[inputs], expected.matrix)
     assert not np.array_equal(found["unit"], found["normalised"])
+
+
+def test_the_authors_distances_stand_in_for_discriminators() -> None:
+    """Twenty clients of feature shift, as in Table 1, whose coalitions are then the published ones."""
+    method = FedCollab(packaged="feature_shift")
+    chosen = setup(method, federation((50,) * 10 + (7,) * 10))
+    preparation = EnginePreparation(chosen, LoopedTrainer(chosen), Clock(0, chosen.protocol.rounds))
+    state = method.init(preparation.task, preparation.population, rng.torch_rng(0, "init"))
+    with torch.no_grad():
+        method.prepare(preparation, *state)
+    found = preparation.arrays["distances"]
+    assert np.array_equal(found, np.clip(authors.distances("feature_shift"), 0, None))
+    assert found.min() == 0 > authors.distances("feature_shift").min()
+    assert preparation.meter.up == preparation.meter.down == 0
+    few = setup(method, federation((16, 24, 32)))
+    preparation = EnginePreparation(few, LoopedTrainer(few), Clock(0, few.protocol.rounds))
+    with pytest.raises(ConfigError, match="packaged=feature_shift is of 20 clients, this partition has 3"):
+        method.prepare(preparation, *state)
 
 
 # FedCollab's solver against Eq. 10 by loops, every set partition, and instances solved by hand.

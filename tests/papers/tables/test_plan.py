@@ -180,6 +180,40 @@ def test_missing_imagenet_weights_are_a_reason_too(tmp_path: Path) -> None:
     assert all("weights missing" in cell.reason for cell in planned.cells)
 
 
+def test_a_cell_whose_inputs_would_not_be_the_papers_is_not_planned(tmp_path: Path) -> None:
+    """Always, or once what it hangs on is changed."""
+    columns = [
+        {"label": "always", "overrides": ["dataset=digits"], "unlike": {"*Prox": "its features are not here"}},
+        {
+            "label": "drawn",
+            "overrides": ["dataset=digits", "partition=homo_fedsac"],
+            "unlike": {"FedProx": "of another draw"},
+            "unlike_with": ["partition.draw", "dataset"],
+        },
+    ]
+
+    def reasons(**changes: Any) -> list[str]:
+        planned = plan.make(table(paper="", table="", columns=columns), selection(tmp_path, **changes))
+        assert all(bool(cell.jobs) != bool(cell.reason) for cell in planned.cells)
+        return [cell.reason for cell in planned.cells]
+
+    always = "not run: its features are not here"
+    assert reasons() == ["", "", always, ""]
+    assert reasons(changed=("partition.draw=null",), columns=("drawn",))[3] == "not run: of another draw"
+    assert reasons(substitute="synthetic")[2:] == [always, "not run: of another draw"]
+
+
+def test_cells_inside_fedcollab_are_of_the_authors_distances_or_not_planned(tmp_path: Path) -> None:
+    for name in ("fedcollab_t1", "fedcollab_t2"):
+        spec_ = spec.load(name)
+        for column, row in ((c, r) for c in spec_.columns[1:] for r in spec_.rows if r.label.endswith("FedCollab")):
+            _, plain = compose_cell(spec_, column, (*row.overrides, *column.own(row.label)), selection(tmp_path))
+            assert plain["method"]["packaged"] == column.label.lower().replace(" ", "_")
+            assert plain["partition"]["name"] == f"{plain['method']['packaged']}_code"
+            assert not column.unlike_paper(row.label, selection(tmp_path))
+            assert column.unlike_paper(row.label, selection(tmp_path, ("partition.draw=1",)))
+
+
 def cell(*changed: str) -> dict[str, Any]:
     table = spec.load("fedcollab_t1")
     return compose_cell(table, table.columns[0], table.rows[-1].overrides, Selection(scale="quick", overrides=changed))[

@@ -173,6 +173,10 @@ def test_over_what_an_interval_is_depends_on_the_partition() -> None:
     text = render.draw_markdown(dataclasses.replace(table, cells=(*table.cells, more)))
     assert "- c: Each seed draws its own partition" in text
     assert "- d: One partition for all seeds (partition=file)" in text
+    authors = filled(values, PUBLISHED, made=MADE, base=("partition=dir_fedsac0.1",))
+    assert "One partition for all seeds (partition=dir_fedsac0.1)" in render.draw_markdown(authors)
+    redrawn = dataclasses.replace(MADE, varied=("partition.draw=null",))
+    assert "Each seed draws its own" in render.draw_markdown(dataclasses.replace(authors, provenance=redrawn))
 
 
 def test_a_finding_is_said_only_where_it_holds() -> None:
