@@ -17,7 +17,7 @@ from fedbench.config.arguments import asks_for_help, split_arguments
 from fedbench.config.groups import REGISTRIES
 from fedbench.config.messages import OK, REFUSED
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError, unknown
-from fedbench.core.files import write_bytes, write_text
+from fedbench.core.files import make_folder, write_bytes, write_text
 from fedbench.metrics import improvement
 from fedbench.plots import runs, style
 from fedbench.runs.config import NOT_RESULT
@@ -309,7 +309,7 @@ def find_folders(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
 
 def save_figures(figures: Mapping[str, Figure], place: Path, formats: Sequence[str]) -> None:
     """Write each figure to PLACE-NAME.FORMAT, and print the paths without their ends."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     for name, figure in figures.items():
         path = place.with_name(f"{place.name}-{name}")
         style.save(figure, path, formats=formats)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.core.files import MANIFEST, checksum_of, manifest, write_manifest
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import MANIFEST, FolderLock, checksum_of, manifest, settle, write_manifest
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -54,6 +56,7 @@ def source_key(name: str, files: Iterable[Path]) -> str:
 def cached_arrays(key: str, build: Callable[[], Mapping[str, NDArray[Any]]]) -> Arrays:
     """The arrays called `key`: from the cache (read-only memory maps), else built, stored and returned."""
     folder = cache_dir() / "prepared" / key
+    _remove_what_killed_processes_left(folder.parent)
     found = _read(folder)
     if found is None:
         if folder.exists():
@@ -84,18 +87,33 @@ def _read(folder: Path) -> Arrays | None:
 
 def _write(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write the entry beside its place and rename it, so that no reader ever meets half of it."""
-    staging = None
+    staging = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    lock = FolderLock(staging)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        for name, array in arrays.items():
-            np.save(staging / f"{name}.npy", array)
-        write_manifest(staging, {file.name: (checksum_of(file),) for file in staging.iterdir()})
+        lock.acquire()
+        files = [staging / f"{name}.npy" for name in arrays]
+        for file, array in zip(files, arrays.values(), strict=True):
+            np.save(file, array)
+            settle(file)
+        write_manifest(staging, {file.name: (checksum_of(file),) for file in files})
         if folder.exists() and _read(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
         staging.rename(folder)
-    except OSError:  # a full disk, or another process was first: what was built is used all the same
+    except (OSError, FedbenchError):  # a full disk, or another process was first: what was built is used all the same
         pass
     finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        lock.release()
+
+
+def _remove_what_killed_processes_left(entries: Path) -> None:
+    """Remove the hidden folders of writers that are dead, as the kernel has let go of their locks."""
+    for staging in entries.glob(".*"):
+        lock = FolderLock(staging)
+        try:
+            lock.acquire()
+        except FedbenchError:  # it is being written, or another user's who keeps others out
+            continue
+        shutil.rmtree(staging, ignore_errors=True)
+        lock.release()

@@ -1,6 +1,8 @@
 """Files that no kill and no damage spoils: atomic writing, a lock on a folder, checksums of what is read back.
 
-A reader sees the previous version of a file or the new one, whole, whenever the writer is killed.
+A reader sees the previous version of a file or the new one, whole, whenever the writer is killed. What is written has
+the permissions of the folder that it is in, whatever the umask: who may read there may read it, who may write there may
+go on with it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 import os
 import platform
 import secrets
+import stat
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,16 +46,37 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f"{TEMPORARY}-{os.getpid()}-{secrets.token_hex(4)}-{path.name}")
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # what the umask allows; safetensors would keep others out
         yield temporary
-        temporary.chmod(mode)
+        settle(temporary)
         with temporary.open("rb+") as handle:
             os.fsync(handle.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and those above it that are missing, each with the permissions of the one that it is in."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another process was first
+            if not folder.is_dir():
+                raise
+        else:
+            settle(folder)
+
+
+def settle(path: Path) -> None:
+    """Give a file or folder of this user's the permissions of the folder that it is in.
+
+    But in a sticky folder, as /tmp, where everybody may add files and nobody change those of others, others only read.
+    """
+    above, own = path.parent.stat().st_mode, path.stat().st_mode
+    mode = 0o700 | above & (0o755 if above & stat.S_ISVTX else 0o777)
+    path.chmod(stat.S_IMODE(own) & ~0o777 | mode if stat.S_ISDIR(own) else mode & 0o666)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -194,7 +218,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / ".lock"
-        self._lock: Any = FileLock(self._path, thread_local=False, on_acquired=_sign)
+        self._lock: Any = FileLock(self._path, thread_local=False, on_acquired=functools.partial(_sign, self._path))
 
     def acquire(self, tries: int = TRIES) -> None:
         """Create the folder and take the lock.
@@ -206,7 +230,7 @@ class FolderLock:
         if self._lock.is_locked:
             return
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             with contextlib.suppress(*([Timeout] if self._by_presence else [])):
                 self._lock.acquire(blocking=False)
                 return
@@ -284,7 +308,9 @@ def wait_while_in_use(attempt: Callable[[], ResultT], between: Callable[[], obje
             between()
 
 
-def _sign(file: int) -> None:
+def _sign(path: Path, file: int) -> None:
+    with contextlib.suppress(PermissionError):  # another user's, who was killed
+        settle(path)
     os.ftruncate(file, 0)
     os.write(file, f"{_me()}\n".encode())
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from fedbench.config.fields import finite, positive
 from fedbench.core.cache import Arrays, cache_dir, cached_arrays, is_cached, source_key
 from fedbench.core.errors import DataCorrupt, DataMissing, Report, silent
+from fedbench.core.files import make_folder, settle
 from fedbench.core.version import __version__
 from fedbench.data.dataset import Availability, Dataset, DataSource
 from fedbench.data.formats import GZIP_MAGIC
@@ -178,9 +179,9 @@ def unpack(archive: Path, target: Path, wanted: Wanted | None = None, report: Re
     """
     if target.exists():
         raise FileExistsError(f"{target} is there already; move it away to unpack {archive.name} again")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    staging.chmod(0o755)
+    settle(staging)
     try:
         _extract(archive, staging, wanted, report)
         entries = list(staging.iterdir())
@@ -207,9 +208,10 @@ def _extract(archive: Path, staging: Path, wanted: Wanted | None, report: Report
         if content is not None and (wanted is None or wanted(name)):
             place = staging.joinpath(*parts)
             try:
-                place.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(place.parent)
                 with place.open("xb") as file:
                     shutil.copyfileobj(content, file, 1 << 20)
+                settle(place)
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
                 raise _unsafe(archive, name, "is there twice") from error
             report(f"unpacking {archive.name}", position, size)
@@ -274,17 +276,20 @@ class Part:
     def fetch(self, root: Path, report: Report) -> None:
         """Download it, and unpack it if it is an archive, which is removed then; one process at a time."""
         folder, target = root / DOWNLOADS, root / self.to
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with _alone(folder / f".{self.name}.lock"):
             if target.exists():  # another process has fetched it meanwhile
                 return
+            for leftover in target.parent.glob(f".{target.name}.*"):  # of an unpacking that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
             path = download(self, folder, report)
             if self.archive:
                 unpack(path, target, self.wanted, report)
                 path.unlink()
             else:
-                target.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(target.parent)
                 path.replace(target)
+                settle(target)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from fedbench.config import groups
 from fedbench.config.compose import compose
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.core.files import as_csv, as_json
+from fedbench.core.files import as_csv, as_json, make_folder
 from fedbench.papers.plan import Job
 from fedbench.papers.spec import content_of
 from fedbench.papers.store import files_of
@@ -460,7 +460,7 @@ class Ledger:
                 if (place := (stage.name, federation, row, number, seed)) in self.lines:
                     kept[place] = self.lines[place]
         self.lines = kept
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         machine = "; ".join(sorted(self.machines))
         made = {"hash": self.board.hash, "machine": machine, "board": dataclasses.asdict(self.board)}
         self.files.write({BOARD: as_json(made), ROWS: as_csv([*kept.values()])})

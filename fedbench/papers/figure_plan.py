@@ -14,7 +14,7 @@ from fedbench import recorders
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import ChecksummedFolder, as_json, as_npz, checksum, held, write_text
+from fedbench.core.files import ChecksummedFolder, as_json, as_npz, checksum, held, make_folder, write_text
 from fedbench.papers import plan as tables
 from fedbench.papers.plan import Job, Plan
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, content_of
@@ -255,7 +255,7 @@ def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequenc
         tuple(plan.runs.seeds), plan.command(), spec.claim, spec.note, plan.keys(),
     )  # fmt: skip
     place = folder / plan.scale / spec.name
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     exact = {key: np.asarray(array) for key, array in arrays.items()}
     kept = {key: each.astype(np.float32) if each.dtype == np.float64 else each for key, each in exact.items()}
     with held(place.parent):  # the figures of a scale share their checksums

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedbench.config.arguments import asks_for_help
 from fedbench.config.messages import INCOMPLETE, OK, REFUSED
 from fedbench.core.errors import ConfigError, FedbenchError, unknown
-from fedbench.core.files import held
+from fedbench.core.files import held, make_folder
 from fedbench.papers.reproduce import launcher_of, make_runs, select
 from fedbench.runs.progress import rough_seconds
 
@@ -102,7 +102,7 @@ def fill(ledger: Ledger, selection: Selection, seeds: Sequence[int] = (), rows: 
     from fedbench.papers.boards import FINAL, stages
 
     launcher, _ = launcher_of(selection)
-    ledger.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(ledger.folder)
     joined = not selection.launcher and stacks(next(ledger.entries(stages(ledger.board)[0])).job.config.hardware)
     for stage in stages(ledger.board, seeds, joined=joined):  # on this machine's GPU the seeds of a row are one program
         entries = list(ledger.entries(stage, rows))

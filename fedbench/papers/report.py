@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import write_text
+from fedbench.core.files import make_folder, write_text
 from fedbench.papers import measures, standings, store, text
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
@@ -184,7 +184,7 @@ def build(results: Path, out: Path) -> int:
         views.append(table_view(table, folder.name, rows[folder.name], found, links))
     boards = [board_view(folder, out) for folder in standings.folders(results)]
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         write_text(out, render(views, overview(tables, rows), boards))
     except OSError as error:
         raise FedbenchError(f"cannot write {out} ({error}); name another file with --out") from error

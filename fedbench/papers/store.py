@@ -21,7 +21,7 @@ import numpy as np
 
 from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import ChecksummedFolder, as_csv, as_json, as_npz, short_name
+from fedbench.core.files import ChecksummedFolder, as_csv, as_json, as_npz, make_folder, short_name
 from fedbench.metrics import fairness
 from fedbench.papers import measures, spec
 from fedbench.papers.spec import ColumnSpec, MetricSpec, Published, RowSpec, Selection, TableSpec, compose_cell
@@ -178,7 +178,7 @@ def save(
     Raises:
         Damaged: the folder's checksums are.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_checksums(folder)
     content = {
         "spec": dataclasses.asdict(table.spec),

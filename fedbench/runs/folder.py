@@ -25,6 +25,7 @@ from fedbench.core.files import (
     as_json,
     as_npz,
     checksum,
+    make_folder,
     sweep,
     write_bytes,
     write_text,
@@ -166,7 +167,7 @@ class RunFolder:
             raise
         except Exception as error:
             with contextlib.suppress(OSError):  # a full disk must not hide the error
-                self.path.mkdir(parents=True, exist_ok=True)
+                make_folder(self.path)
                 write_text(self.path / FAILURE, f"{type(error).__name__}: {error}\n")
             raise
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config import messages, sources
 from fedbench.core.errors import ConfigError
-from fedbench.core.files import wait_while_in_use
+from fedbench.core.files import make_folder, wait_while_in_use
 from fedbench.core.signals import Stopped, asked, passed_on, stop_if_asked, working_for
 from fedbench.runs.progress import human_seconds
 
@@ -203,7 +203,7 @@ def launch(launcher: Any, folder: Path, batch: Sequence[Sequence[str]], first: i
     Raises:
         Stopped: a signal came; the jobs under way have saved what they can.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if "n_jobs" in (options := getattr(launcher, "joblib", {})):
         launcher.joblib = {**options, "n_jobs": _needed(options["n_jobs"], len(batch))}
     with passed_on(folder):

@@ -16,7 +16,7 @@ from fedbench.config.compose import is_setting, key_of
 from fedbench.config.fields import typed
 from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import replacing, short_name, write_text
+from fedbench.core.files import make_folder, replacing, short_name, write_text
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
 from fedbench.runs.run import Run
 from fedbench.sweeps import jobs
@@ -75,7 +75,7 @@ def remaining(params: Mapping[str, str], arguments: Sequence[str]) -> dict[str, 
 def scratch(config: Any) -> Iterator[None]:
     """Remove the folder of Hydra and its launchers when the sweep is over, unless there is a log of what died."""
     folder = Path(config.hydra.sweep.dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         yield
     finally:
@@ -237,7 +237,7 @@ def write_runs(folder: Path, runs: pd.DataFrame) -> None:
         free = next(path for path in places if not path.exists())
         folder.rename(free)
         print(f"{folder} held another sweep; it is in {free} now")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_text(file, runs.to_csv(index=False))
 
 

@@ -1,0 +1,84 @@
+"""A machine that several people use: who may read a folder may read what is made there, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbench.core import cache, files
+from fedbench.runs.execution import execute
+from tests.helpers.runs import config
+
+PERMISSIONS = [(0o755, 0o755, 0o644), (0o2775, 0o2775, 0o664), (0o700, 0o700, 0o600), (0o1777, 0o755, 0o644)]
+
+
+@pytest.fixture(params=[0o077, 0o000])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> tuple[set[int], set[int]]:
+    """Permissions of the folders and of the files below `folder`."""
+    below = [*folder.rglob("*")]
+    found = ({path.stat().st_mode & 0o7777 for path in below if path.is_dir() == kind} for kind in (True, False))
+    return next(found), next(found)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize(("given", "folders", "contents"), PERMISSIONS)
+def test_permissions_are_the_folder_s(
+    given: int, folders: int, contents: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root := tmp_path / "root").mkdir()
+    root.chmod(given)
+    monkeypatch.setenv("FEDBENCH_CACHE", str(root / "cache"))
+    cache.cached_arrays("toy", lambda: {"x": np.zeros(3)})
+    with files.held(root / "held"):
+        assert (root / "held" / ".lock").stat().st_mode & 0o777 == contents
+    assert modes(root) == ({folders}, {contents})
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_run_can_be_read_and_gone_on_with_by_the_group(tmp_path: Path) -> None:
+    (runs := tmp_path / "runs").mkdir()
+    runs.chmod(0o2770)
+    execute(config(runs, "method=fedavg", "protocol.rounds=1", "checkpoint.rounds=1", "save_models=true"))
+    assert modes(runs) == ({0o2770}, {0o660})
+
+
+def killed_while_writing(root: Path) -> subprocess.Popen[str]:
+    """A process that stops in the middle of writing an entry of the cache."""
+    code = (
+        "import os, sys, time, numpy as np\nfrom fedbench.core import cache\n"
+        "def stuck(*_): print('here', flush=True); time.sleep(600)\n"
+        "np.save = stuck\ncache.cached_arrays('toy', lambda: {'x': np.zeros(3)})\n"
+    )
+    environment = {**os.environ, "FEDBENCH_CACHE": str(root)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    return process
+
+
+def test_what_a_killed_first_read_left_is_removed_by_the_next_and_what_lives_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path))
+    with killed_while_writing(tmp_path) as process:
+        (left,) = (tmp_path / "prepared").iterdir()
+        try:
+            cache.cached_arrays("other", lambda: {"x": np.ones(3)})
+            assert left.is_dir()
+        finally:
+            process.send_signal(signal.SIGKILL)
+    cache.cached_arrays("other", lambda: pytest.fail("it is there"))
+    assert [path.name for path in (tmp_path / "prepared").iterdir()] == ["other"]
