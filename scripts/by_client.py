@@ -164,7 +164,7 @@ def curves(shown: Frames) -> Iterator[str]:
             f"- {LABELS[key]}: ours - published {early:+.2f} over rounds 1-50, {late:+.2f} over 51-200, largest "
             f"absolute value {largest:.2f} after round 10."
         )
-    yield from ("## Rounds", "", "Of the rounds that `curves.csv` keeps.", "")
+    yield from ("## Rounds", "", "Of the rounds that the table's curves keep.", "")
     yield from (*table(*zip(*columns, strict=True)), "", *said)
 
 

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +55,7 @@ SHORTER = ("method.discriminator.rounds=3", "model.pretrained=false")  # where t
 Found = dict[str, tuple[str, dict[str, str], str]]
 Change = tuple[str, str, str]  # part, old code, new code
 Line = list[str]  # of same_numbers.csv
+TEXTS = (".csv", ".json")
 CODE = re.compile(r"\b(method|model|partition|engine):([0-9a-f]{12})\b")
 
 
@@ -142,8 +144,17 @@ def compare(old: Found, new: Found) -> tuple[dict[Change, int], dict[Change, lis
 
 def recorded(results: Path) -> set[tuple[str, str]]:
     """(part, hash) of all code that made what is in the text files below `results`."""
-    texts = (file.read_text(encoding="utf-8") for file in results.rglob("*") if file.suffix in (".csv", ".json"))
-    return {found for text in texts for found in CODE.findall(text)}
+    return {found for text in _texts(results) for found in CODE.findall(text)}
+
+
+def _texts(results: Path) -> Iterator[str]:
+    """The CSV and JSON files below `results`, and those in its archives."""
+    for file in results.rglob("*"):
+        if file.suffix == ".zip":
+            with zipfile.ZipFile(file) as archive:
+                yield from (archive.read(name).decode() for name in archive.namelist() if name.endswith(TEXTS))
+        elif file.name.endswith(TEXTS):
+            yield file.read_text(encoding="utf-8")
 
 
 def needed(lines: Sequence[Line], codes: set[tuple[str, str]]) -> list[Line]:

@@ -58,8 +58,8 @@ def speed() -> str:
 
 @cache
 def filled() -> Mapping[str, TableResult]:
-    """Return the filled tables by the name of their folder."""
-    return {folder.name: store.load_table(folder) for folder in store.folders(ROOT / "results")}
+    """Return the filled tables by their names."""
+    return {name: store.load_table(folder) for name, folder in store.folders(ROOT / "results").items()}
 
 
 def tables() -> str:

@@ -126,10 +126,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "FILE.npz", x=x[:400].reshape(-1, 8, 8).astype(np.uint8), y=y[:400])
     for table in ("fedcollab_t1", "fedcollab_t3"):
         shutil.copytree(ROOT / "results/tables" / table, tmp_path / "results/tables" / table)
-    drawn = ROOT / "results/figures/quick"
     (tmp_path / "results/figures/quick").mkdir(parents=True)
-    for file in (*drawn.glob("fedsac_f7.*"), drawn / "checksums.json"):
-        shutil.copy(file, tmp_path / "results/figures/quick")
+    shutil.copy(ROOT / "results/figures/quick/figures.zip", tmp_path / "results/figures/quick")
     return tmp_path
 
 

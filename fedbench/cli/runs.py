@@ -134,7 +134,7 @@ def plot_command(arguments: Sequence[str]) -> int:
     runs, tables = find_folders(paths)
     lost, named = [], Counter[str]()
     for index, folder in enumerate([*runs, *tables]):
-        name = "-".join(folder.resolve().parts[-3 if index < len(runs) else -1 :])
+        name = "-".join(folder.resolve().parts[-3:] if index < len(runs) else _below_tables(folder))
         named[name] += 1
         name += f"-{named[name]}" if named[name] > 1 else ""  # the same run or table of another place
         try:
@@ -151,6 +151,13 @@ def plot_command(arguments: Sequence[str]) -> int:
         with style.styled("runs"):
             save_figures(comparison_figures(runs), out / "runs", formats)
     return OK
+
+
+def _below_tables(folder: Path) -> list[str]:
+    """Return the path of a filled table below the nearest folder `tables`; without one its own name."""
+    *above, own = folder.resolve().parts
+    below = above[::-1].index("tables") if "tables" in above else 0
+    return [*above[len(above) - below :], own]
 
 
 def tta_command(arguments: Sequence[str]) -> int:
@@ -211,7 +218,7 @@ def times_to_accuracy(
 # by `TABLE_FIGURES`, which is named as text because runs know nothing of papers.
 
 Figures = dict[str, "Figure"]
-TABLE = "table.json"
+TABLE = "table.zip"
 TABLE_FIGURES = "fedbench.papers.pictures:table_figures"
 
 

@@ -1,8 +1,8 @@
 """Files that no kill and no damage spoils: atomic writing, a lock on a folder, checksums of what is read back.
 
-A reader sees the previous version of a file or the new one, whole, whenever the writer is killed. What is written has
-the permissions of the folder that it is in, whatever the umask: who may read there may read it, who may write there may
-go on with it.
+Files that are read back stand in a `ChecksummedFolder`, or together in one `Archive`. A reader sees the previous version
+of a file or the new one, whole, whenever the writer is killed. What is written has the permissions of the folder that
+it is in, whatever the umask: who may read there may read it, who may write there may go on with it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import logging
 import math
 import os
 import platform
+import re
 import secrets
 import stat
 import time
+import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -172,9 +175,29 @@ def as_npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return content.getvalue()
 
 
-def short_name(name: str, most: int = 150) -> str:
+def short_name(name: str, most: int) -> str:
     """Return `name`; of one that is too long the beginning, and a hash of the whole."""
     return name if len(name) <= most else f"{name[: most - 9]}-{zlib.crc32(name.encode()):08x}"
+
+
+NAME = 60  # characters of a folder's name under results/
+
+
+def setting_name(parts: Sequence[str]) -> str:
+    """Return the name of a folder from `parts`, as model=lenet5 and protocol.rounds=50.
+
+    Of a name that is too long: keys without their groups, as many parts as fit, and a hash of the whole name.
+    """
+    whole = "-".join(parts)
+    if len(whole) <= NAME:
+        return whole
+    name, *others = (re.sub(r"^(\w+\.)+(?=\w+=)", "", part) for part in parts)
+    name, ending = name[: NAME - 9], f"-{zlib.crc32(whole.encode()):08x}"
+    for other in others:
+        if len(name) + 1 + len(other) + len(ending) > NAME:
+            break
+        name += f"-{other}"
+    return name + ending
 
 
 def _cell(value: Any) -> Any:
@@ -332,62 +355,25 @@ log = logging.getLogger("fedbench")
 _told: list[Path] = []  # the folder without checksums that was told of
 
 
-class ChecksummedFolder:
-    """The files of one folder. One process writes to it at a time."""
+class CheckedFiles(ABC):
+    """Named files that are given as they were written or refused."""
 
-    def __init__(self, folder: Path, repair: str) -> None:
-        """`repair` ends the message about a damaged file: the command that brings it back."""
-        self.folder = folder
+    def __init__(self, place: Path, repair: str) -> None:
+        """`place` is the folder or archive; `repair` ends the message about damage: the command that brings it back."""
+        self.place = place
         self._repair = repair
 
-    # ---- writing
-
-    def write(self, files: Mapping[str, bytes], written: Mapping[str, str] | None = None) -> None:
-        """Replace `files`, each atomically; after a kill each is the old or the new one, and whole.
-
-        Args:
-            files: name -> content.
-            written: name -> `checksum` of files that are there already.
-        """
-        before = {**(self._known() or {}), **{name: (given,) for name, given in (written or {}).items()}}
-        after = {**before, **{name: (checksum(content),) for name, content in files.items()}}
-        between = {name: tuple(dict.fromkeys((*before.get(name, ()), *after[name]))) for name in after}
-        write_manifest(self.folder, between)
-        for name, content in files.items():
-            write_bytes(self.folder / name, content)
-        if between != after:
-            write_manifest(self.folder, after)
-
-    def adopt(self, *names: str) -> None:
-        """Note checksums of those of `names` that are there, if the folder was made before there were checksums."""
-        if self._known() is None:
-            there = [name for name in names if (self.folder / name).is_file()]
-            write_manifest(self.folder, {name: (checksum_of(self.folder / name),) for name in there})
-
-    # ---- reading
-
+    @abstractmethod
     def has(self, name: str) -> bool:
         """Whether there is such a file, or should be: then reading it raises."""
-        return (self.folder / name).is_file() or name in (self._known() or {})
 
+    @abstractmethod
     def read(self, name: str) -> bytes:
         """The content of a file.
 
         Raises:
             Damaged: it is missing, unreadable, or not what was written.
         """
-        for _ in range(2):  # again, as it may just have been replaced
-            try:
-                content = (self.folder / name).read_bytes()
-            except OSError as error:
-                raise self.damaged(name, (error.strerror or "unreadable").lower()) from error
-            known = self._known()
-            if known is None:
-                _tell_once(self.folder)
-                return content
-            if checksum(content) in known.get(name, ()):
-                return content
-        raise self.damaged(name, f"its checksum is not the one in {MANIFEST}")
 
     def json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file. Raises Damaged as `read`."""
@@ -423,12 +409,51 @@ class ChecksummedFolder:
         return arrays
 
     def damaged(self, name: str, why: str) -> Damaged:
-        """The error for a file of the folder that cannot be used."""
-        return Damaged(f"{self.folder / name} is damaged ({why}); {self._repair}")
+        """The error for a file that cannot be used."""
+        return Damaged(f"{self.place / name} is damaged ({why}); {self._repair}")
+
+
+class ChecksummedFolder(CheckedFiles):
+    """The files of one folder, with their checksums in a file beside them. One process writes to it at a time."""
+
+    def write(self, files: Mapping[str, bytes], written: Mapping[str, str] | None = None) -> None:
+        """Replace `files`, each atomically; after a kill each is the old or the new one, and whole.
+
+        Args:
+            files: name -> content.
+            written: name -> `checksum` of files that are there already.
+        """
+        before = {**(self._known() or {}), **{name: (given,) for name, given in (written or {}).items()}}
+        after = {**before, **{name: (checksum(content),) for name, content in files.items()}}
+        between = {name: tuple(dict.fromkeys((*before.get(name, ()), *after[name]))) for name in after}
+        write_manifest(self.place, between)
+        for name, content in files.items():
+            write_bytes(self.place / name, content)
+        if between != after:
+            write_manifest(self.place, after)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file, or its checksum."""
+        return (self.place / name).is_file() or name in (self._known() or {})
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises Damaged."""
+        for _ in range(2):  # again, as it may just have been replaced
+            try:
+                content = (self.place / name).read_bytes()
+            except OSError as error:
+                raise self.damaged(name, (error.strerror or "unreadable").lower()) from error
+            known = self._known()
+            if known is None:
+                _tell_once(self.place)
+                return content
+            if checksum(content) in known.get(name, ()):
+                return content
+        raise self.damaged(name, f"its checksum is not the one in {MANIFEST}")
 
     def _known(self) -> Checksums | None:
         try:
-            return manifest(self.folder)
+            return manifest(self.place)
         except ValueError as error:
             raise self.damaged(MANIFEST, str(error)) from error
 
@@ -462,6 +487,64 @@ def load_npz(path: Path) -> dict[str, NDArray[Any]] | None:
     except ValueError:
         return None
     return _arrays(content) if checksum(content) in known.get(path.name, (checksum(content),)) else None
+
+
+# Archives: files that belong together, in one .zip that ends with a checksum of all before it.
+
+LABEL, CRC_DIGITS = b"crc32 ", 8  # the comment of the .zip, its last bytes
+FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal contents are equal bytes
+
+
+class Archive(CheckedFiles):
+    """Files in one .zip, which is replaced as a whole. One process writes to it at a time."""
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Put `files`, name -> content, in the place of those of the same names; the others stay.
+
+        Raises:
+            Damaged: the archive is there, and not as it was written.
+        """
+        before: dict[str, bytes] = {}
+        if self.place.is_file():
+            archive = self._opened("")
+            before = {name: archive.read(name) for name in archive.namelist()}
+        if (after := {**before, **files}) != before:
+            write_bytes(self.place, _sealed(after))
+
+    def has(self, name: str) -> bool:
+        """Whether the archive is there and holds such a file. Raises Damaged."""
+        return self.place.is_file() and name in self._opened(name).namelist()
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises Damaged."""
+        archive = self._opened(name)
+        if name not in archive.namelist():
+            raise self.damaged(name, "it is not there")
+        return archive.read(name)
+
+    def _opened(self, name: str) -> zipfile.ZipFile:
+        try:
+            content = self.place.read_bytes()
+        except OSError as error:
+            raise self.damaged(name, (error.strerror or "unreadable").lower()) from error
+        body, end = content[:-CRC_DIGITS], content[-CRC_DIGITS:]
+        if end != _crc(body):
+            raise self.damaged(name, "its checksum is not the one at its end")
+        return zipfile.ZipFile(io.BytesIO(content))
+
+
+def _sealed(files: Mapping[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, each in files.items():
+            archive.writestr(zipfile.ZipInfo(name, FIRST_DAY), each, zipfile.ZIP_DEFLATED, compresslevel=9)
+        archive.comment = LABEL + bytes(CRC_DIGITS)
+    body = content.getvalue()[:-CRC_DIGITS]
+    return body + _crc(body)
+
+
+def _crc(content: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(content)
 
 
 def _arrays(content: bytes) -> dict[str, NDArray[Any]] | None:

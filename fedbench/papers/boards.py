@@ -48,7 +48,8 @@ KEPT = (  # of a result row
     *(*UNSEEN, "unseen_note"),
 )
 FINAL = "final"
-BOARD, ROWS = "board.json", "rows.csv"
+ARCHIVE = "board.zip"
+BOARD, ROWS = "board.json", "rows.csv"  # and what is in it
 Place = tuple[str, str, str, int, int]  # stage, federation, row, trial, seed
 Line = Mapping[str, Any]  # of rows.csv
 
@@ -447,7 +448,7 @@ class Ledger:
         return {name: "" if value is None else str(value) for name, value in line.items()}  # as the file gives it back
 
     def save(self) -> None:
-        """Write rows.csv and board.json, in an order that does not depend on when a row was made.
+        """Write board.zip, rows.csv in an order that does not depend on when a row was made.
 
         A line goes whose trial is no longer one of its stage, as other lines before it were made again.
         """

@@ -14,7 +14,7 @@ from fedbench import recorders
 from fedbench.config import groups
 from fedbench.config.fields import typed
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import ChecksummedFolder, as_json, as_npz, checksum, held, make_folder, write_text
+from fedbench.core.files import Archive, as_json, as_npz, checksum, held, make_folder, write_text
 from fedbench.papers import plan as tables
 from fedbench.papers.plan import Job, Plan
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, Selection, TableSpec, content_of
@@ -207,17 +207,17 @@ def merged(jobs: Sequence[Job]) -> list[Job]:
     ]
 
 
-# The files of drawn figures: SCALE/NAME.npz (arrays), .json (what is said of it), .svg, .png; README.md of all.
+# The files of drawn figures: SCALE/NAME.svg and .png; SCALE/figures.zip with NAME.npz (arrays) and NAME.json (what is
+# said of it); README.md of all.
 
+ARCHIVE = "figures.zip"
 Arrays = Mapping[str, np.ndarray]
 HEAD = """# Figures of the five papers
 
-Made by `make figures scale=quick`, or one by one by `make figure-NAME`, at the papers' settings where the data are
-there; drawn again from the arrays beside them, without any run, by `make tables`. The claim is the paper's, of its own
-data and settings. Only a figure at the paper's setting can be held against it; the others show the same quantities on
-other data, and neither support nor refute the claim.
-
-![all figures](contact.png)
+`make figures scale=quick` makes all of them. `make figure-NAME` makes one, at the paper's setting where the data are
+there. `make tables` draws them again from the arrays in `SCALE/figures.zip`, without any run. A claim is the paper's,
+of its own data and settings. Only a figure at the paper's setting can be held against it. The others show the same
+quantities on other data, and neither support nor refute the claim.
 """
 RUN = {PAPER: "at the paper's setting", OPEN: "on open data", QUICK: "at a small scale"}
 
@@ -258,18 +258,18 @@ def save_figure(folder: Path, plan: FigurePlan, arrays: Arrays, formats: Sequenc
     make_folder(place.parent)
     exact = {key: np.asarray(array) for key, array in arrays.items()}
     kept = {key: each.astype(np.float32) if each.dtype == np.float64 else each for key, each in exact.items()}
-    with held(place.parent):  # the figures of a scale share their checksums
+    with held(place.parent):  # the figures of a scale share an archive
         files_of(place).write({f"{place.name}.npz": as_npz(kept), f"{place.name}.json": as_json(asdict(drawn))})
     draw(place, drawn, arrays, formats)
     return drawn
 
 
 def draw(place: Path, drawn: Drawn, arrays: Arrays, formats: Sequence[str] = ("svg", "png")) -> None:
-    """Draw a figure from its arrays, without any run; in `formats`, and those of the overview of all figures."""
+    """Draw a figure from its arrays, without any run."""
     paper, _, number = drawn.name.rpartition("_")
-    function = getattr(importlib.import_module(f"fedbench.plots.{paper}"), number)
+    function = getattr(importlib.import_module(f"fedbench.papers.plots.{paper}"), number)
     with style.styled(drawn.name):
-        style.save(function(arrays), place, drawn.caption, dict.fromkeys(("svg", "png", *formats)))
+        style.save(function(arrays), place, drawn.caption, formats)
 
 
 def redraw(place: Path, formats: Sequence[str] = ("svg", "png")) -> Drawn:
@@ -298,15 +298,15 @@ def load_figure(place: Path) -> tuple[Drawn, Arrays]:
         raise files.damaged(f"{place.name}.json", "it is of another version") from error
 
 
-def files_of(place: Path) -> ChecksummedFolder:
-    """Return the files of the figures beside `place` (no suffix) that are read back."""
-    return ChecksummedFolder(place.parent, f"python -m fedbench figure {place.name} makes it again")
+def files_of(place: Path) -> Archive:
+    """Return the files that are read back of the figure at `place` (no suffix) and of those beside it."""
+    return Archive(place.parent / ARCHIVE, f"python -m fedbench figure {place.name} makes it again")
 
 
 def place_of(folder: Path, name: str, scale: str = PAPER) -> Path | None:
     """Return where the figure is kept at `scale`, or nearest the paper's (no suffix); None if it has not been made."""
     places = [folder / each / name for each in (SETTINGS if scale == PAPER else (scale,))]
-    return next((place for place in places if place.with_suffix(".json").is_file()), None)
+    return next((place for place in places if files_of(place).has(f"{place.name}.json")), None)
 
 
 def drawn_figures(folder: Path) -> list[Drawn]:
@@ -316,13 +316,9 @@ def drawn_figures(folder: Path) -> list[Drawn]:
 
 
 def write_overview(folder: Path) -> None:
-    """Write README.md and contact.png of a folder of figures."""
-    found = drawn_figures(folder)
-    if not found:
-        return
-    pictures = [folder / each.scale / f"{each.name}.png" for each in found]
-    style.contact_sheet(pictures, [each.mirrors for each in found]).savefig(folder / "contact.png", dpi=100)
-    write_text(folder / "README.md", overview_text(found))
+    """Write README.md of a folder of figures."""
+    if found := drawn_figures(folder):
+        write_text(folder / "README.md", overview_text(found))
 
 
 def overview_text(found: Sequence[Drawn]) -> str:
@@ -332,9 +328,9 @@ def overview_text(found: Sequence[Drawn]) -> str:
     lines = [HEAD, f"{len(found)} figures: {counts}."]
     if lacking:
         lines.append(f"Not made yet: {', '.join(lacking)}.")
-    lines += ["", "| figure | claim of the paper | run | data |", "|---|---|---|---|"]
+    lines += ["", "| figure | file | claim of the paper | run | data |", "|---|---|---|---|---|"]
     lines += [
-        f"| [{each.mirrors}]({each.scale}/{each.name}.svg) | {each.claim} | {RUN[each.scale]} "
+        f"| {each.mirrors} | `{each.scale}/{each.name}` | {each.claim} | {RUN[each.scale]} "
         f"| {each.data}; {len(each.seeds)} seed{'s' * (len(each.seeds) > 1)} |"
         for each in found
     ]

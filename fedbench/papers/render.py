@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text as Words
 
-from fedbench.core.errors import FedbenchError, nearest
+from fedbench.core.errors import FedbenchError, nearest, unknown
 from fedbench.core.files import as_csv, frame_of, write_csv, write_text
 from fedbench.core.markdown import escaped, markdown
 from fedbench.papers import store, verdict
@@ -33,11 +33,25 @@ if TYPE_CHECKING:
     from fedbench.papers.store import RunCounts
 
 
-def write(folder: Path) -> tuple[TableResult, RunCounts]:
-    """Draw the table stored in `folder` as table.md, table.tex and cells.csv beside it, with the tests it allows.
+CSV, TEX = "csv", "tex"
+FORMATS = (CSV, TEX)  # that a table is drawn in on demand
 
-    significance.csv: rows against the headline; bias.csv: groups of rows against the paper; specificity.csv: every cell
-    against every published value of its column and metric.
+
+def formats_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the formats of these names. Raises UnknownName for one that there is none of."""
+    found = tuple(names)
+    for name in found:
+        if name not in FORMATS:
+            raise unknown("format of a table", name, FORMATS)
+    return found
+
+
+def write(folder: Path, formats: Collection[str] = ()) -> tuple[TableResult, RunCounts]:
+    """Draw the table stored in `folder` as table.md beside it.
+
+    Of `formats` tex gives table.tex. csv gives cells.csv and the tests that the table allows. significance.csv has rows
+    against the headline, bias.csv groups of rows against the paper, specificity.csv every cell against every published
+    value of its column and metric.
 
     Returns:
         The table, how many runs are behind it, and how many of them were made by other code.
@@ -46,21 +60,27 @@ def write(folder: Path) -> tuple[TableResult, RunCounts]:
         FedbenchError: the stored table is unreadable.
     """
     table, count = store.load(folder)
-    drawings = (("table.md", draw_markdown), ("table.tex", draw_latex), ("cells.csv", draw_csv))
-    for name, draw in drawings:
-        write_text(folder / name, draw(table))
+    write_text(folder / "table.md", draw_markdown(table))
+    if TEX in formats:
+        write_text(folder / "table.tex", draw_latex(table))
+    if CSV in formats:
+        write_text(folder / "cells.csv", draw_csv(table))
+        for name, found in _tests(table).items():
+            if found:
+                write_csv(folder / name, [dataclasses.asdict(each) for each in found])
+            else:
+                (folder / name).unlink(missing_ok=True)
+    return table, count
+
+
+def _tests(table: TableResult) -> dict[str, Sequence[Any]]:
+    """Return by file name the lines of the tests that a table allows."""
     first, headline = table.spec.metrics[0], table.spec.headline
-    tests: dict[str, Sequence[Any]] = {
+    return {
         "significance.csv": verdict.paired(table, first, headline) if headline else [],
         "bias.csv": verdict.biases(table),
         "specificity.csv": verdict.matches(table),
     }
-    for name, found in tests.items():
-        if found:
-            write_csv(folder / name, [dataclasses.asdict(each) for each in found])
-        else:
-            (folder / name).unlink(missing_ok=True)
-    return table, count
 
 
 PLACE = ("row", "column")  # of a cell, by their labels
@@ -158,12 +178,12 @@ class FilledTable:
 
     @classmethod
     def named(cls, name: str, results: Path | str = "results") -> FilledTable:
-        """Return the table kept in the folder `name`.
+        """Return the table of this name: NAME, or NAME/SETTING at another setting.
 
         Raises:
             FedbenchError: there is none.
         """
-        folders = {folder.name: folder for folder in store.folders(results)}
+        folders = store.folders(results)
         if name not in folders:
             near = f"; filled are {nearest(name, folders)}" if folders else ""
             raise FedbenchError(

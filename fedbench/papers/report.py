@@ -22,7 +22,7 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import make_folder, write_text
-from fedbench.papers import measures, standings, store, text
+from fedbench.papers import boards, measures, standings, store, text
 from fedbench.papers.equivalence import DIFFERENT, EQUIVALENT, INCONCLUSIVE, UNDECIDABLE
 from fedbench.papers.spec import ColumnSpec, MetricSpec, RowSpec, TableSpec
 from fedbench.papers.store import SEPARATOR, Cell, TableResult
@@ -132,9 +132,7 @@ SCRIPTS = (  # in the order in which they need each other
 )  # fmt: skip
 STYLES = ("style.css", "tables.css", "dialogs.css", "print.css")
 ResultRows = Sequence[Mapping[str, str]]  # of runs
-DRAWN = (  # linked where they exist
-    "table.md", "table.tex", "cells.csv", "rows.csv", "significance.csv", "bias.csv", "specificity.csv",
-)  # fmt: skip
+LINKED = ("table.md", store.ARCHIVE)
 KINDS = {  # of cells -> the sign, for those who do not see the colour, and the word
     EQUIVALENT: ("≈", "equivalent"),
     "above": ("▲", "different, ours is higher"),
@@ -173,15 +171,15 @@ def build(results: Path, out: Path) -> int:
     folders = store.folders(results)
     if not folders:
         raise FedbenchError(f"no filled table below {results}; python -m fedbench reproduce table=NAME makes one")
-    tables = {folder.name: store.load(folder)[0] for folder in folders}
-    rows = {folder.name: store.load_rows(folder) for folder in folders}
+    tables = {name: store.load(folder)[0] for name, folder in folders.items()}
+    rows = {name: store.load_rows(folder) for name, folder in folders.items()}
     clients = clients_of(folders, rows)
     views = []
-    for folder in folders:
-        links = [(name, _relative(folder / name, out)) for name in DRAWN if (folder / name).is_file()]
-        table, curves = tables[folder.name], store.load_rows(folder, store.CURVES)
-        found = behind(only_run(table), curves, store.load_arrays(folder, store.MATRICES), clients[folder.name])
-        views.append(table_view(table, folder.name, rows[folder.name], found, links))
+    for name, folder in folders.items():
+        links = [(file, _relative(folder / file, out)) for file in LINKED if (folder / file).is_file()]
+        table, curves = tables[name], store.load_rows(folder, store.CURVES)
+        found = behind(only_run(table), curves, store.load_arrays(folder, store.MATRICES), clients[name])
+        views.append(table_view(table, name, rows[name], found, links))
     boards = [board_view(folder, out) for folder in standings.folders(results)]
     try:
         make_folder(out.parent)
@@ -203,7 +201,7 @@ def board_view(folder: Path, out: Path) -> dict[str, Any]:
             for each in board.federations
         ],
         "rules": list(standings.rules(board)),
-        "links": [(name, _relative(folder / name, out)) for name in (standings.PAGE, "rows.csv")],
+        "links": [(name, _relative(folder / name, out)) for name in (standings.PAGE, boards.ARCHIVE)],
     }
 
 
@@ -233,19 +231,16 @@ def render(views: Sequence[TableView], first: Overview, boards: Sequence[Mapping
     )
 
 
-def clients_of(folders: Sequence[Path], rows: Mapping[str, ResultRows]) -> dict[str, store.Arrays]:
+def clients_of(folders: Mapping[str, Path], rows: Mapping[str, ResultRows]) -> dict[str, store.Arrays]:
     """Return clients' accuracies by table and "row|column|seed", from another table where one did not keep a run's."""
-    kept = {folder.name: store.load_arrays(folder, store.CLIENTS) for folder in folders}
+    kept = {name: store.load_arrays(folder, store.CLIENTS) for name, folder in folders.items()}
     named = [
         (table, store.place_of(run["row"], run["column"], run["seed"]), run["key"])
         for table, runs in rows.items()
         for run in runs
     ]
     by_key = {key: kept[table][name] for table, name, key in named if name in kept[table]}
-    return {
-        folder.name: {name: by_key[key] for table, name, key in named if table == folder.name and key in by_key}
-        for folder in folders
-    }
+    return {own: {name: by_key[key] for table, name, key in named if table == own and key in by_key} for own in folders}
 
 
 def _relative(file: Path, out: Path) -> str:

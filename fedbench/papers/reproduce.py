@@ -43,6 +43,7 @@ python -m fedbench reproduce table=NAME [KEY=VALUE ...] [--dry-run]
   retry=false          true: run failed cells again
   dry_run=false        true, or --dry-run: show the plan with time, memory and disk on this machine, and stop
   render=false         true: draw the table again from its files, look at no run
+  formats=csv,tex      beside table.md: cells.csv (every value) and the tests that the table allows; table.tex
 
 Everything else is an override of every run: model=lenet5 protocol.rounds=20 hardware=cpu runs_dir=DIR. It gets a folder
 of its own and no verdicts, unless the table says that the paper leaves it open (left_open: partition_seed=0, say, or
@@ -69,9 +70,15 @@ usage: python -m fedbench figure NAME [NAME ...] [KEY=VALUE ...] [--dry-run]
 Everything else is an override of every run, and said in the caption: protocol.rounds=5 hardware=cpu runs_dir=DIR.
 The same command again runs only what is missing.
 """
+REDRAW_HELP = """\
+usage: python -m fedbench redraw [RESULTS] [formats=csv,tex]
+
+Draw every filled table below RESULTS (default: results) again from its files, as table.md. csv adds cells.csv (every
+value) and the tests that a table allows, tex adds table.tex.
+"""
 LISTS = ("rows", "columns", "formats")  # keys whose values are names, separated by commas
 COMMON = ("scale", "seeds", "jobs", "results", "dry_run", "render")
-TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry")
+TABLE_KEYS = (*COMMON, "table", "rows", "columns", "substitute", "retry", "formats")
 FIGURE_KEYS = (*COMMON, "formats")
 ELSEWHERE = "another process is at it, or was stopped; the same command goes on"
 
@@ -154,9 +161,10 @@ def reproduce_command(arguments: Sequence[str]) -> int:
 def reproduce(selection: Selection) -> int:
     """Plan, run, fill and draw one table; return INCOMPLETE if a cell that was selected is not there, else OK."""
     launcher, at_once = launcher_of(selection)
+    formats = render.formats_of(selection.formats)
     planned, folder = plan_of(selection)
     if selection.render:
-        render.write(folder)
+        render.write(folder, formats)
         print(f"cells drawn again: {folder / 'table.md'}")
         return OK
     missing = [job for job in planned.missing() if selection.retry or not job.failure]
@@ -172,7 +180,7 @@ def reproduce(selection: Selection) -> int:
     planned, table = write_table(selection)
     console = Output() if sys.stdout.isatty() else Output(width=120)
     console.print(render.draw_terminal(table, console.width))
-    return conclude(planned, folder, len(missing))
+    return conclude(planned, folder, len(missing), selection.results)
 
 
 def write_table(selection: Selection) -> tuple[Plan, TableResult]:
@@ -183,7 +191,7 @@ def write_table(selection: Selection) -> tuple[Plan, TableResult]:
     with held(folder):
         planned, _ = plan_of(selection)  # another call may have added cells meanwhile
         store.save(folder, plan.fill(planned), *plan.kept(planned))
-        table, _ = render.write(folder)
+        table, _ = render.write(folder, selection.formats)
     return planned, table
 
 
@@ -284,7 +292,7 @@ def _undecidable(plan: Plan) -> Iterator[str]:
             )
 
 
-def conclude(plan: Plan, folder: Path, made: int) -> int:
+def conclude(plan: Plan, folder: Path, made: int, results: str) -> int:
     """Say whether every selected cell is there after `made` runs, and if not, why; return the exit code."""
     from fedbench.papers.plan import of_runs
 
@@ -312,23 +320,26 @@ def conclude(plan: Plan, folder: Path, made: int) -> int:
         f"{'complete' if whole else 'incomplete'}: {there} of {len(cells)} cells asked for are in "
         f"{folder / 'table.md'}{rest}; {made} runs asked of this call"
     )
-    print(f"with curves and matrices: python -m fedbench report {folder.parents[1]}")
+    print(f"with curves and matrices: python -m fedbench report {results}")
     return OK if whole else INCOMPLETE
 
 
 def redraw_command(arguments: Sequence[str]) -> int:
     """Draw all tables below a folder (default: results) again and count their verdicts; return the exit code."""
     if asks_for_help(arguments):
-        print("usage: python -m fedbench redraw [RESULTS]   draw every filled table again from its files")
+        print(REDRAW_HELP, end="")
         return OK
-    if len(arguments) > 1:
-        raise ConfigError(f"redraw takes one folder of results, got {' '.join(arguments)}")
-    results = arguments[0] if arguments else "results"
+    given, others, places = split_arguments(arguments, ("formats",))
+    if others:
+        raise unknown("option", others[0].partition("=")[0], ["formats"])
+    formats = render.formats_of(given["formats"].split(",")) if given else ()
+    if len(places) > 1:
+        raise ConfigError(f"redraw takes one folder of results, got {' '.join(places)}")
+    results = places[0] if places else "results"
     folders = store.folders(results)
     behind = RunCounts()
-    for folder in folders:
-        behind += render.write(folder)[1]
-        store.write_checksums(folder)
+    for folder in folders.values():
+        behind += render.write(folder, formats)[1]
         print(folder)
     text.write(Path(results))
     print(behind)
@@ -349,6 +360,7 @@ def figure_command(arguments: Sequence[str]) -> int:
     from fedbench.plots import style
 
     selection, names = select(arguments, FIGURE_KEYS)
+    selection = replace(selection, formats=selection.formats or ("svg", "png"))
     for kind in selection.formats:
         if kind not in style.FORMATS:
             raise unknown("format", kind, style.FORMATS)

@@ -505,7 +505,7 @@ class Selection:
     retry: bool = False
     dry_run: bool = False
     render: bool = False
-    formats: tuple[str, ...] = ("svg", "png")
+    formats: tuple[str, ...] = ()  # none: svg and png of a figure, Markdown alone of a table
 
     def selects(self, row: RowSpec, column: ColumnSpec) -> bool:
         """Return whether the cell is to be run."""

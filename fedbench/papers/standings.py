@@ -18,7 +18,7 @@ import numpy as np
 
 from fedbench.core.markdown import markdown as table_of
 from fedbench.metrics import hurt, worst
-from fedbench.papers.boards import BOARD, FINAL, ROWS, UNSEEN, Line
+from fedbench.papers.boards import ARCHIVE, BOARD, FINAL, ROWS, UNSEEN, Line
 from fedbench.papers.equivalence import LEVEL
 from fedbench.papers.store import files_of
 from fedbench.papers.text import DASH
@@ -99,7 +99,7 @@ class Standings:
 
 def folders(results: Path | str) -> list[Path]:
     """Return every recorded board below `results`, in order of name."""
-    return sorted(file.parent for file in (Path(results) / "leaderboard").glob(f"*/{BOARD}"))
+    return sorted(file.parent for file in (Path(results) / "leaderboard").glob(f"*/{ARCHIVE}"))
 
 
 def read(folder: Path) -> Standings:

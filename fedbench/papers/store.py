@@ -1,8 +1,9 @@
-"""Filled tables on disk: results/tables/NAME[-scale][-substitute]/, all that is needed to draw them again.
+"""Filled tables on disk: results/tables/NAME/, and below it the same table at other settings, NAME/SETTING/.
 
-table.json holds the specification, the cells and the provenance; rows.csv one line a run with its whole result
-row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;
-clients.npz the accuracy of every client. All have checksums (fedbench.core.files).
+A folder holds table.md for people and table.zip, which has all that is needed to draw the table again. In table.zip
+table.json holds the specification, the cells and the provenance, so the whole setting; rows.csv one line a run with its
+result row; curves.csv the learning curves behind the cells; matrices.npz the collaboration matrices of the first seed;
+clients.npz the accuracy of every client.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from fedbench.config import groups
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import ChecksummedFolder, as_csv, as_json, as_npz, make_folder, short_name
+from fedbench.core.files import Archive, as_csv, as_json, as_npz, make_folder, setting_name
 from fedbench.metrics import fairness
 from fedbench.papers import measures, spec
 from fedbench.papers.spec import ColumnSpec, MetricSpec, Published, RowSpec, Selection, TableSpec, compose_cell
@@ -134,7 +135,8 @@ class TableResult:
         return self.provenance.named(self.spec)
 
 
-TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"
+ARCHIVE = "table.zip"
+TABLE, ROWS, CURVES = "table.json", "rows.csv", "curves.csv"  # and what is in it
 MATRICES, CLIENTS = "matrices.npz", "clients.npz"
 # Fields of a specification that say how values are judged and what is said of them, not how they are measured.
 JUDGING = ("published_seeds", "published_over_k", "clients", "margins", "groups", "exploratory", "notes", "findings")
@@ -147,9 +149,10 @@ Arrays = Mapping[str, Array]
 
 def folder_of(results: Path | str, table: str, made: Provenance) -> Path:
     """Return where a table of this provenance is kept."""
-    parts = [table, "" if made.scale == "paper" else made.scale, made.substitute, *made.changed, *made.varied]
-    name = "-".join(re.sub(r"[^A-Za-z0-9._=+]", "_", part) for part in parts if part)
-    return Path(results) / "tables" / short_name(name)
+    parts = ["" if made.scale == "paper" else made.scale, made.substitute, *made.changed, *made.varied]
+    setting = [re.sub(r"[^A-Za-z0-9._=+]", "_", part) for part in parts if part]
+    folder = Path(results) / "tables" / table
+    return folder / setting_name(setting) if setting else folder
 
 
 def place_of(row: str, column: str, seed: int | str) -> str:
@@ -157,9 +160,11 @@ def place_of(row: str, column: str, seed: int | str) -> str:
     return SEPARATOR.join((row, column, str(seed)))
 
 
-def folders(results: Path | str) -> list[Path]:
-    """Return every filled table below `results`, in order of name."""
-    return sorted(file.parent for file in (Path(results) / "tables").glob(f"*/{TABLE}"))
+def folders(results: Path | str) -> dict[str, Path]:
+    """Return every filled table below `results` by its name, NAME or NAME/SETTING, in order."""
+    tables = Path(results) / "tables"
+    found = sorted(file.parent for file in tables.rglob(ARCHIVE))
+    return {folder.relative_to(tables).as_posix(): folder for folder in found}
 
 
 def save(
@@ -170,16 +175,15 @@ def save(
     matrices: Arrays | None = None,
     clients: Arrays | None = None,
 ) -> None:
-    """Write a table; each file is replaced as a whole, and one for which nothing is given stays.
+    """Write table.zip, as a whole; what is in it already and is not given stays.
 
     `rows` are result rows, `curves` points with row, column, seed, round and acc_on_<set> in percent; `matrices` [N, N]
     and the accuracies of `clients` [N] in percent are kept by "row|column|seed", as float32.
 
     Raises:
-        Damaged: the folder's checksums are.
+        Damaged: what is there is not as it was written.
     """
     make_folder(folder)
-    write_checksums(folder)
     content = {
         "spec": dataclasses.asdict(table.spec),
         "circumstances": dataclasses.asdict(table.provenance),
@@ -193,15 +197,11 @@ def save(
     files_of(folder).write(files)
 
 
-def write_checksums(folder: Path) -> None:
-    """Give the files of a table that an earlier version wrote their checksums."""
-    files_of(folder).adopt(TABLE, ROWS, CURVES, MATRICES, CLIENTS)
-
-
-def files_of(folder: Path, kind: str = "table") -> ChecksummedFolder:
+def files_of(folder: Path, kind: str = "table") -> Archive:
     """Return the files that are read back of the folder of a table, or of another `kind` of results."""
     name = shlex.quote(str(folder))
-    return ChecksummedFolder(folder, f"bring it back: git restore {name}, or make the {kind} again after: rm -r {name}")
+    repair = f"bring it back: git restore {name}, or make the {kind} again after: rm -r {name}"
+    return Archive(folder / f"{kind}.zip", repair)
 
 
 def load_table(folder: Path) -> TableResult:
@@ -211,7 +211,7 @@ def load_table(folder: Path) -> TableResult:
     is exploratory, what is still to do, notes and findings. So a correction shows at once.
 
     Raises:
-        Damaged: table.json or rows.csv is not as it was written.
+        Damaged: it is not as it was written.
     """
     files = files_of(folder)
     content = files.json(TABLE)
@@ -379,9 +379,9 @@ def read(folder: Path) -> StoredTable:
     """Return what is stored in `folder`, which may be missing.
 
     Raises:
-        FedbenchError: table.json is there and unreadable.
+        FedbenchError: table.zip is there and unreadable.
     """
-    if not (folder / TABLE).is_file():
+    if not (folder / ARCHIVE).is_file():
         return StoredTable()
     lines = load_rows(folder)
     # A line as a result row: without the table's own columns, an empty field is None.

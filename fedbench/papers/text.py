@@ -365,7 +365,7 @@ def _leaning(table: TableResult) -> Iterator[str]:
     found = sorted(biases(table), key=lambda each: (each.column, each.group))
     for (column, group), metrics in groupby(found, key=lambda each: (each.column, each.group)):
         told = "; ".join(_bias(each, *digits[each.metric]) for each in metrics)
-        yield f"Does a group lean to one side? {column}, {group}, mean difference over rows: {told} (bias.csv)."
+        yield f"Does a group lean to one side? {column}, {group}, mean difference over rows: {told}."
 
 
 def _bias(each: Bias, label: str, decimals: int) -> str:
@@ -382,8 +382,8 @@ def _worth(layout: Layout) -> Iterator[str]:
         told = [_passing(labels[metric], list(each)) for metric, each in groupby(here, key=lambda each: each.metric)]
         if len({each.published for each in here}) > 1:
             yield (
-                f"What a verdict is worth, {column.label}, each row against the published values of all rows "
-                f"(specificity.csv): {'; '.join(told)}."
+                f"What a verdict is worth, {column.label}, each row against the published values of all rows: "
+                f"{'; '.join(told)}."
             )
 
 
@@ -504,7 +504,7 @@ def _significance(table: TableResult) -> Iterator[str]:
         words = "; ".join(f"{side} {', '.join(rows)}" for side, rows in told.items() if rows)
         yield (
             f"{column}, paired over seeds, 5 % with Holm's adjustment: {reference} is {words or 'not told apart'}"
-            f" ({len(here)} comparisons, all in significance.csv)."
+            f" ({len(here)} comparisons)."
         )
 
 
@@ -554,20 +554,20 @@ class Tally:
 
     paper: str
     setting: str
-    tables: tuple[str, ...]  # folders
+    tables: tuple[str, ...]  # names
     values: tuple[Judged, ...]
 
 
 def write(results: Path) -> None:
     """Write verdicts.md into `results`, if a table there has a verdict; what stands below its last line is kept."""
-    if found := judged({folder.name: store.load_table(folder) for folder in store.folders(results)}):
+    if found := judged({name: store.load_table(folder) for name, folder in store.folders(results).items()}):
         file = results / FILE
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         write_text(file, HEAD + table(found) + FOOT + before.partition(FOOT)[2])
 
 
 def judged(tables: Mapping[str, TableResult]) -> list[Judged]:
-    """Return every value with a verdict in filled tables, which are given by the name of their folder."""
+    """Return every value with a verdict in filled tables, which are given by their names."""
     found = []
     for folder, filled in tables.items():
         setting = " ".join(filled.provenance.varied)

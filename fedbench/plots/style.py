@@ -24,7 +24,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)))
 INK = "#333333"
-ACROSS = 3  # pictures of a contact sheet
 SIZE = 8  # points
 FORMATS = ("svg", "png", "pdf")
 RC: dict[Any, Any] = {
@@ -277,17 +276,3 @@ def label_cosine(counts: Any) -> Floats:
     q = label_distributions(counts)
     q = q / np.linalg.norm(q, axis=1, keepdims=True)
     return np.asarray(q @ q.T)
-
-
-def contact_sheet(pictures: Sequence[Path], names: Sequence[str]) -> Figure:
-    """Return a contact sheet of PNGs, with their names above them."""
-    from matplotlib.image import imread
-
-    down = -(-len(pictures) // ACROSS)
-    figure, axes = panels(down, ACROSS, width=16, height=3.4)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for axis, picture, name in zip(axes.flat, pictures, names, strict=False):
-        axis.imshow(imread(picture))
-        axis.set_title(name, fontsize=9)
-    return figure

@@ -16,7 +16,7 @@ from fedbench.config.compose import is_setting, key_of
 from fedbench.config.fields import typed
 from fedbench.config.schema import SweepConfig
 from fedbench.core.errors import ConfigError, unknown
-from fedbench.core.files import make_folder, replacing, short_name, write_text
+from fedbench.core.files import make_folder, replacing, setting_name, write_text
 from fedbench.runs.progress import STALE, Output, comparison_table, fewer_said, identity, remark
 from fedbench.runs.run import Run
 from fedbench.sweeps import jobs
@@ -258,7 +258,7 @@ def folder_name(name: str, outcomes: Sequence[JobOutcome], keys: Sequence[str]) 
     """
     own = "sweep.name" not in outcomes[0].overrides
     changed = [f"{key}={value}" for key, value in fixed(outcomes, keys).items() if own and key not in UNNAMED]
-    return short_name(re.sub(r"[^A-Za-z0-9._+=,-]", "_", "-".join([name, *changed])))
+    return setting_name([re.sub(r"[^A-Za-z0-9._+=,-]", "_", part) for part in (name, *changed)])
 
 
 def fixed(outcomes: Sequence[JobOutcome], keys: Sequence[str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def test_makes_what_published_values_lack_and_nothing_else(
     assert not (tmp_path / "results").exists()
 
     assert asked(tmp_path) == 0
-    (folder,) = store.folders(tmp_path / "results")
+    (folder,) = store.folders(tmp_path / "results").values()
     table = store.load_table(folder)
     for row in ("Local", "FedAvg"):
         assert table.cell(row, "Label shift", "acc").seeds == (0, 1, 2), "three seeds, not the table's five"
@@ -100,7 +100,7 @@ def test_a_run_is_a_row_as_soon_as_it_has_finished(
     monkeypatch.setattr(evidence, "make_runs", one_and_stop)
     monkeypatch.setattr(evidence.threading.Timer, "is_alive", lambda _: False)
     assert asked(tmp_path) == INCOMPLETE
-    (folder,) = store.folders(tmp_path / "results")
+    (folder,) = store.folders(tmp_path / "results").values()
     assert [row["row"] for row in store.load_rows(folder)] == ["Local"]
 
 

@@ -7,7 +7,6 @@ is a table made in processes of its own.
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from fedbench.papers import render, store
 from tests.helpers.examples import tried
 
 pytestmark = pytest.mark.slow
@@ -46,8 +46,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def cells(folder: Path) -> bytes:
-    (found,) = folder.glob("results/tables/*/cells.csv")
-    return found.read_bytes()
+    (found,) = store.folders(folder / "results").values()
+    return render.draw_csv(store.load_table(found)).encode()
 
 
 def workers(folder: Path) -> list[int]:
@@ -148,8 +148,8 @@ def test_two_commands_on_one_leaderboard(tmp_path: Path) -> None:
     """Both end with the rows that one alone makes."""
 
     def rows(folder: Path) -> list[dict[str, str]]:
-        with (folder / "results/leaderboard/mini/rows.csv").open(newline="", encoding="utf-8") as file:
-            return [{k: v for k, v in row.items() if "seconds" not in k} for row in csv.DictReader(file)]
+        kept = store.files_of(folder / "results/leaderboard/mini", "board").csv("rows.csv")
+        return [{k: v for k, v in row.items() if "seconds" not in k} for row in kept]
 
     board = ("leaderboard", "board=mini", "rows=fedavg", "results=results", "runs_dir=runs", "jobs=1")
     for folder, count in ((tmp_path / "alone", 1), (tmp_path / "both", 2)):

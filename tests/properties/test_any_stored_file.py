@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedbench.core import cache, files
 from fedbench.core.errors import CheckpointError, Damaged, FedbenchError
-from fedbench.core.files import ChecksummedFolder
+from fedbench.core.files import Archive, CheckedFiles, ChecksummedFolder
 from fedbench.data.partitions.file import read_arrays
 from fedbench.engine import checkpoint
 from fedbench.papers import store
@@ -64,8 +64,8 @@ SEALED = {
     "clients.csv": files.as_csv([{"client": i, "acc": 12.5 * i} for i in range(3)]),
     "tallies.npz": files.as_npz({"round": np.arange(3), "loss": np.array([0.5, np.nan, np.inf])}),
 }
-READ: dict[str, Callable[[ChecksummedFolder, str], Any]] = {
-    "result.json": ChecksummedFolder.json,
+READ: dict[str, Callable[[CheckedFiles, str], Any]] = {
+    "result.json": CheckedFiles.json,
     "clients.csv": lambda folder, name: numeric_rows(folder, name, "acc"),
     "tallies.npz": lambda folder, name: {key: each.tolist() for key, each in folder.npz(name).items()},
 }
@@ -81,6 +81,18 @@ def test_any_sealed_file(damage: Damage, name: str, of_manifest: bool) -> None:
         path = Path(place) / (files.MANIFEST if of_manifest else name)
         path.write_bytes(damage(path.read_bytes()))
         found = read_or_refused(path, lambda _: READ[name](folder, name), Damaged)
+        assert found is None or repr(found) == whole
+
+
+@given(damages(), st.sampled_from(sorted(SEALED)))
+@tried(8)
+def test_any_archive(damage: Damage, name: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        archive = Archive(Path(place) / "all.zip", "make it again")
+        archive.write(SEALED)
+        whole = repr(READ[name](archive, name))
+        archive.place.write_bytes(damage(archive.place.read_bytes()))
+        found = read_or_refused(archive.place, lambda _: READ[name](archive, name), Damaged)
         assert found is None or repr(found) == whole
 
 

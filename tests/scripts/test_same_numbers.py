@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedbench.core.files import Archive
 from fedbench.methods.fedprox import FedProx
 from scripts import same_numbers
 from scripts.same_numbers import SMALL, compare, numbers
@@ -63,8 +64,8 @@ def test_a_part_is_the_same_if_all_runs_that_it_took_part_in_are() -> None:
 
 def test_lines_that_lead_from_no_result_are_dropped(tmp_path: Path) -> None:
     a, b, c, d, e = (letter * 12 for letter in "abcde")
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "rows.csv").write_text(f"code\nmethod:{a} engine:{d}\n")
+    (tmp_path / "runs.csv").write_text(f"code\nengine:{d}\n")
+    Archive(tmp_path / "table.zip", "").write({"rows.csv": f"code\nmethod:{a}\n".encode()})
     lines = [["method", a, b, "first"], ["method", d, b, "of no result"], ["method", b, c, "then"]]
     lines.append(["method", a, e, "another component of the same hash"])
     assert same_numbers.needed(lines, same_numbers.recorded(tmp_path)) == [lines[0], *lines[2:]]

@@ -63,7 +63,7 @@ def test_a_figure_plans_without_training(name: str, tmp_path: Path, monkeypatch:
     assert read_off <= recorded
     assert found.spec.claim
     assert found.spec.setting("quick").data
-    assert callable(getattr(importlib.import_module(f"fedbench.plots.{found.spec.paper}"), name.split("_")[1]))
+    assert callable(getattr(importlib.import_module(f"fedbench.papers.plots.{found.spec.paper}"), name.split("_")[1]))
     assert found.spec.reads.get("extra") in (None, *arrays.EXTRAS)
 
 

@@ -24,7 +24,7 @@ def test_every_figure_is_drawn_here() -> None:
 def test_a_figure_is_drawn(name: str, tmp_path: Path) -> None:
     paper, _, number = name.rpartition("_")
     with style.styled(name):
-        figure = getattr(importlib.import_module(f"fedbench.plots.{paper}"), number)(MADE[name])
+        figure = getattr(importlib.import_module(f"fedbench.papers.plots.{paper}"), number)(MADE[name])
         style.save(figure, tmp_path / name, "a caption " * 9, ("svg",))
     text = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
     assert "a caption" in text
@@ -152,11 +152,3 @@ def test_many_methods_leave_the_axes_their_room() -> None:
             figure = style.line_figure([0, 1], np.ones((count, 1, 2)), methods, "x", "y", height=2.8, columns=2)
             figure.draw_without_rendering()
         assert 1.5 < figure.axes[0].get_position().height * figure.get_figheight() < 2.5, count
-
-
-def test_a_contact_sheet_shows_every_picture(tmp_path: Path) -> None:
-    with style.styled("x"):
-        for name in ("a", "b"):
-            style.save(runs.gain_bars(np.array([1.0])), tmp_path / name, formats=("png",))
-    figure = style.contact_sheet([tmp_path / "a.png", tmp_path / "b.png"], ["first", "second"])
-    assert [axis.get_title() for axis in figure.axes if axis.images] == ["first", "second"]

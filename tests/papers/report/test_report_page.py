@@ -54,14 +54,14 @@ def page(results: Path) -> Page:
 
 
 def test_accuracies_by_client_are_those_of_the_run_whichever_table_kept_them(tmp_path: Path) -> None:
-    folders = [stored(tmp_path) / "tables" / name for name in ("again", "fedcollab_t1")]
-    runs = store.load_rows(folders[1])
-    store.save(folders[0], judged_table(), runs)
+    folders = {name: stored(tmp_path) / "tables" / name for name in ("again", "fedcollab_t1")}
+    runs = store.load_rows(folders["fedcollab_t1"])
+    store.save(folders["again"], judged_table(), runs)
     here, kept = clients_of(folders, {"again": [*runs, {**runs[0], "key": "alone"}], "fedcollab_t1": runs}).values()
-    assert store.load_arrays(folders[0], store.CLIENTS) == {}
-    assert here.keys() == kept.keys() == store.load_arrays(folders[1], store.CLIENTS).keys()
+    assert store.load_arrays(folders["again"], store.CLIENTS) == {}
+    assert here.keys() == kept.keys() == store.load_arrays(folders["fedcollab_t1"], store.CLIENTS).keys()
     assert all((here[name] == kept[name]).all() for name in kept)
-    assert clients_of(folders[:1], {"again": runs}) == {"again": {}}
+    assert clients_of({"again": folders["again"]}, {"again": runs}) == {"again": {}}
 
 
 def test_the_page_loads_nothing_from_elsewhere(page: Page, results: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_leaderboard_is_a_part_of_the_page(results: Path, tmp_path: Path) -> N
     assert '<a href="#board-made">Leaderboard made</a>' in text
     assert '<h2 id="board-made-title">Made by &lt;hand&gt;</h2>' in text
     assert '<tr><th scope="row">fedavg</th><td>81.03 ± 2.61</td><td>●</td><td></td>' in text
-    assert 'href="results/leaderboard/made/rows.csv"' in text
+    assert 'href="results/leaderboard/made/board.zip"' in text
     assert "#board-" not in (results / "index.html").read_text(encoding="utf-8")
 
 

@@ -22,8 +22,8 @@ KINDS = ("equivalent", "different", "inconclusive", "undecidable")
 def test_the_committed_counts_agree_everywhere() -> None:
     """Start view, cards, verdicts.md and README."""
     folders = store.folders(ROOT / "results")
-    tables = {folder.name: store.load_table(folder) for folder in folders}
-    rows = {folder.name: store.load_rows(folder) for folder in folders}
+    tables = {name: store.load_table(folder) for name, folder in folders.items()}
+    rows = {name: store.load_rows(folder) for name, folder in folders.items()}
     first = overview(tables, rows)
 
     said = (ROOT / "results" / FILE).read_text(encoding="utf-8")

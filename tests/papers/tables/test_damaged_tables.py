@@ -1,16 +1,14 @@
-"""The files of a table, damaged at many places: refused in one line, never another number."""
+"""The archive of a table, damaged at many places: refused in one line, never another number."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedbench.cli import program
 from fedbench.core import files
 from fedbench.core.errors import Damaged
 from fedbench.papers import store
@@ -40,28 +38,24 @@ def table(tmp_path: Path) -> Path:
     return folder
 
 
-STORED: dict[str, Callable[[Path], Any]] = {
-    store.TABLE: store.load_table,
-    store.ROWS: store.load_rows,
-    store.CURVES: lambda folder: store.load_rows(folder, store.CURVES),
-    store.MATRICES: lambda folder: store.load_arrays(folder, store.MATRICES),
-    files.MANIFEST: lambda folder: store.load_arrays(folder, store.MATRICES),
-}
+def stored(folder: Path) -> Any:
+    """All that is read back."""
+    curves, matrices = store.load_rows(folder, store.CURVES), store.load_arrays(folder, store.MATRICES)
+    return store.load_table(folder), store.load_rows(folder), curves, matrices
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_a_table_gives_its_own_numbers_or_none(tmp_path: Path, name: str) -> None:
+def test_a_table_gives_its_own_numbers_or_none(tmp_path: Path) -> None:
     folder = table(tmp_path)
-    found = tried(folder / name, lambda: STORED[name](folder))
+    found = tried(folder / store.ARCHIVE, lambda: stored(folder))
     assert found["refused"] > 2 * DAMAGES
-    assert set(found) <= ({"refused", "no difference"} if name == files.MANIFEST else {"refused"})
+    assert set(found) == {"refused"}
 
 
 def test_a_table_is_whole_whenever_its_writer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved anew with other values, and stopped at each replacement of a file."""
     other = Cell("FedAvg", "digits", "acc", (50.0, 75.0), (0, 1), (KEY, KEY[::-1]))
     ends = set()
-    for stop in range(6):
+    for stop in range(2):
         folder = table(tmp_path / str(stop))
         stored = store.load_table(folder)
         written = 0
@@ -82,11 +76,9 @@ def test_a_table_is_whole_whenever_its_writer_is_killed(tmp_path: Path, monkeypa
     assert ends == {(12.5, 25.0), (50.0, 75.0)}
 
 
-def test_tables_of_an_earlier_version_are_sealed_when_drawn_again(tmp_path: Path) -> None:
+def test_a_damaged_table_says_how_it_comes_back(tmp_path: Path) -> None:
     folder = table(tmp_path)
-    (folder / files.MANIFEST).unlink()
-    assert program.main(["redraw", str(tmp_path)]) == 0
-    file = folder / store.TABLE
-    file.write_bytes(file.read_bytes().replace(b"12.5", b"21.5"))
+    file = folder / store.ARCHIVE
+    file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(Damaged, match=r"git restore .*tables/toy"):
         store.load_table(folder)

@@ -253,7 +253,7 @@ SMALL = [
 def test_every_cell_of_table_2_is_filled(tmp_path: Path) -> None:
     arguments = ["table=fedsac_t2", *SMALL, f"results={tmp_path / 'tables'}", f"runs_dir={tmp_path / 'runs'}"]
     assert program.main(["reproduce", *arguments]) == 0
-    (folder,) = store.folders(tmp_path / "tables")
+    (folder,) = store.folders(tmp_path / "tables").values()
     table = store.load_table(folder)
     assert len(table.cells) == 40
     assert not [cell for cell in table.cells if not cell.values or math.isnan(cell.values[0])]

@@ -36,8 +36,8 @@ def test_partial_calls_add_to_the_table(tmp_path: Path) -> None:
 
 def rewrite(tmp_path: Path, old: str, new: str) -> None:
     """Change the stored table as another version would have written it."""
-    text = (folder(tmp_path) / store.TABLE).read_text()
-    store.files_of(folder(tmp_path)).write({store.TABLE: text.replace(old, new).encode()})
+    files = store.files_of(folder(tmp_path))
+    files.write({store.TABLE: files.read(store.TABLE).replace(old.encode(), new.encode())})
 
 
 @pytest.mark.slow
@@ -46,12 +46,12 @@ def test_recorded_values_stand_without_their_runs(
 ) -> None:
     shutil.copytree(first / "results", tmp_path / "results")
     before = (values(tmp_path, "FedAvg"), values(tmp_path, "Local"))
-    files = {name: (folder(tmp_path) / name).read_text() for name in (store.ROWS, store.CURVES, "cells.csv")}
+    stored = store.read(folder(tmp_path))
     capsys.readouterr()
     assert reproduced(tmp_path, *FIRST, "seeds=1") == 0
     assert "0 finished, 2 recorded, 0 failed, 0 to do" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
-    assert files == {name: (folder(tmp_path) / name).read_text() for name in files}
+    assert repr(stored) == repr(store.read(folder(tmp_path)))
     # A new row needs the Local run itself, to be measured against; nothing else is trained again.
     assert reproduced(tmp_path, "rows=Ditto", "columns=Label shift", "seeds=1") == 0
     assert {path.parent.name for path in (tmp_path / "runs").rglob("seed0-*")} == {"local", "ditto"}

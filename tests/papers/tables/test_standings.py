@@ -11,7 +11,7 @@ from scipy import stats
 from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError, Damaged
 from fedbench.papers import standings
-from fedbench.papers.boards import FINAL, Ledger, stages
+from fedbench.papers.boards import ARCHIVE, FINAL, Ledger, stages
 from fedbench.papers.leaderboard import conclude
 from tests.papers.tables.toys import board, recorded
 
@@ -157,7 +157,8 @@ def test_the_page_says_it_in_words(tmp_path: Path) -> None:
 
 def test_damage_is_noticed(tmp_path: Path) -> None:
     folder = recorded(tmp_path, SCORES)
-    (folder / "rows.csv").write_text((folder / "rows.csv").read_text().replace("90.1", "95.1"))
+    file = folder / ARCHIVE
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(Damaged, match="git restore"):
         standings.read(folder)
 

@@ -55,7 +55,8 @@ def test_a_todo_in_today_s_yaml_is_counted_and_voids_verdicts(tmp_path: Path, mo
 
 def test_a_table_comes_back_with_its_published_values(table: TableResult, tmp_path: Path) -> None:
     store.save(tmp_path / "tables" / "x", table, [{"row": "FedAvg", "score": 1.5}, {"row": "B", "acc": 2.0}])
-    (folder,) = store.folders(tmp_path)
+    ((name, folder),) = store.folders(tmp_path).items()
+    assert name == "x"
     back = store.load_table(folder)
     assert back.spec == table.spec
     assert back.provenance == MADE
@@ -89,31 +90,46 @@ def test_curves_are_thinned_to_their_ends() -> None:
     assert plan.thinned(rounds[:7]) == rounds[:7]
 
 
-def test_each_circumstance_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    made = [
-        Provenance(),
-        Provenance("quick"),
-        Provenance(substitute="digits"),
-        Provenance(changed=("a=1",)),
-        Provenance(changed=("a=2",)),
-        Provenance(varied=("b=2",)),
+def test_a_table_at_another_setting_lies_below_the_published_one(tmp_path: Path) -> None:
+    made = {
+        "t": Provenance(),
+        "t/quick": Provenance("quick"),
+        "t/digits": Provenance(substitute="digits"),
+        "t/quick-digits-model=mlp-partition_seed=0": MADE,
+        "t/a=2": Provenance(changed=("a=2",)),
+        "t/b=_1_2_": Provenance(varied=("b=[1,2]",)),
+    }
+    assert {name: store.folder_of(tmp_path, "t", each) for name, each in made.items()} == {
+        name: tmp_path / "tables" / name for name in made
+    }
+
+
+def test_a_long_setting_keeps_what_can_be_read_and_a_hash_of_all(tmp_path: Path) -> None:
+    changed = ("model=lenet5", "partition.num_clients=10", "partition.size=240", "protocol.rounds=20")
+    fresh = Provenance(changed=(*changed, "protocol.optimizer.state=fresh"), varied=("partition_seed=null",))
+    kept = Provenance(changed=changed, varied=("partition_seed=null",))
+    names = [store.folder_of(tmp_path, "t", made).name for made in (fresh, kept)]
+    assert names == [
+        "model=lenet5-num_clients=10-size=240-rounds=20-afdefacb",
+        "model=lenet5-num_clients=10-size=240-rounds=20-f1fade39",
     ]
-    assert len({store.folder_of(tmp_path, "t", each) for each in made}) == len(made)
+    long = store.folder_of(tmp_path, "t", Provenance(changed=("method.coalition=" + "1" * 99,))).name
+    assert long.startswith("coalition=111")
+    assert len(long) == 60
+    fits = "a=" + "1" * 58
+    assert store.folder_of(tmp_path, "t", Provenance(changed=(fits,))).name == fits
 
 
-def test_long_names_with_one_beginning_are_two_folders(tmp_path: Path) -> None:
-    """A name that fits stays as it is, so that no folder moves."""
-    long = "a=" + "1" * 149  # three too long behind "t-"
-    names = [store.folder_of(tmp_path, "t", Provenance(changed=(text,))).name for text in (long[:-3], long, long + "2")]
-    assert names[0] == f"t-{long[:-3]}"
-    assert len({*names, store.folder_of(tmp_path, "t", Provenance(changed=(long[:-1] + "3",))).name}) == 4
-    assert {len(name) for name in names} == {150}
-    assert all(name.startswith(f"t-{long[:139]}-") for name in names[1:])
+def test_tables_are_found_by_name_in_order(table: TableResult, tmp_path: Path) -> None:
+    for name in ("t_open", "t/quick", "t"):
+        store.save(tmp_path / "tables" / name, table)
+    assert store.folders(tmp_path) == {name: tmp_path / "tables" / name for name in ("t", "t/quick", "t_open")}
+    assert render.FilledTable.named("t/quick", tmp_path).table.provenance == MADE
 
 
 def test_an_unreadable_table_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "tables" / "x"
     folder.mkdir(parents=True)
-    (folder / "table.json").write_text("{", encoding="utf-8")
-    with pytest.raises(FedbenchError, match=r"table\.json"):
+    (folder / store.ARCHIVE).write_bytes(b"PK")
+    with pytest.raises(FedbenchError, match=r"table\.zip"):
         store.load_table(folder)
