@@ -1,8 +1,8 @@
 """Files that no kill and no damage spoils: atomic writing, a lock on a folder, checksums of what is read back.
 
-Files that are read back stand in a `ChecksummedFolder`, or together in one `Archive`. A reader sees the previous version
-of a file or the new one, whole, whenever the writer is killed. What is written has the permissions of the folder that
-it is in, whatever the umask: who may read there may read it, who may write there may go on with it.
+Files that are read back stand in a `ChecksummedFolder`, or together in one `Archive`. A reader sees the previous
+version of a file or the new one, whole, whenever the writer is killed. What is written has the permissions of the
+folder that it is in, whatever the umask: who may read there may read it, who may write there may go on with it.
 """
 
 from __future__ import annotations

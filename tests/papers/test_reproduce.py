@@ -38,7 +38,7 @@ def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest
     assert run(tmp_path, "seeds=2") == 0
     table = filled(tmp_path)
     cell = table.cell("FedAvg", "Label shift", "acc")
-    rows = store.load_rows(store.folders(tmp_path / "results")["fedcollab_t1"])
+    rows = store.load_rows(store.folders(tmp_path / "results")["fedcollab_t1/smoke-digits"])
     assert cell.seeds == (0, 1)
     assert list(cell.values) == [float(row["score"]) for row in rows if row["row"] == "FedAvg"]
     assert cell.published is not None
@@ -57,7 +57,7 @@ def test_runs_what_is_missing_and_fills_the_table(tmp_path: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "4 finished, 0 failed, 0 to do" in said
     assert "\ncomplete: 2 of 2 cells asked for are in " in said
-    clients = store.load_arrays(store.folders(tmp_path / "results")["fedcollab_t1"], store.CLIENTS)
+    clients = store.load_arrays(store.folders(tmp_path / "results")["fedcollab_t1/smoke-digits"], store.CLIENTS)
     assert sorted(clients) == [f"{row}|Label shift|{seed}" for row in ("FedAvg", "Local") for seed in (0, 1)]
     assert clients["FedAvg|Label shift|1"].mean() == pytest.approx(cell.values[1], rel=1e-6)
 
