@@ -19,7 +19,7 @@ from fedbench import api
 from fedbench.cli.program import main
 from fedbench.core.errors import ConfigError, Damaged, FedbenchError
 from fedbench.papers import store
-from fedbench.runs.run import TEXT
+from fedbench.runs.run import FAMILIES, NUMBERS, TEXT
 
 SHORT = ("protocol.rounds=2", "protocol.local.epochs=1")
 
@@ -203,6 +203,9 @@ def test_the_text_of_a_row_is_named(finished: fedbench.Run) -> None:
     """So that what is read back from a CSV file is what a row has, whatever it looks like."""
     assert {name for name, value in finished.row.items() if isinstance(value, str)} <= {*TEXT}
     assert {*TEXT} - {"precision", "unseen_note"} <= finished.row.keys()
+    numbers = {name for name, value in finished.row.items() if not isinstance(value, (str, bool))}
+    assert {name for name in numbers if not name.startswith(FAMILIES)} <= {*NUMBERS}
+    assert {*NUMBERS} - {"unseen", "acc_best_val", "acc_best_val_pooled"} <= finished.row.keys()
 
 
 @pytest.mark.parametrize("bad", ["method=nope", "dataset", "protocol.rounds=-1", "method.mu=1"])

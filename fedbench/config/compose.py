@@ -86,8 +86,15 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def refuse_mixed(override: Override) -> None:
-    """Refuse `method=[a,b]`, of which Hydra would merge b into a; the error says how each has a run."""
+    """Refuse `method=[a,b]`, of which Hydra would merge b into a, and `~protocol.rounds`; the error says what to do.
+
+    Without its key a setting would be one that neither the YAML nor the run's label names.
+    """
+    from hydra.core.override_parser.types import OverrideType
+
     key, value = str(override.key_or_group), override.value()
+    if override.type == OverrideType.DEL and key.partition(".")[0] in (*groups.REGISTRIES, *groups.SCHEMAS):
+        raise ConfigError(f"~{key} would leave {key} to a value that nothing shows; write {key}=VALUE (or =null)")
     if key.partition("/")[0] in (*groups.REGISTRIES, *groups.SCHEMAS) and isinstance(value, list) and len(value) > 1:
         names = ",".join(map(str, value))
         raise ConfigError(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gzip
 import hashlib
 import http.client
+import logging
 import os
 import shutil
 import stat
@@ -253,6 +255,8 @@ def _unsafe(archive: Path, name: str, reason: str) -> DataCorrupt:
 
 
 DATA_VARIABLE = "FEDBENCH_DATA"
+log = logging.getLogger("fedbench")
+
 DOWNLOADS = "downloads"  # folder of a root that holds archives until they are unpacked
 
 
@@ -290,6 +294,11 @@ class Part:
                 make_folder(target.parent)
                 path.replace(target)
                 settle(target)
+
+
+@functools.cache
+def _say(line: str) -> None:
+    log.warning("%s", line)
 
 
 @dataclass(frozen=True)
@@ -376,6 +385,8 @@ class FileSource(DataSource):
             state = self.state()
             looked = ", ".join(state.looked)
             raise DataMissing(f"data set '{self.name}' is in none of: {looked}; to get it, {state.how}")
+        if self.root and not files[0].is_relative_to(Path(self.root).expanduser()):
+            _say(f"dataset.root={self.root} has not the files of {self.name}; those in {files[0].parent} are used")
         return cached_arrays(self._key(files), lambda: self._checked(files, report))
 
     @property

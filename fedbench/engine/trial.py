@@ -1,19 +1,26 @@
-"""One step before the run: what a method refuses is refused before anything is trained."""
+"""Some steps before the run: what a method refuses, or cannot train on, is refused before anything is trained."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from fedbench.core import rng, trees
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.engine.contract import Client, Clock, Stage
 from fedbench.engine.looped import LoopedTrainer
 from fedbench.engine.method import Method
-from fedbench.engine.setup import Drawn, Setup, drawn
+from fedbench.engine.setup import BatchSource, Drawn, Setup, drawn
 from fedbench.engine.trainer import by_kind
+from fedbench.models.layers import BatchNorm
 
 
 @torch.no_grad()
@@ -27,7 +34,7 @@ def check_hooks(setup: Setup) -> None:
         ConfigError, UnknownName: a hook refuses the config.
     """
     try:
-        _step(setup)
+        _step(setup, Clock(0, setup.protocol.rounds), setup.population.sizes, _one_step)
     except (ConfigError, UnknownName):
         raise
     except Exception:  # noqa: BLE001 - the run tells it, with its round and client
@@ -38,14 +45,59 @@ def check_hooks(setup: Setup) -> None:
             check_hooks(replace(setup, method=inner, parts=parts))
 
 
-def _step(setup: Setup) -> None:
-    clock, sizes, kind_of = Clock(0, setup.protocol.rounds), setup.population.sizes, setup.task.kind_of(setup.everyone)
-    smallest = sizes.argsort()
+@torch.no_grad()
+def check_cuts(setup: Setup) -> None:
+    """Refuse a mini-batch of which a method takes parts so small that batch normalisation gets a single value.
+
+    The normalised value then says nothing of the sample: torch refuses it where nothing is masked. The client whose
+    last batch is the shortest takes a step on it, in the first round and in the second, as methods begin otherwise.
+
+    Raises:
+        ConfigError: names the method and the batch.
+    """
+    if not setup.task.buffers:
+        return
+    local, sizes = setup.protocol.local, setup.population.sizes
+    shortest = torch.where(sizes % local.batch_size > 0, sizes % local.batch_size, local.batch_size)
+    lasts = torch.full_like(sizes, local.batch_size) if local.drop_last else shortest
+    for number in range(2):
+        with _normalised() as counts, suppress(Exception):  # the run tells it, unless it is what is looked for
+            _step(setup, Clock(number, setup.protocol.rounds), lasts, _shortest)
+        if 1 in counts:
+            short = f"of a mini-batch of {int(lasts.min())} (protocol.local.batch_size={local.batch_size})"
+            raise ConfigError(
+                f"{type(setup.method).__name__} trains on parts {short}, of which batch normalisation gets a single "
+                "value; use a model without it, another batch size, protocol.local.drop_last=true, or a partition "
+                "with larger clients"
+            )
+
+
+@contextmanager
+def _normalised() -> Iterator[list[int]]:
+    """Give the values a channel of each batch normalisation that this thread trains with, as they come."""
+    counts, here = list[int](), threading.get_ident()
+
+    def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, BatchNorm) and module.training and threading.get_ident() == here:
+            x: Tensor = inputs[0]
+            samples = len(x) if module.mask is None else int(module.mask.sum())
+            counts.append(samples * math.prod(x.shape[2:]))
+
+    hook = nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        yield counts
+    finally:
+        hook.remove()
+
+
+def _step(setup: Setup, clock: Clock, order: Tensor, source: BatchSource) -> None:
+    """Train the first client of each kind by `order` [N] on the batches of `source`, and forget it."""
+    smallest, kind_of = order.argsort(), setup.task.kind_of(setup.everyone)
     ids = torch.stack([smallest[kind_of[smallest] == kind][0] for kind in kind_of.unique()]).sort().values
     server, memory = setup.method.init(setup.task, setup.population, rng.torch_rng(setup.seed, "init"))
     server, memory = (setup.federation.placed(tree) for tree in (server, trees.take(memory, ids)))
     cohort = setup.cohort(ids, clock)
-    trainer = by_kind(setup, [LoopedTrainer(replace(kind, source=_one_step)) for kind in setup.kinds])
+    trainer = by_kind(setup, [LoopedTrainer(replace(kind, source=source)) for kind in setup.kinds])
     outcome = trainer.train(ids, setup.method.send(server, cohort), trees.clone(memory), clock)
     setup.method.aggregate(server, outcome.uploads, cohort)
 
@@ -53,3 +105,9 @@ def _step(setup: Setup) -> None:
 def _one_step(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
     order, noise = drawn(setup, client, stage, view, purpose)
     return order.cut(0, 1), {name: leaf[:1] for name, leaf in noise.items()}
+
+
+def _shortest(setup: Setup, client: int, stage: Stage, view: Client, purpose: str) -> Drawn:
+    order, noise = drawn(setup, client, stage, view, purpose)
+    place = order.sizes.index(min(order.sizes)) if len(order) else 0
+    return order.cut(place, place + 1), {name: leaf[place : place + 1] for name, leaf in noise.items()}

@@ -11,7 +11,7 @@ import numpy as np
 from fedbench.config.fields import Registry
 from fedbench.core.errors import ConfigError, unknown
 from fedbench.metrics import improvement
-from fedbench.runs.run import Run, reaches
+from fedbench.runs.run import FAMILIES, NUMBERS, Run, reaches
 
 WORDS = {  # columns of a result row, for a reader
     "score": "accuracy by the protocol's rule, percent",
@@ -63,6 +63,15 @@ class Result(Measure):
 
     def value(self, run: Run, baseline: Run | None) -> float:
         return self.factor * run.column(self.column)
+
+    def check(self) -> None:
+        """Refuse a column that no run has.
+
+        Raises:
+            UnknownName: with the nearest that there are.
+        """
+        if self.column not in NUMBERS and not self.column.startswith(FAMILIES):
+            raise unknown("result column", self.column, NUMBERS)
 
     @property
     def reads_local(self) -> bool:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,7 @@ def make(table: TableSpec, selection: Selection, stored: StoredTable | None = No
     """Compose the cells of `table` that are selected or `stored`; nothing is trained or loaded.
 
     Raises:
-        UnknownName: no such scale.
+        UnknownName: no such scale, measure, or column of a result.
         ConfigError: the table's own overrides do not compose, or those of the selection.
     """
     seeds = selection.seeds or tuple(range(load_scale(selection.scale).seeds or table.seeds))
@@ -244,6 +245,10 @@ def make(table: TableSpec, selection: Selection, stored: StoredTable | None = No
         for column in table.columns
     ]
     _check_names_of_data(cells)
+    for cell, metric in product(cells, table.metrics):
+        measure = measures.build(metric.measured(cell.row, cell.column))
+        if isinstance(measure, measures.Result) and not cell.row.study:  # whose rows have columns of their own
+            measure.check()
     return Plan(table, provenance(table, selection), tuple(cells), seeds, stored)
 
 

@@ -154,6 +154,7 @@ class Finding:
 # Columns: paper, table, dataset, partition, method, metric, mean, std (empty: none printed), and setting (what else a
 # value depends on, as "lambda=0.05" or "model=simple_cnn baseline=FedAvg"; empty: nothing).
 
+ACCURACY = ("acc", "score")  # metrics that are the protocol's accuracy where nothing else is said
 FILE = Path(__file__).with_name("published.csv")
 FILTERS = ("dataset", "partition", "method", "metric", "setting")
 
@@ -320,10 +321,17 @@ def content_of(group: str, name: str) -> dict[str, Any]:
 
     Raises:
         UnknownName: there is no such file.
+        ConfigError: it has the name of another.
     """
     from omegaconf import OmegaConf
 
-    return cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(groups.file_of(group, name)), resolve=True))
+    file = groups.file_of(group, name)
+    content = cast("dict[str, Any]", OmegaConf.to_container(groups.load_yaml(file), resolve=True))
+    if (said := content.get("name", name)) != name:
+        raise ConfigError(
+            f"{file}: its name is {said!r}, so its results would go where those of {said} are; write {name}"
+        )
+    return content
 
 
 def load(name: str) -> TableSpec:
@@ -331,9 +339,19 @@ def load(name: str) -> TableSpec:
 
     Raises:
         UnknownName: no such table, a key that does not exist, or a group of rows that are not there.
-        ConfigError: a value of the wrong type.
+        ConfigError: a value of the wrong type, or a metric of which nothing says what it is.
     """
-    spec = parse(content_of("table", name))
+    content = content_of("table", name)
+    spec = parse(content)
+    for metric, entry in zip(spec.metrics, content["metrics"], strict=True):
+        told = entry.get("measure") or any(
+            all(metric.name in line.measures for line in lines) for lines in (spec.columns, spec.rows)
+        )
+        if metric.name not in ACCURACY and not told:
+            raise ConfigError(
+                f"table '{name}': metric '{metric.name}' says no measure, and would be the accuracy; add measure: "
+                f"{{name: result, column: {metric.name}}}, or what else it is"
+            )
     labels = [row.label for row in spec.rows]
     for group, patterns in spec.groups.items():
         for pattern in patterns:

@@ -25,7 +25,7 @@ from fedbench.engine.recording import Arrays, check
 from fedbench.engine.setup import Setup, assemble
 from fedbench.engine.simulation import Newcomers, Simulation, State, Unseen
 from fedbench.engine.trainer import Engine, Trainer, by_kind
-from fedbench.engine.trial import check_hooks
+from fedbench.engine.trial import check_cuts, check_hooks
 from fedbench.metrics import Floats, fairness
 from fedbench.plots.runs import partition_svg
 from fedbench.runs import fingerprint
@@ -218,6 +218,7 @@ def experiment(
     check_rounds(run, setup)
     if _status(run, folder) == "new":
         check_hooks(setup)
+        check_cuts(setup)
     newcomers = Newcomers(whole, setup) if run.protocol.unseen else None
 
     # What the result is compared with.

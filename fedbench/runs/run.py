@@ -436,6 +436,13 @@ TEXT = (  # columns of a row that are text, whatever they look like
     *("report", "average", "test_set", "data", "scored", "precision", "code", "unseen_note", "commit"),
     *("version_fedbench", "version_python", "version_torch", "version_numpy"),
 )
+NUMBERS = (  # those that are numbers; of the families, what comes after depends on the run
+    *("seed", "clients", "of_clients", "clients_ipr", "rounds", "report_first", "report_last"),
+    *("score", "acc", "acc_pooled", "ipr", "rsd", "bytes_up", "bytes_down", "bytes_up_prepare", "bytes_down_prepare"),
+    *(f"acc_{rule}{way}" for rule in RULES for way in ("", "_pooled")),
+    "unseen",
+)
+FAMILIES = ("acc_on_", "acc_of_", "acc_unseen_", "clients_on_", "nll_on_", "ece_on_", "seconds_")
 
 
 def client_rows(

@@ -126,9 +126,11 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
     """Print all rows of a sweep, a table for each setting; what failed still counts as a value that was swept."""
     named = zip(outcomes, variants([outcome.overrides for outcome in outcomes]), strict=True)
     keys = {key.removeprefix("protocol.") for key in swept(outcomes)}
+    choices = _choices(outcomes)
     rows = [
         {
             **outcome.row,
+            **{group: outcome.overrides[group] for group in choices if group in outcome.overrides},
             "protocol": _without(keys, str(outcome.row.get("protocol") or "")),
             "variant": variant,
             "code_changed": outcome.code_changed,
@@ -139,6 +141,17 @@ def _compare(outcomes: Sequence[JobOutcome]) -> None:
     # In a notebook rich would show it beside standard output, to which alone Python's `sweep` can be deaf.
     console = Output() if sys.stdout.isatty() else Output(width=120, force_jupyter=False)
     console.print(comparison_table(rows, console.width))
+
+
+def _choices(outcomes: Sequence[JobOutcome]) -> list[str]:
+    """Return the groups of which two options have one label, as a YAML's without `preset:` is that of its base."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for outcome in (each for each in outcomes if each.row is not None):
+        for group in ("method", "dataset", "partition", "model"):
+            if group in outcome.overrides:
+                label = str((outcome.row or {}).get(group))
+                found.setdefault((group, label), set()).add(outcome.overrides[group])
+    return list(dict.fromkeys(group for (group, _), options in found.items() if len(options) > 1))
 
 
 def _without(keys: Collection[str], protocol: str) -> str:

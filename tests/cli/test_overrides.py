@@ -184,3 +184,10 @@ def test_key_is_stable_over_the_order_of_keys(toy: Path) -> None:
     backwards = {key: run.plain[key] for key in reversed(list(run.plain))}
     backwards["protocol"] = {key: run.plain["protocol"][key] for key in reversed(list(run.plain["protocol"]))}
     assert run_key(from_plain(backwards)) == run_key(run)
+
+
+@pytest.mark.parametrize("key", ["protocol.rounds", "method.name", "partition.alpha", "hardware.device"])
+def test_a_key_is_not_taken_away(key: str) -> None:
+    """What stays would be a default of the code, which neither the YAML nor the label of the run names."""
+    with pytest.raises(ConfigError, match=rf"^~{key} would leave {key} to a value that nothing shows; write"):
+        compose.compose(["method=fedavg", "partition=dir0.1", f"~{key}"])

@@ -107,6 +107,20 @@ def test_a_swept_key_of_the_protocol_names_rows_of_one_table(capsys: pytest.Capt
     assert re.search(r"fedavg protocol.optimizer.lr=0.1 .*\n.*fedavg protocol.optimizer.lr=0.01 ", text)
 
 
+def test_two_options_of_one_label_are_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a method's YAML without `preset:`, whose label is that of its base: their mean is of no method."""
+    rows = [("fedprox", "fedprox", 50.0), ("mine", "fedprox", 60.0), ("fedavg", "fedavg", 70.0)]
+    outcomes = [
+        JobOutcome({"method": option, "seed": str(seed)}, {"method": label, "seed": seed, "acc": acc + seed})
+        for option, label, acc in rows
+        for seed in (0, 1)
+    ]
+    _compare(outcomes)
+    text = capsys.readouterr().out
+    for option, _, acc in rows:
+        assert re.search(rf"{option} +│ +2 │ {acc + 0.5:.2f} ± 0.71 ", text)
+
+
 @pytest.mark.slow
 def test_sweep_over_methods_gives_each_its_own_keys(
     toy: Path, executed: FakeRunner, capsys: pytest.CaptureFixture[str]

@@ -45,11 +45,15 @@ def test_fashion_mnist_reads_idx_files_wherever_they_lie(tmp_path, folder, suffi
         np.testing.assert_array_equal(data.y, np.concatenate([train_y, test_y]))
 
 
-def test_the_root_of_the_config_comes_before_the_environment(tmp_path):
+def test_the_root_of_the_config_comes_before_the_environment(tmp_path, caplog):
+    """Files elsewhere are told of, as a root is meant."""
     write_fashion(tmp_path / "data" / "fashion_mnist", train=20)
     write_fashion(tmp_path / "root", train=30)
     assert load("fashion_mnist", tmp_path / "root").num_train == 30
+    assert not caplog.records
     assert load("fashion_mnist", tmp_path / "nowhere").num_train == 20
+    said = f"dataset.root={tmp_path / 'nowhere'} has not the files of fashion_mnist; those in {tmp_path / 'data'}"
+    assert [record.getMessage() for record in caplog.records] == [f"{said}/fashion_mnist are used"]
 
 
 def test_idx_of_any_rank(tmp_path):

@@ -12,10 +12,11 @@ import pytest
 
 from fedbench.config import groups
 from fedbench.config.compose import compose
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import ConfigError, FedbenchError
 from fedbench.engine.simulation import Simulation
+from fedbench.engine.trial import check_cuts
 from fedbench.runs.config import resolve
-from fedbench.runs.execution import execute
+from fedbench.runs.execution import build, execute
 from tests.helpers.tiers import tiered
 from tests.runs.test_kinds_run import TWO
 
@@ -78,3 +79,38 @@ def test_a_rule_of_a_method_inside_another_or_of_a_preparation_counts(
 ) -> None:
     monkeypatch.setattr(Simulation, "begin", lambda _: pytest.fail("it began"))
     assert reason in refused(tmp_path, *SMALL, *chosen)
+
+
+DEEP = [
+    *("dataset=synthetic", "dataset.channels=3", "dataset.size=32", "dataset.train=16", "dataset.test=4"),
+    *("partition=homo", "partition.num_clients=2", "model=resnet18", "model.pretrained=false", "protocol=quick"),
+    *("hardware=cpu", "protocol.rounds=1", "protocol.local.epochs=1", "progress=none"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "batch", "refuses"),
+    [
+        ("fedala", 2, True),  # once it has a model, it learns its weights from 80 % of a batch, of one sample here
+        ("fedala", 5, False),  # of three samples from two
+        ("perfedavg", 2, True),  # halves
+        ("perfedavg", 4, False),
+        ("perfedavg", 5, True),  # the last batch has three samples, and its second half one
+        ("fedavg", 2, False),
+    ],
+)
+def test_a_batch_that_a_method_cuts_to_one_sample_is_no_batch_to_normalise(
+    method: str, batch: int, refuses: bool
+) -> None:
+    """Where the deepest map has one place, its normalised value is the bias, whatever the sample."""
+    chosen = [f"method={method}", f"protocol.local.batch_size={batch}"]
+    setup = build(resolve(compose([*DEEP, *chosen])))
+    if refuses:
+        short = int(min(n % batch or batch for n in setup.population.sizes.tolist()))
+        expected = (
+            rf"of a mini-batch of {short} \(protocol.local.batch_size={batch}\), of which batch normalisation gets"
+        )
+        with pytest.raises(ConfigError, match=expected):
+            check_cuts(setup)
+    else:
+        check_cuts(setup)

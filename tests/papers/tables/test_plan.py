@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from fedbench.cli import program
+from fedbench.config import groups
 from fedbench.config.messages import INCOMPLETE, OK
 from fedbench.core.errors import ConfigError, UnknownName
 from fedbench.papers import plan, reproduce, spec, store
@@ -171,6 +173,44 @@ def test_rows_and_columns_by_label_or_number() -> None:
 def test_a_wrong_table_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((UnknownName, ConfigError), match=message):
         table(**changes)
+
+
+def test_a_table_s_file_says_its_own_name_and_what_each_metric_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy would fill the other table's folder; and `ipr` would be a column of accuracies."""
+    base = {"title": "T", "paper": "", "table": "", "rows": [{"label": "FedAvg"}], "columns": [{"label": "c"}]}
+    cases = [
+        ({"name": "other", "metrics": [{"name": "acc"}]}, r"mine.yaml: its name is 'other', .*; write mine$"),
+        *(
+            ({"name": "mine", "metrics": [{"name": "acc"}, {"name": name}]}, rf"metric '{name}' says no measure")
+            for name in ("ipr", "rsd", "accu")
+        ),
+        (
+            {
+                "name": "mine",
+                "metrics": [{"name": "acc"}, {"name": "ipr", "measure": {"name": "result", "column": "ipr"}}],
+            },
+            "",
+        ),
+    ]
+    monkeypatch.setattr(groups, "file_of", lambda _, name: tmp_path / f"{name}.yaml")
+    for content, message in cases:
+        (tmp_path / "mine.yaml").write_text(OmegaConf.to_yaml({**base, **content}))
+        if message:
+            with pytest.raises(ConfigError, match=message):
+                spec.load("mine")
+        else:
+            assert [each.name for each in spec.load("mine").metrics] == ["acc", "ipr"]
+
+
+@pytest.mark.parametrize("column", ["rds", "acc_on", "accuracy"])
+def test_a_column_that_no_result_has_is_refused_before_anything_runs(column: str, tmp_path: Path) -> None:
+    metrics = [{"name": "acc", "measure": {"name": "result", "column": column}}]
+    with pytest.raises(UnknownName, match=rf"result column '{column}'"):
+        plan.make(table(metrics=metrics), selection(tmp_path))
+    for known in ("rsd", "acc_on_val", "acc_of_image", "seconds_train", "clients_ipr"):
+        plan.make(table(metrics=[{"name": "acc", "measure": {"name": "result", "column": known}}]), selection(tmp_path))
 
 
 def test_missing_imagenet_weights_are_a_reason_too(tmp_path: Path) -> None:
