@@ -131,9 +131,14 @@ def weighted(correct: NDArray[Any], total: NDArray[Any], shares: NDArray[Any]) -
 class Fairness:
     """Gains over Local."""
 
-    gains: Floats  # [N] percent points; nan where either accuracy is unknown
+    gains: Floats  # [N] percent points, 0 for a tie; nan where either accuracy is unknown
     ipr: float  # percent of clients
     rsd: float  # percent points
+
+    @property
+    def clients(self) -> int:
+        """Those with a gain."""
+        return int(np.isfinite(self.gains).sum())
 
 
 def fairness(accuracy: Floats, local: Floats) -> Fairness:
@@ -149,9 +154,10 @@ def fairness(accuracy: Floats, local: Floats) -> Fairness:
         raise ValueError(f"fairness compares client by client, got {accuracy.shape} and {local.shape}")
     gains = accuracy - local
     known = gains[~np.isnan(gains)]
+    told = 100 * np.where(np.abs(gains) <= TIE, 0.0, gains)  # so that who counts gains above 0 finds the IPR
     if not len(known):
-        return Fairness(100 * gains, float("nan"), float("nan"))
-    return Fairness(100 * gains, 100 * float((known > TIE).mean()), 100 * float(known.std(ddof=0)))
+        return Fairness(told, float("nan"), float("nan"))
+    return Fairness(told, 100 * float((known > TIE).mean()), 100 * float(known.std(ddof=0)))
 
 
 # Which clients a mean hides: fractions [N] of one run, client by client; nan where a client has no test sample.

@@ -433,7 +433,7 @@ def compared(run: RunConfig, folder: RunFolder) -> dict[str, Any]:
             {**row, "acc_local": 100 * float(own), "gain": float(gain)}
             for row, own, gain in zip(Run(folder.path).client_rows, local, fair.gains, strict=True)
         ]
-        row = {**folder.result(), "ipr": fair.ipr, "rsd": fair.rsd, "local_key": key}
+        row = {**folder.result(), "ipr": fair.ipr, "rsd": fair.rsd, "local_key": key, "clients_ipr": fair.clients}
         files_of(folder.path).write({CLIENTS: as_csv(clients), RESULT: as_json(row)})
     return folder.result()
 

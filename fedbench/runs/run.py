@@ -21,7 +21,6 @@ from fedbench.core.errors import ConfigError, FedbenchError, unknown
 from fedbench.engine.history import COMMON, VALIDATION, History, Labels, seconds_columns
 from fedbench.metrics import (
     RULES,
-    TIE,
     Floats,
     Reported,
     TimeToAccuracy,
@@ -411,7 +410,7 @@ def summarise(
         "ipr": float("nan") if fair is None else fair.ipr,
         "rsd": float("nan") if fair is None else fair.rsd,
         "local_key": local_key,
-        "clients_ipr": None if fair is None else int(np.isfinite(fair.gains).sum()),
+        "clients_ipr": None if fair is None else fair.clients,
     }
     validated = (VALIDATION,) if history.having(VALIDATION) else ()
     for test_set in (*history.test_sets(), *validated):
@@ -463,7 +462,6 @@ def client_rows(
     accuracy = reported.tally.accuracy()
     reference = np.full_like(accuracy, np.nan) if local is None else local
     gains = fairness(accuracy, reference).gains
-    gains = np.where(np.abs(gains) <= 100 * TIE, 0.0, gains)  # so that a tie is no gain to whoever counts the file's
     order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     return [
         {"client": index}
